@@ -1,0 +1,1 @@
+"""The posterior interface and what all methods stand on."""

@@ -1,0 +1,30 @@
+"""The errors that Credo raises itself, and the wording they share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CredoError(Exception):
+    """Base of all errors that are Credo's own."""
+
+
+class UnsupportedModelError(CredoError, ValueError):
+    """The network cannot be used as asked; the message lists every problem found."""
+
+
+class NonFiniteError(CredoError, ArithmeticError):
+    """A loss or gradient became NaN or infinite; parameters still hold the last good values."""
+
+
+class FileFormatError(CredoError, ValueError):
+    """A saved file is truncated, changed, of another version, or of another architecture."""
+
+
+def unknown(kind: str, given: str, possible: Iterable[str]) -> str:
+    """Message for a name that does not exist: what was given, the nearest valid one, all that is possible."""
+    names = sorted(possible)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Unknown {kind} {given!r}.{hint} Possible: {', '.join(names)}."

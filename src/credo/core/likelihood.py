@@ -1,0 +1,159 @@
+"""Likelihoods: how a network's outputs become a distribution over targets."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo.core.errors import unknown
+from credo.core.weights import inverse_softplus_number
+
+MIN_STD = 1e-4
+
+
+class Likelihood(nn.Module, ABC):
+    """Distribution of a target given one network's outputs."""
+
+    task: str
+
+    @abstractmethod
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Negative log-likelihood in nats: mean over examples, summed over the parts of one target."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """JSON-able description from which `make_likelihood` builds the same likelihood."""
+
+
+class ClassLikelihood(Likelihood, ABC):
+    """Likelihoods of one class out of several."""
+
+    task = "classification"
+
+    @abstractmethod
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """log probabilities [..., classes] from outputs of one or several draws."""
+
+
+class Categorical(ClassLikelihood):
+    """One of several classes; outputs are logits [batch, classes] (or [batch, positions, classes])."""
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean cross-entropy."""
+        if y.shape != outputs.shape[:-1] or y.dtype.is_floating_point:
+            raise ValueError(
+                f"Labels must be integers of shape {list(outputs.shape[:-1])} for outputs of shape "
+                f"{list(outputs.shape)}; got {y.dtype} of shape {list(y.shape)}."
+            )
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten().long())
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """log softmax."""
+        return F.log_softmax(outputs, dim=-1)
+
+    def config(self) -> dict[str, Any]:
+        """Kind."""
+        return {"kind": "categorical"}
+
+
+class Bernoulli(ClassLikelihood):
+    """Yes or no; outputs are one logit each, [batch] or [batch, 1], targets 0 or 1."""
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean binary cross-entropy."""
+        logits = _one_logit(outputs)
+        if y.numel() != logits.numel():
+            raise ValueError(f"Bernoulli: {logits.numel()} logits for targets of shape {list(y.shape)}.")
+        return F.binary_cross_entropy_with_logits(logits, y.reshape(logits.shape).to(logits.dtype))
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """log probabilities of no and yes, [..., 2]."""
+        logits = outputs.squeeze(-1) if outputs.dim() > 1 and outputs.shape[-1] == 1 else outputs
+        return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
+
+    def config(self) -> dict[str, Any]:
+        """Kind."""
+        return {"kind": "bernoulli"}
+
+
+def _one_logit(outputs: Tensor) -> Tensor:
+    if outputs.dim() == 1:
+        return outputs
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        return outputs[:, 0]
+    raise ValueError(f"Bernoulli needs outputs [batch] or [batch, 1], got {list(outputs.shape)}.")
+
+
+class GaussianNoise(Likelihood):
+    """Real targets with Gaussian noise.
+
+    `std` fixes the noise, or is where it starts when `learn=True` (one value shared by all outputs, trained as a
+    point estimate with the network). `heteroscedastic=True` reads it off the network: outputs [batch, 2·targets], the
+    first half means, the second half through softplus the standard deviations.
+    """
+
+    task = "regression"
+
+    def __init__(self, std: float = 1.0, *, learn: bool = False, heteroscedastic: bool = False) -> None:
+        super().__init__()
+        if not (math.isfinite(std) and std > 0):
+            raise ValueError(f"std={std} must be positive.")
+        if learn and heteroscedastic:
+            raise ValueError("learn and heteroscedastic exclude each other: the network gives the noise already.")
+        self.learn, self.heteroscedastic = learn, heteroscedastic
+        rho = torch.tensor(inverse_softplus_number(std))
+        self.noise_rho = nn.Parameter(rho, requires_grad=learn)
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the target, each [..., targets]."""
+        if not self.heteroscedastic:
+            return outputs, (F.softplus(self.noise_rho) + 0.0).expand_as(outputs)
+        if outputs.shape[-1] % 2:
+            raise ValueError(f"Heteroscedastic noise needs an even number of outputs, got {outputs.shape[-1]}.")
+        mean, raw = outputs.chunk(2, dim=-1)
+        return mean, F.softplus(raw) + MIN_STD
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean over examples of −Σ log N(y; mean, std²)."""
+        mean, std = self.moments(outputs)
+        if y.shape != mean.shape:
+            raise ValueError(
+                f"Targets of shape {list(y.shape)} for predicted means of shape {list(mean.shape)}: they must be equal "
+                "(broadcasting would silently compare every example with every other)."
+            )
+        each = 0.5 * ((y - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)
+        return each.sum() / max(len(y), 1)
+
+    def config(self) -> dict[str, Any]:
+        """Kind and how the noise is found; a learned value is saved with the tensors."""
+        std = float(F.softplus(self.noise_rho.detach()))
+        return {"kind": "gaussian", "std": std, "learn": self.learn, "heteroscedastic": self.heteroscedastic}
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "gaussian": GaussianNoise,
+}
+
+
+def make_likelihood(given: Likelihood | Mapping[str, Any] | str | None) -> Likelihood:
+    """A likelihood from itself, its name, or its description (`{"kind": "gaussian", "std": 0.1}`)."""
+    if given is None:
+        return Categorical()
+    if isinstance(given, Likelihood):
+        return given
+    options = {"kind": given} if isinstance(given, str) else dict(given)
+    kind = options.pop("kind", "categorical")
+    if kind not in LIKELIHOODS:
+        raise ValueError(unknown("likelihood", str(kind), LIKELIHOODS))
+    try:
+        return LIKELIHOODS[kind](**options)
+    except TypeError as error:
+        raise ValueError(f"Likelihood {kind!r}: {error}.") from error

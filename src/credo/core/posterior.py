@@ -1,0 +1,157 @@
+"""The interface of all methods: a module around an untouched network that draws, steps and predicts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.weights import Draw, aliases, check_model, substituted
+
+Nll = Callable[[nn.Module], Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one step minimised: loss = nll + penalty.
+
+    `nll` is a mean over examples, `penalty` the prior's share (temperature·weight·KL/data_size for a variational
+    method, −log p(w)/data_size for a point estimate), `kl` the KL itself in nats, None where there is none.
+    """
+
+    loss: float
+    nll: float
+    penalty: float = 0.0
+    kl: float | None = None
+
+
+class Posterior(nn.Module, ABC):
+    """A distribution over the weights of `model`, whose own parameters are its mean (or the point weights).
+
+    Owns its random generator: nothing reads or reseeds the global one. `lr_scale` multiplies every learning rate, for
+    schedules; `steps` counts updates. Both the generator's state and the optimiser's are part of `state_dict()`.
+    """
+
+    model: nn.Module
+    likelihood: Likelihood
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_model(model)
+        if isinstance(data_size, bool) or int(data_size) != data_size or data_size < 1:
+            raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
+        self.model = model
+        self.likelihood = make_likelihood(likelihood)
+        self.data_size = int(data_size)
+        self.seed = int(seed)
+        self.steps = 0
+        self.lr_scale = 1.0
+        self._aliases = aliases(model)
+        self._generator = torch.Generator(self.device).manual_seed(self.seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        tensor = next(self.model.parameters(), None)
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The source of all of this posterior's randomness, on the network's device."""
+        if self._generator.device.type != self.device.type:
+            self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        return self._generator
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """While open, randomness comes from a generator of its own: evaluating never changes training."""
+        before = self.generator
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        try:
+            yield
+        finally:
+            self._generator = before
+
+    @abstractmethod
+    def draw(self) -> dict[str, Tensor]:
+        """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
+
+    def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
+        for _ in range(count):
+            yield self.draw()
+
+    def noise(self) -> AbstractContextManager[None]:
+        """Activation noise that belongs to a pass while open; none by default."""
+        return nullcontext()
+
+    @contextmanager
+    def sampled(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+        """The network as one draw (a fresh one unless given), for any use inside; undone on exit."""
+        weights = self.draw() if draw is None else draw
+        with substituted(self.model, weights, self._aliases), self.noise():
+            yield self.model
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """One stochastic pass."""
+        with self.sampled() as net:
+            return net(*inputs, **options)
+
+    @abstractmethod
+    def step(self, nll: Nll) -> Terms:
+        """One update. `nll(net)` gives the batch's *mean* negative log-likelihood and may be called several times."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior."""
+
+    def _use(self, part: Posterior) -> None:
+        """Take the network and likelihood of a part as this posterior's own, without registering them twice."""
+        for name in ("model", "likelihood"):
+            self._modules.pop(name, None)
+            self.__dict__[name] = getattr(part, name)
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        return None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What continuing needs beyond tensors by name: generator, step count, optimiser."""
+        optimizer = self._optimizer()
+        return {
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+            "optimizer": optimizer.state_dict() if optimizer else None,
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue exactly where `get_extra_state` was called."""
+        self.generator.set_state(state["generator"].cpu())
+        self.steps = int(state["steps"])
+        optimizer = self._optimizer()
+        if optimizer and state["optimizer"] is not None:
+            optimizer.load_state_dict(state["optimizer"])
+
+
+class GaussianPosterior(Posterior, ABC):
+    """A posterior that is Gaussian and independent for each random weight."""
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means of the random parameters, by name; detached copies share no memory with the network."""
+
+    @abstractmethod
+    def std(self) -> dict[str, Tensor]:
+        """Posterior standard deviations of the random parameters, by name."""

@@ -1,0 +1,263 @@
+"""Priors over weights: what one believes before the data. All values are sums in nats over the entries given."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import unknown
+from credo.core.weights import Layout
+
+Value = float | Tensor | Mapping[str, float | Tensor]
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Prior(nn.Module, ABC):
+    """A distribution over the flat vector of random weights.
+
+    A module, so that tensor-valued means and scales move with the device and are saved with the posterior.
+    """
+
+    def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
+        """This prior for the vector that `layout` describes; values given by name become vectors (copies)."""
+        return self
+
+    @abstractmethod
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """log p(weights), summed."""
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
+        """KL(N(mean, std²) ‖ prior), summed; None where it has no closed form."""
+        return None
+
+    @property
+    @abstractmethod
+    def std(self) -> float | Tensor:
+        """Standard deviation of the prior, the natural scale of initial weights."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """JSON-able description from which `make_prior` builds the same prior (tensors are saved apart)."""
+
+
+class _Located(Prior):
+    """Priors with a mean and a positive scale, each a number, a vector, or values by name glob."""
+
+    kind: str
+
+    def __init__(self, mean: Value = 0.0, scale: Value = 1.0) -> None:
+        super().__init__()
+        self._given = {"mean": mean, "scale": scale}
+        for key, value in self._given.items():
+            _check_value(key, value, positive=key == "scale")
+            setattr(self, f"_{key}", None if isinstance(value, Mapping | Tensor) else float(value))
+            tensor = value.detach().clone() if isinstance(value, Tensor) else None
+            self.register_buffer(f"{key}_vector", tensor)
+
+    def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
+        """A copy whose values by name have become vectors; nothing is shared with the tensors given."""
+        if not any(isinstance(value, Mapping) for value in self._given.values()):
+            for key in self._given:
+                vector = getattr(self, f"{key}_vector")
+                if vector is not None and vector.shape != (layout.size,):
+                    raise ValueError(
+                        f"The prior's {key} has shape {list(vector.shape)}, but {layout.size} weights are random; "
+                        "give one number or a dict from parameter names (or globs) to tensors."
+                    )
+            return self.to(device)
+        filled = {key: layout.fill(value, what=f"The prior's {key}") for key, value in self._given.items()}
+        return type(self)(filled["mean"], filled["scale"]).to(device)
+
+    @property
+    def mean(self) -> float | Tensor:
+        """Where the prior is centred."""
+        return self._read("mean")
+
+    @property
+    def scale(self) -> float | Tensor:
+        """The scale parameter: a Gaussian's standard deviation, a Laplace's b."""
+        return self._read("scale")
+
+    def _read(self, key: str) -> float | Tensor:
+        number: float | None = getattr(self, f"_{key}")
+        vector: Tensor | None = getattr(self, f"{key}_vector")
+        if vector is None and number is None:
+            raise RuntimeError("This prior has values by name: bind it to a layout first (a posterior does).")
+        return number if number is not None else vector  # type: ignore[return-value]
+
+    def config(self) -> dict[str, Any]:
+        """Numbers as they are; a vector as its length."""
+        values = {key: self._read(key) for key in ("mean", "scale")}
+        described = {k: {"entries": v.numel()} if isinstance(v, Tensor) else v for k, v in values.items()}
+        return {"kind": self.kind, "mean": described["mean"], _SCALE_NAMES[self.kind]: described["scale"]}
+
+
+class Gaussian(_Located):
+    """N(mean, std²) independently for every weight."""
+
+    kind = "gaussian"
+
+    def __init__(self, mean: Value = 0.0, std: Value = 1.0) -> None:
+        super().__init__(mean, std)
+
+    @property
+    def std(self) -> float | Tensor:
+        """Standard deviation."""
+        return self.scale
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Normalised log density, summed."""
+        z = (weights - self.mean) / self.scale
+        return -0.5 * z.square().sum() - _sum_log(self.scale, weights) - weights.numel() * HALF_LOG_2PI
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Σ log(s/σ) + (σ² + (μ−m)²)/(2s²) − ½."""
+        scale = self.scale
+        if isinstance(scale, float) and isinstance(self.mean, float):
+            offset = mean - self.mean if self.mean else mean
+            quadratic = (std.dot(std) + offset.dot(offset)) / (2 * scale**2)
+        else:
+            quadratic = 0.5 * ((std.square() + (mean - self.mean).square()) / torch.as_tensor(scale).square()).sum()
+        return _sum_log(scale, mean) - std.log().sum() + quadratic - 0.5 * mean.numel()
+
+
+class Laplace(_Located):
+    """Density exp(−|w−mean|/b)/(2b): many weights near its mean, few far away. Its std is √2·b."""
+
+    kind = "laplace"
+
+    def __init__(self, mean: Value = 0.0, b: Value = 1.0) -> None:
+        super().__init__(mean, b)
+
+    @property
+    def std(self) -> float | Tensor:
+        """√2·b."""
+        return self.scale * math.sqrt(2)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Normalised log density, summed."""
+        z = (weights - self.mean).abs() / self.scale
+        return -z.sum() - _sum_log(self.scale, weights) - weights.numel() * math.log(2)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Closed form through the mean of a folded normal, E|w−m|."""
+        offset = mean - self.mean
+        z = offset / std
+        folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + offset * torch.erf(z / math.sqrt(2))
+        entropy = std.log().sum() + mean.numel() * (HALF_LOG_2PI + 0.5)
+        return (folded / self.scale).sum() + _sum_log(self.scale, mean) + mean.numel() * math.log(2) - entropy
+
+
+class ScaleMixture(Prior):
+    """π·N(0, std1²) + (1−π)·N(0, std2²), a spike and a slab (Blundell et al. 2015). No closed-form KL."""
+
+    def __init__(self, pi: float = 0.5, std1: float = math.exp(-1), std2: float = math.exp(-7)) -> None:
+        super().__init__()
+        if not 0 < pi < 1:
+            raise ValueError(f"pi={pi} must lie between 0 and 1; for one component use Gaussian.")
+        _check_value("std1", std1, positive=True)
+        _check_value("std2", std2, positive=True)
+        self.pi, self.std1, self.std2 = float(pi), float(std1), float(std2)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """In log space: at std2 = e⁻⁷ the density itself underflows."""
+        square = -0.5 * weights.square()
+        wide = square / self.std1**2 + (math.log(self.pi) - math.log(self.std1))
+        narrow = square / self.std2**2 + (math.log1p(-self.pi) - math.log(self.std2))
+        return torch.logaddexp(wide, narrow).sum() - weights.numel() * HALF_LOG_2PI
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the mixture."""
+        return math.sqrt(self.pi * self.std1**2 + (1 - self.pi) * self.std2**2)
+
+    def config(self) -> dict[str, Any]:
+        """Kind and the three numbers."""
+        return {"kind": "scale-mixture", "pi": self.pi, "std1": self.std1, "std2": self.std2}
+
+
+class LayerL2(Prior):
+    """The penalty strength·Σ_layers (1/units)·Σ w² on the mean loss, for MAP only (Szegedy et al. 2013).
+
+    Weights only, biases are free; units are a layer's outputs. An improper prior: `log_prob` leaves out the constant.
+    """
+
+    precision: Tensor
+
+    def __init__(self, strength: float, precision: Tensor | None = None) -> None:
+        super().__init__()
+        if strength < 0:
+            raise ValueError(f"strength={strength} must not be negative.")
+        self.strength = float(strength)
+        self.register_buffer("precision", precision, persistent=False)
+
+    def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
+        """Precision 2·data_size·strength/units for each weight, 0 for biases."""
+        pieces = {
+            name: torch.full(shape, 2 * data_size * self.strength / shape[0] if len(shape) > 1 else 0.0)
+            for name, shape in layout.shapes.items()
+        }
+        return LayerL2(self.strength, layout.flatten(pieces).to(device))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """−½ Σ precision·w²."""
+        return -0.5 * (self.precision * weights.square()).sum()
+
+    @property
+    def std(self) -> Tensor:
+        """1/√precision; infinite for biases."""
+        return self.precision.rsqrt()
+
+    def config(self) -> dict[str, Any]:
+        """Kind and strength."""
+        return {"kind": "layer-l2", "strength": self.strength}
+
+
+PRIORS: dict[str, type[Prior]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "scale-mixture": ScaleMixture,
+    "layer-l2": LayerL2,
+}
+_SCALE_NAMES = {"gaussian": "std", "laplace": "b"}
+
+
+def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior | None = None) -> Prior:
+    """A prior from itself, from its description (`{"kind": "laplace", "b": 0.1}`), or from a Gaussian's std."""
+    if given is None:
+        return Gaussian() if default is None else default
+    if isinstance(given, Prior):
+        return given
+    if isinstance(given, int | float):
+        return Gaussian(std=float(given))
+    options = {key: _placeholder(value) for key, value in given.items()}
+    kind = options.pop("kind", "gaussian")
+    if kind not in PRIORS:
+        raise ValueError(unknown("prior", str(kind), PRIORS))
+    try:
+        return PRIORS[kind](**options)
+    except TypeError as error:
+        raise ValueError(f"Prior {kind!r}: {error}.") from error
+
+
+def _placeholder(value: Any) -> Any:
+    # A vector is described by its length; its values arrive with the saved tensors.
+    is_vector = isinstance(value, Mapping) and set(value) == {"entries"}
+    return torch.ones(value["entries"]) if is_vector else value
+
+
+def _check_value(name: str, value: Value, *, positive: bool) -> None:
+    for entry in value.values() if isinstance(value, Mapping) else (value,):
+        tensor = torch.as_tensor(entry)
+        if not bool(torch.isfinite(tensor).all()) or (positive and not bool((tensor > 0).all())):
+            raise ValueError(f"The prior's {name} must be finite{' and positive' if positive else ''}, got {entry}.")
+
+
+def _sum_log(scale: float | Tensor, like: Tensor) -> float | Tensor:
+    """Σ log scale over the entries of `like`."""
+    return scale.log().sum() if isinstance(scale, Tensor) else like.numel() * math.log(scale)

@@ -1,0 +1,68 @@
+"""Hooks on layers that live for one call, and the count of how often each layer fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError
+from credo.core.layers import RULES
+from credo.core.weights import join
+
+Replace = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class LayerUseError(CredoError, RuntimeError):
+    """Layers did not run exactly once in a pass; `paths` names them."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(f"These layers did not run exactly once in the pass: {', '.join(paths)}.")
+        self.paths = paths
+
+
+def covered_layers(model: nn.Module, tied: set[str]) -> dict[str, nn.Module]:
+    """Layers of a type in the table, by path, whose parameters are not shared with another place."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if type(module) in RULES and not any(name in tied for name in parameter_names(path, module))
+    }
+
+
+def parameter_names(path: str, layer: nn.Module) -> list[str]:
+    """Names in the network of a layer's own parameters."""
+    return [join(path, key) for key, parameter in layer._parameters.items() if parameter is not None]
+
+
+@contextmanager
+def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -> Iterator[None]:
+    """While open, each layer's output is what `replace(path)(layer, input, output)` returns.
+
+    On a clean exit every layer must have fired exactly once, else `LayerUseError`: a layer used twice would get
+    independent noise for the same weights, one that never fired (its weights used directly) would get none.
+    """
+    fired = dict.fromkeys(layers, 0)
+
+    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+        action = replace(path)
+
+        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            fired[path] += 1
+            if fired[path] > 1:
+                raise LayerUseError([path])
+            return action(layer, inputs[0], output)
+
+        return hook
+
+    handles = [layer.register_forward_hook(hook_for(path)) for path, layer in layers.items()]
+    try:
+        yield
+        wrong = [path for path, count in fired.items() if count != 1]
+        if wrong:
+            raise LayerUseError(wrong)
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,225 @@
+"""Named tensors in the place of a network's parameters, and parameters as one flat vector."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import UnsupportedModelError, unknown
+
+Draw = Mapping[str, Tensor]
+Random = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
+
+NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+class Layout:
+    """Where each of some named tensors lies in one flat vector."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = tuple(tensors)
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        self.sizes = [tensor.numel() for tensor in tensors.values()]
+        self.size = sum(self.sizes)
+        # Parameters of several precisions share one vector in the widest of them.
+        self.dtype = torch.empty(0).dtype
+        for index, tensor in enumerate(tensors.values()):
+            self.dtype = tensor.dtype if index == 0 else torch.promote_types(self.dtype, tensor.dtype)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The named tensors behind one another; a new vector that shares no memory with them."""
+        return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """The named tensors as views of the vector (copies where their precision is another)."""
+        pieces = flat.split(self.sizes)
+        return {
+            name: piece.view(self.shapes[name]).to(self.dtypes[name])
+            for name, piece in zip(self.names, pieces, strict=True)
+        }
+
+    def name_at(self, index: int) -> str:
+        """Name of the tensor that holds this entry of the vector."""
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if index < size:
+                return name
+            index -= size
+        raise IndexError(f"The vector has {self.size} entries.")
+
+    def fill(self, values: float | Tensor | Mapping[str, float | Tensor], *, what: str) -> float | Tensor:
+        """One number, or a vector from numbers and tensors by name glob (the first glob that matches wins)."""
+        if not isinstance(values, Mapping):
+            return values
+        pieces = {name: self._value_for(name, values, what) for name in self.names}
+        return self.flatten(pieces)
+
+    def _value_for(self, name: str, values: Mapping[str, float | Tensor], what: str) -> Tensor:
+        for pattern, value in values.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                tensor = torch.as_tensor(value, dtype=self.dtype).detach()
+                return tensor.expand(self.shapes[name])
+        raise ValueError(f"{what} gives no value for {name!r}; add it, or a glob such as '*' for the rest.")
+
+
+def aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """For each parameter and buffer its names in the network: more than one where weights are tied."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _members(model):
+        names.setdefault(id(tensor), []).append(name)
+    return {group[0]: tuple(group) for group in names.values()}
+
+
+def _members(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+@contextmanager
+def substituted(
+    model: nn.Module, tensors: Draw, names: Mapping[str, tuple[str, ...]] | None = None
+) -> Iterator[nn.Module]:
+    """The same network with `tensors` in the place of its parameters; undone on exit, also after an error.
+
+    Nothing is written into the parameters, so several draws may live in one autograd graph. Unlike
+    `torch.func.functional_call` this also covers methods other than `forward` and calls of submodules. `names`
+    (from `aliases`) spares the search for tied weights.
+    """
+    if not tensors:
+        yield model
+        return
+    names = aliases(model) if names is None else names
+    undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
+    recurrent: dict[int, nn.RNNBase] = {}
+    try:
+        for name, tensor in tensors.items():
+            if name not in names:
+                raise KeyError(unknown("parameter", name, names))
+            for alias in names[name]:
+                path, _, key = alias.rpartition(".")
+                module = model.get_submodule(path)
+                place = _place(module, key)
+                undo.append((place, key, place[key]))
+                place[key] = tensor
+                if isinstance(module, nn.RNNBase):
+                    recurrent[id(module)] = module
+        _refresh_flat_weights(recurrent.values())
+        yield model
+    finally:
+        for place, key, original in reversed(undo):
+            place[key] = original
+        _refresh_flat_weights(recurrent.values())
+
+
+def _place(module: nn.Module, key: str) -> dict[str, Tensor | None]:
+    place: Any = module._parameters if key in module._parameters else module._buffers
+    return cast(dict[str, Tensor | None], place)
+
+
+def _refresh_flat_weights(modules: Iterable[nn.RNNBase]) -> None:
+    # Recurrent layers keep a second list of their weights and read only that one.
+    for module in modules:
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+
+
+def random_names(model: nn.Module, random: Random) -> list[str]:
+    """Names of the parameters that shall be random.
+
+    `"all"`: every trainable parameter but the affine ones of normalisation layers; `"weights"`: of those, the ones
+    with two or more dimensions; `"last"`: the last layer; else name globs (`"*"` is really everything) or a predicate
+    of name and parameter. Parameters with `requires_grad=False` are never chosen.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    chosen = _choose(model, trainable, random)
+    if not chosen:
+        raise ValueError(
+            f"random={random!r} chooses no parameter of {type(model).__name__}; trainable ones: {_listing(trainable)}."
+        )
+    return chosen
+
+
+def _choose(model: nn.Module, trainable: Mapping[str, nn.Parameter], random: Random) -> list[str]:
+    if callable(random):
+        return [name for name, p in trainable.items() if random(name, p)]
+    if random in ("all", "weights"):
+        affine = _norm_affine(model)
+        smallest = 2 if random == "weights" else 0
+        return [name for name, p in trainable.items() if name not in affine and p.dim() >= smallest]
+    if random == "last":
+        return _last_layer(trainable)
+    patterns = [random] if isinstance(random, str) else list(random)
+    for pattern in patterns:
+        if not fnmatch.filter(trainable, pattern):
+            raise ValueError(unknown("parameter or glob in random=", pattern, trainable))
+    return [name for name in trainable if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+
+
+def _norm_affine(model: nn.Module) -> set[str]:
+    return {
+        join(path, key)
+        for path, module in model.named_modules()
+        if isinstance(module, NORMS)
+        for key, _ in module.named_parameters(recurse=False)
+    }
+
+
+def _last_layer(trainable: Mapping[str, nn.Parameter]) -> list[str]:
+    if not trainable:
+        return []
+    owner = list(trainable)[-1].rpartition(".")[0]
+    return [name for name in trainable if name.rpartition(".")[0] == owner]
+
+
+def join(path: str, key: str) -> str:
+    """Name of a parameter in the network; right also where the network itself is the layer (its path is empty)."""
+    return f"{path}.{key}" if path else key
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what no method can handle, all problems in one message."""
+    problems = []
+    if type(model).__name__ == "OptimizedModule":
+        problems.append("it is compiled, which renames its parameters: give the plain module, compile parts inside it")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            problems.append(f"{name} is lazy and has no shape yet: run one forward pass first")
+        elif not parameter.dtype.is_floating_point:
+            problems.append(f"{name} is {parameter.dtype}: only real floating-point parameters are possible")
+    if problems:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be used: " + "; ".join(problems) + ".")
+
+
+def one_device(tensors: Mapping[str, Tensor]) -> torch.device:
+    """The device all these tensors are on; several are refused."""
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(devices) > 1:
+        raise UnsupportedModelError(
+            f"Random parameters lie on {sorted(map(str, devices))}; move the network to one device first."
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def inverse_softplus(value: Tensor) -> Tensor:
+    """ρ with softplus(ρ) = value, stable for tiny and large values."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+def inverse_softplus_number(value: float) -> float:
+    """`inverse_softplus` of one number."""
+    return value + math.log(-math.expm1(-value))
+
+
+def _listing(names: Iterable[str], most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,71 @@
+"""Weight noise moved to activations: local reparameterisation and Flipout, for layers of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.layers import RULES, output_variance, random_signs, sign_shapes
+from credo.core.taps import Replace
+from credo.core.weights import join
+
+# Below this the square root's derivative is useless; such outputs get no noise at all.
+_VARIANCE_FLOOR = 1e-16
+
+
+def local_reparameterisation(std: Mapping[str, Tensor], generator: torch.Generator) -> Callable[[str], Replace]:
+    """Outputs drawn from their own Gaussian, N(x∗μ, x²∗σ²): independent over examples (and positions of a conv)."""
+
+    def for_layer(path: str) -> Replace:
+        weight_std, bias_std = std.get(join(path, "weight")), std.get(join(path, "bias"))
+
+        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+            variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
+            deviation = torch.where(
+                variance > _VARIANCE_FLOOR,
+                variance.clamp_min(_VARIANCE_FLOOR).sqrt(),
+                torch.zeros_like(variance),
+            )
+            eps = torch.randn(output.shape, generator=generator, device=output.device, dtype=output.dtype)
+            return output + deviation * eps
+
+        return replace
+
+    return for_layer
+
+
+def flipout(std: Mapping[str, Tensor], generator: torch.Generator) -> Callable[[str], Replace]:
+    """One weight perturbation for the batch, its signs flipped by r·sᵀ for each example: decorrelated, right joint."""
+
+    def for_layer(path: str) -> Replace:
+        names = {key: std.get(join(path, key)) for key in ("weight", "bias")}
+
+        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+            rule = RULES[type(layer)]
+            if x.dim() < rule.min_dim:
+                raise ValueError(f"Flipout at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            delta = {k: _perturbation(s, generator) for k, s in names.items()}
+            shift = delta["weight"] if delta["weight"] is not None else torch.zeros_like(weight)
+            in_shape, out_shape = sign_shapes(rule, x, output)
+            flipped = x * random_signs(in_shape, x, generator)
+            noise = rule.apply(layer, flipped, shift, delta["bias"])
+            return output + noise * random_signs(out_shape, output, generator)
+
+        return replace
+
+    return for_layer
+
+
+def _perturbation(std: Tensor | None, generator: torch.Generator) -> Tensor | None:
+    if std is None:
+        return None
+    return std * torch.randn(std.shape, generator=generator, device=std.device, dtype=std.dtype)
+
+
+NOISES: dict[str, Callable[[Mapping[str, Tensor], torch.Generator], Callable[[str], Replace]]] = {
+    "lrt": local_reparameterisation,
+    "flipout": flipout,
+}

@@ -1,0 +1,231 @@
+"""Bayes by Backprop: mean-field variational inference by gradient descent.
+
+q(w) = N(μ, σ²) for each random weight, σ = softplus(ρ). Each step minimises the negative ELBO per example,
+
+    mean NLL(w) + (temperature · weight(step) / data_size) · KL(q ‖ p),        w = μ + σ·ε, ε ~ N(0, 1),
+
+(Graves 2011; Blundell et al. 2015), where the noise enters as one weight draw for the batch, by local
+reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The network's own parameters are μ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo.core.batchnorm import frozen_statistics
+from credo.core.descent import Descent, OptimizerChoice
+from credo.core.errors import unknown
+from credo.core.kl_weights import KLWeight, make_kl_weight
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import GaussianPosterior, Nll, Terms
+from credo.core.prior import HALF_LOG_2PI, Prior, make_prior
+from credo.core.taps import LayerUseError, covered_layers, parameter_names, tapped
+from credo.core.weights import Layout, Random, one_device, random_names, substituted
+from credo.methods.activation_noise import NOISES
+from credo.methods.initial import MeanInit, initial_rho, initialise_mean_
+from credo.methods.point import trainable
+
+NOISE_NAMES = ("weights", *NOISES)
+KL_NAMES = ("auto", "closed", "monte-carlo")
+
+
+class BBB(GaussianPosterior):
+    """Mean-field Gaussian posterior trained by the reparameterisation trick.
+
+    `noise`: how training sees the weights: `"weights"` (one draw for the batch), `"lrt"` or `"flipout"` (noise of its
+    own for each example, less gradient variance; layers not covered, tied or reused take weight draws). Prediction
+    always draws weights. `kl`: closed form where the prior has one, or the Monte-Carlo estimate log q(w) − log p(w).
+    Give one of `std_init` (σ itself), `relative_std` (σ = that share of |μ|, for pretrained networks) or `rho_init`
+    (a number, or mean and std of a normal). `mean_init="keep"` leaves the network's weights, also pretrained ones.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        prior: Prior | Mapping[str, Any] | float | None = None,
+        noise: str = "weights",
+        draws: int = 1,
+        temperature: float = 1.0,
+        kl: str = "auto",
+        kl_weight: str | KLWeight = "constant",
+        batches: int | None = None,
+        warmup_steps: int | None = None,
+        random: Random = "all",
+        mean_init: MeanInit = "keep",
+        std_init: float | None = None,
+        relative_std: float | None = None,
+        rho_init: float | tuple[float, float] | None = None,
+        optimizer: OptimizerChoice = "adam",
+        lr: float = 1e-3,
+        optimizer_options: Mapping[str, Any] | None = None,
+        clip_norm: float | None = None,
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
+        _check_choices(noise, kl, draws, temperature)
+        self._config = {
+            "noise": noise,
+            "draws": draws,
+            "temperature": temperature,
+            "kl": kl,
+            "kl_weight": kl_weight if isinstance(kl_weight, str) else "constant",
+            "batches": batches,
+            "warmup_steps": warmup_steps,
+            "optimizer": optimizer if isinstance(optimizer, str) else None,
+            "lr": lr,
+            "optimizer_options": dict(optimizer_options or {}),
+            "clip_norm": clip_norm,
+        }
+        self.noise_name, self.step_draws, self.temperature = noise, draws, temperature
+        self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
+        parameters = self._parameters_at(random_names(model, random))
+        self.layout = Layout(parameters)
+        device = one_device(parameters)
+        self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=device)
+        self.closed_form = self._choose_kl(kl)
+        initialise_mean_(parameters, mean_init, self.prior, self.layout, self.generator)
+        rho = initial_rho(self.layout.flatten(parameters).detach(), std_init, relative_std, rho_init, self.generator)
+        self.rho = nn.Parameter(rho)
+        self._by_weight: set[str] = set()
+        self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate)
+
+    @classmethod
+    def from_pretrained(cls, model: nn.Module, *, relative_std: float = 0.1, **options: Any) -> BBB:
+        """Start from trained weights: μ keeps them, σ is `relative_std`·|μ| (Krishnan et al. 2020)."""
+        return cls(model, relative_std=relative_std, **options)
+
+    # -- the distribution ------------------------------------------------------------------------------------
+
+    def draw(self) -> dict[str, Tensor]:
+        """μ + σ·ε for every random parameter."""
+        return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
+
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means: copies of the network's own parameters."""
+        return {name: p.detach().clone() for name, p in self._parameters_at(self.layout.names).items()}
+
+    def std(self) -> dict[str, Tensor]:
+        """Posterior standard deviations, softplus(ρ)."""
+        return self.layout.split(F.softplus(self.rho.detach()))
+
+    def kl(self) -> Tensor:
+        """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
+        mean, std = self._moments()
+        return self._closed_kl(mean, std) if self.closed_form else self._monte_carlo_kl(mean, std, self._normal())
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def step(self, nll: Nll) -> Terms:
+        """One step of the optimiser on the negative ELBO per example, averaged over the draws."""
+        mean, std = self._moments()
+        passes = []
+        for index in range(self.step_draws):
+            # Only the first draw counts as data for running statistics.
+            with frozen_statistics(self.model) if index else nullcontext():
+                passes.append(self._pass(nll, mean, std))
+        data_term = _average([data for data, _ in passes])
+        kl = self._closed_kl(mean, std) if self.closed_form else _average([kl() for _, kl in passes])
+        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        loss = data_term + weight * kl
+        self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+        self.steps += 1
+        return Terms(loss=loss.item(), nll=data_term.item(), penalty=weight * kl.item(), kl=kl.item())
+
+    def _pass(self, nll: Nll, mean: Tensor, std: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The batch's NLL under one sample of the noise, and the Monte-Carlo KL at that sample when asked for."""
+        eps = self._normal()
+        weights = self.layout.split(torch.addcmul(mean, std, eps))
+        while self.noise_name != "weights":
+            try:
+                return self._noisy_nll(nll, weights, std), lambda: self._monte_carlo_kl(mean, std, eps)
+            except LayerUseError as error:
+                # Noise of its own per use would be wrong for these: from now on they take weight draws.
+                self._by_weight.update(error.paths)
+        with substituted(self.model, weights, self._aliases):
+            return nll(self.model), lambda: self._monte_carlo_kl(mean, std, eps)
+
+    def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
+        """NLL with activation noise on the covered layers and `weights` for all other random parameters."""
+        tied = {name for group in self._aliases.values() if len(group) > 1 for name in group}
+        layers = {
+            path: layer
+            for path, layer in covered_layers(self.model, tied).items()
+            if path not in self._by_weight and any(name in weights for name in parameter_names(path, layer))
+        }
+        by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
+        rest = {name: w for name, w in weights.items() if name not in by_noise}
+        make = NOISES[self.noise_name](self.layout.split(std), self.generator)
+        with substituted(self.model, rest, self._aliases), tapped(layers, make):
+            return nll(self.model)
+
+    def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        kl = self.prior.kl(mean, std)
+        assert kl is not None  # settled in the constructor
+        return kl
+
+    def _monte_carlo_kl(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
+        """log q(w) − log p(w) at w = mean + std·eps."""
+        log_q = -0.5 * eps.square().sum() - std.log().sum() - eps.numel() * HALF_LOG_2PI
+        return log_q - self.prior.log_prob(torch.addcmul(mean, std, eps))
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations as flat vectors, in the graph."""
+        return self.layout.flatten(self._parameters_at(self.layout.names)), F.softplus(self.rho)
+
+    def _parameters_at(self, names: Any) -> dict[str, nn.Parameter]:
+        return {name: self.model.get_parameter(name) for name in names}
+
+    def _normal(self) -> Tensor:
+        return torch.randn(self.rho.shape, generator=self.generator, device=self.rho.device, dtype=self.rho.dtype)
+
+    def _choose_kl(self, choice: str) -> bool:
+        one = torch.ones(self.layout.size, device=self.device, dtype=self.layout.dtype)
+        has_closed_form = self.prior.kl(one, one) is not None
+        if choice == "closed" and not has_closed_form:
+            raise ValueError(f"{type(self.prior).__name__} has no closed-form KL: use kl='auto' or 'monte-carlo'.")
+        return has_closed_form and choice != "monte-carlo"
+
+    def _locate(self, name: str, gradient: Tensor) -> str:
+        if name != "rho":
+            return name.removeprefix("model.")
+        first = int((~torch.isfinite(gradient)).nonzero()[0])
+        return f"the std of {self.layout.name_at(first)}"
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments; what initialisation gave is in the tensors."""
+        return {
+            **self._config,
+            "random": list(self.layout.names),
+            "prior": self.prior.config(),
+            "likelihood": self.likelihood.config(),
+            "seed": self.seed,
+        }
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self.descent.optimizer
+
+
+def _average(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
+
+
+def _check_choices(noise: str, kl: str, draws: int, temperature: float) -> None:
+    if noise not in NOISE_NAMES:
+        raise ValueError(unknown("noise", noise, NOISE_NAMES))
+    if kl not in KL_NAMES:
+        raise ValueError(unknown("kl", kl, KL_NAMES))
+    if draws < 1:
+        raise ValueError(f"draws={draws}: a step needs at least one draw.")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} must not be negative; 1 is the exact posterior.")

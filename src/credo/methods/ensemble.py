@@ -1,0 +1,104 @@
+"""Ensembles: several posteriors of one architecture as an equal mixture (Lakshminarayanan et al. 2017).
+
+Deep ensembles when the members are `MAP`, mixtures of Gaussians when they are `BBB`. Every member sees every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import UnsupportedModelError
+from credo.core.posterior import Nll, Posterior, Terms
+
+
+class Ensemble(Posterior):
+    """Equal mixture of `members`, which must not share a network.
+
+    A draw is a complete set of weights and buffers (running statistics too) of one member, put into the first
+    member's network.
+    """
+
+    def __init__(self, members: Sequence[Posterior]) -> None:
+        members = list(members)
+        _check(members)
+        first = members[0]
+        super().__init__(first.model, data_size=first.data_size, likelihood=first.likelihood, seed=first.seed)
+        self.members = nn.ModuleList(members)
+        self._use(first)
+
+    @property
+    def parts(self) -> list[Posterior]:
+        """The members."""
+        return list(self.members)  # type: ignore[arg-type]
+
+    def draw(self) -> dict[str, Tensor]:
+        """One member's draw, the member chosen at random."""
+        index = int(torch.randint(len(self.parts), (), generator=self.generator, device=self.device))
+        return self._member_draw(index)
+
+    def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """Draws of the members in turn, so that `count` = members is the classical ensemble."""
+        for index in range(count):
+            yield self._member_draw(index % len(self.parts))
+
+    def noise(self) -> AbstractContextManager[None]:
+        """The members' activation noise (the same kind for all)."""
+        return self.parts[0].noise()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Members get generators of their own, too."""
+        with super().seeded(seed):
+            yield from _seeded_members(self.parts, seed)
+
+    def step(self, nll: Nll) -> Terms:
+        """Every member's own step on this batch; terms are averages."""
+        terms = []
+        for part in self.parts:
+            part.lr_scale = self.lr_scale
+            terms.append(part.step(nll))
+        self.steps += 1
+        count = len(terms)
+        kls = [t.kl for t in terms if t.kl is not None]
+        return Terms(
+            loss=sum(t.loss for t in terms) / count,
+            nll=sum(t.nll for t in terms) / count,
+            penalty=sum(t.penalty for t in terms) / count,
+            kl=sum(kls) / count if len(kls) == count else None,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The members' descriptions are added by whoever saves."""
+        return {}
+
+    def _member_draw(self, index: int) -> dict[str, Tensor]:
+        part = self.parts[index]
+        state: dict[str, Tensor] = {**dict(part.model.named_parameters()), **dict(part.model.named_buffers())}
+        return {**state, **part.draw()}
+
+
+def _seeded_members(parts: Sequence[Posterior], seed: int, index: int = 0) -> Iterator[None]:
+    if index == len(parts):
+        yield
+        return
+    with parts[index].seeded(seed + 1 + index):
+        yield from _seeded_members(parts, seed, index + 1)
+
+
+def _check(members: Sequence[Posterior]) -> None:
+    if not members:
+        raise ValueError("An ensemble needs at least one member.")
+    if len({id(m.model) for m in members}) < len(members):
+        raise ValueError("Members share one network: build a new network for each (or copy.deepcopy it).")
+    shapes = [{n: t.shape for n, t in m.model.state_dict().items()} for m in members]
+    if any(shape != shapes[0] for shape in shapes):
+        raise UnsupportedModelError("Members must have the same architecture: parameter names or shapes differ.")
+    if len({type(m) for m in members}) > 1:
+        raise UnsupportedModelError(
+            f"Members must be of one method, got {sorted({type(m).__name__ for m in members})}."
+        )

@@ -1,0 +1,75 @@
+"""Where a variational posterior starts: means and standard deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import unknown
+from credo.core.prior import Prior
+from credo.core.weights import Layout, inverse_softplus
+
+MeanInit = str | float
+MEAN_INITS = ("keep", "prior")
+DEFAULT_STD = 0.02
+# softplus⁻¹ needs σ > 0; a weight that is exactly 0 gets this share of the mean |μ|.
+_SMALLEST_SHARE = 1e-3
+
+
+@torch.no_grad()
+def initialise_mean_(
+    parameters: Mapping[str, nn.Parameter],
+    choice: MeanInit,
+    prior: Prior,
+    layout: Layout,
+    generator: torch.Generator,
+) -> None:
+    """Set the means: `"keep"` them, a number c for N(0, c²), `"prior"` for a normal of the prior's mean-field scale.
+
+    `"prior"` is truncated at two standard deviations.
+    """
+    if choice == "keep":
+        return
+    if isinstance(choice, str) and choice != "prior":
+        raise ValueError(unknown("mean_init", choice, MEAN_INITS) + " Or a number: the std of a normal.")
+    device = next(iter(parameters.values())).device
+    z = torch.empty(layout.size, device=device, dtype=layout.dtype)
+    if choice == "prior":
+        nn.init.trunc_normal_(z, generator=generator, a=-2.0, b=2.0)
+        values = z * prior.std + getattr(prior, "mean", 0.0)
+    else:
+        values = z.normal_(generator=generator) * float(choice)
+    for name, value in layout.split(values).items():
+        parameters[name].copy_(value)
+
+
+def initial_rho(
+    mean: Tensor,
+    std_init: float | None,
+    relative_std: float | None,
+    rho_init: float | tuple[float, float] | None,
+    generator: torch.Generator,
+) -> Tensor:
+    """ρ for each weight, from at most one of the three choices (none: σ = 0.02)."""
+    given = {"std_init": std_init, "relative_std": relative_std, "rho_init": rho_init}
+    chosen = [name for name, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} were given: they exclude each other.")
+    if rho_init is not None:
+        centre, spread = (rho_init, 0.0) if isinstance(rho_init, int | float) else rho_init
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        return torch.full_like(mean, float(centre)) + (spread * noise if spread else 0.0)
+    if relative_std is not None:
+        _positive("relative_std", relative_std)
+        floor = _SMALLEST_SHARE * mean.abs().mean().clamp_min(1e-8)
+        return inverse_softplus(relative_std * mean.abs().clamp_min(floor))
+    std = DEFAULT_STD if std_init is None else std_init
+    _positive("std_init", std)
+    return inverse_softplus(torch.full_like(mean, std))
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name}={value} must be positive.")

@@ -1,0 +1,84 @@
+"""MAP: one best set of weights, by any torch optimiser.
+
+loss = mean NLL − log p(w)/data_size. Without a prior it is maximum likelihood, the deterministic network that every
+other method is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.descent import Descent, OptimizerChoice
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.prior import Prior, make_prior
+from credo.core.weights import Layout, Random, random_names
+
+
+class MAP(Posterior):
+    """Point estimate; its draws are all the same network.
+
+    `prior` (None: maximum likelihood) acts on the parameters that `random` chooses.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        prior: Prior | Mapping[str, Any] | float | None = None,
+        random: Random = "all",
+        optimizer: OptimizerChoice = "adam",
+        lr: float = 1e-3,
+        optimizer_options: Mapping[str, Any] | None = None,
+        clip_norm: float | None = None,
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
+        self._config = {
+            "random": random if isinstance(random, str) else None,
+            "optimizer": optimizer if isinstance(optimizer, str) else None,
+            "lr": lr,
+            "optimizer_options": dict(optimizer_options or {}),
+            "clip_norm": clip_norm,
+        }
+        self.prior: Prior | None = None
+        if prior is not None:
+            parameters = dict(model.named_parameters())
+            self.layout = Layout({name: parameters[name] for name in random_names(model, random)})
+            self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
+        self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm)
+
+    def draw(self) -> dict[str, Tensor]:
+        """`{}`: the point estimate."""
+        return {}
+
+    def step(self, nll: Nll) -> Terms:
+        """One step of the optimiser on mean NLL − log p(w)/data_size."""
+        with self.sampled() as net:
+            loss = data_term = nll(net)
+        if self.prior is not None:
+            weights = self.layout.flatten(dict(self.model.named_parameters()))
+            loss = data_term - self.prior.log_prob(weights) / self.data_size
+        self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+        self.steps += 1
+        total, data = loss.item(), data_term.item()
+        return Terms(loss=total, nll=data, penalty=total - data)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments; a custom optimiser or predicate is not kept."""
+        prior = None if self.prior is None else self.prior.config()
+        return {**self._config, "prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self.descent.optimizer
+
+
+def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters under the optimiser, by name: the network's, the likelihood's, the posterior's own."""
+    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}
