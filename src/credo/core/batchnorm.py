@@ -54,12 +54,16 @@ def refresh_statistics(
     before = [(m, m.momentum, m.training) for m in modules]
     count = 0
     try:
-        for module in modules:
-            module.reset_running_stats()
-            module.momentum = None
-            module.train()
+        # Inside: a member of an ensemble brings its own statistics, which are then the ones to estimate.
         with substituted(model, draw or {}):
+            for module in modules:
+                module.reset_running_stats()
+                module.train()
             for batch in batches:
+                for module in modules:
+                    # None is the plain average for batch norm, but no update at all for instance norm.
+                    is_batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
+                    module.momentum = None if is_batch else 1 / (count + 1)
                 model(_inputs(batch))
                 count += 1
                 if most is not None and count >= most:

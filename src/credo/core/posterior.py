@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +53,7 @@ class Posterior(nn.Module, ABC):
     ) -> None:
         super().__init__()
         check_model(model)
-        if isinstance(data_size, bool) or int(data_size) != data_size or data_size < 1:
+        if not _is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
         self.model = model
         self.likelihood = make_likelihood(likelihood)
@@ -142,7 +144,14 @@ class Posterior(nn.Module, ABC):
         self.steps = int(state["steps"])
         optimizer = self._optimizer()
         if optimizer and state["optimizer"] is not None:
-            optimizer.load_state_dict(state["optimizer"])
+            # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
+            optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
+        return False
+    return math.isfinite(value) and int(value) == value and value >= 1  # type: ignore[arg-type]
 
 
 class GaussianPosterior(Posterior, ABC):

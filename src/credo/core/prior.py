@@ -61,16 +61,16 @@ class _Located(Prior):
 
     def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
         """A copy whose values by name have become vectors; nothing is shared with the tensors given."""
-        if not any(isinstance(value, Mapping) for value in self._given.values()):
-            for key in self._given:
-                vector = getattr(self, f"{key}_vector")
-                if vector is not None and vector.shape != (layout.size,):
-                    raise ValueError(
-                        f"The prior's {key} has shape {list(vector.shape)}, but {layout.size} weights are random; "
-                        "give one number or a dict from parameter names (or globs) to tensors."
-                    )
-            return self.to(device)
-        filled = {key: layout.fill(value, what=f"The prior's {key}") for key, value in self._given.items()}
+        filled: dict[str, float | Tensor] = {}
+        for key, given in self._given.items():
+            is_mapping = isinstance(given, Mapping)
+            value = layout.fill(given, what=f"The prior's {key}") if is_mapping else self._read(key)
+            if isinstance(value, Tensor) and value.shape != (layout.size,):
+                raise ValueError(
+                    f"The prior's {key} has shape {list(value.shape)}, but {layout.size} weights are random; "
+                    "give one number or a dict from parameter names (or globs) to tensors."
+                )
+            filled[key] = value.to(layout.dtype) if isinstance(value, Tensor) else value
         return type(self)(filled["mean"], filled["scale"]).to(device)
 
     @property
@@ -122,7 +122,7 @@ class Gaussian(_Located):
             offset = mean - self.mean if self.mean else mean
             quadratic = (std.dot(std) + offset.dot(offset)) / (2 * scale**2)
         else:
-            quadratic = 0.5 * ((std.square() + (mean - self.mean).square()) / torch.as_tensor(scale).square()).sum()
+            quadratic = 0.5 * ((std.square() + (mean - self.mean).square()) / scale**2).sum()
         return _sum_log(scale, mean) - std.log().sum() + quadratic - 0.5 * mean.numel()
 
 
@@ -191,7 +191,7 @@ class LayerL2(Prior):
 
     def __init__(self, strength: float, precision: Tensor | None = None) -> None:
         super().__init__()
-        if strength < 0:
+        if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength={strength} must not be negative.")
         self.strength = float(strength)
         self.register_buffer("precision", precision, persistent=False)
@@ -199,7 +199,9 @@ class LayerL2(Prior):
     def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
         """Precision 2·data_size·strength/units for each weight, 0 for biases."""
         pieces = {
-            name: torch.full(shape, 2 * data_size * self.strength / shape[0] if len(shape) > 1 else 0.0)
+            name: torch.full(
+                shape, 2 * data_size * self.strength / shape[0] if len(shape) > 1 else 0.0, dtype=layout.dtype
+            )
             for name, shape in layout.shapes.items()
         }
         return LayerL2(self.strength, layout.flatten(pieces).to(device))

@@ -28,8 +28,15 @@ def covered_layers(model: nn.Module, tied: set[str]) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if type(module) in RULES and not any(name in tied for name in parameter_names(path, module))
+        if type(module) in RULES
+        and _is_plain(module)
+        and not any(name in tied for name in parameter_names(path, module))
     }
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    # Hook-style weight norm, spectral norm and pruning keep the type but compute `weight` from other parameters.
+    return "weight" in layer._parameters and layer._parameters.keys() <= {"weight", "bias"}
 
 
 def parameter_names(path: str, layer: nn.Module) -> list[str]:
@@ -46,18 +53,19 @@ def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -
     """
     fired = dict.fromkeys(layers, 0)
 
-    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
         action = replace(path)
 
-        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            fired[path] += 1
-            if fired[path] > 1:
-                raise LayerUseError([path])
-            return action(layer, inputs[0], output)
+        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            # An input given by keyword is not seen here: counts as a use that is not covered. The pass goes on to its
+            # end, so that one pass finds all wrong layers and running statistics have seen it exactly once.
+            fired[path] += 1 if inputs else 2
+            return action(layer, inputs[0], output) if fired[path] == 1 else None
 
         return hook
 
-    handles = [layer.register_forward_hook(hook_for(path)) for path, layer in layers.items()]
+    # Before the user's own hooks, which expect the layer's output with its noise.
+    handles = [layer.register_forward_hook(hook_for(path), prepend=True) for path, layer in layers.items()]
     try:
         yield
         wrong = [path for path, count in fired.items() if count != 1]

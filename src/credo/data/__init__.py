@@ -1,0 +1,37 @@
+"""Data sets in memory, and batches of them: bundled toys, idx and CIFAR files, tables; nothing hidden, no workers."""
+
+from credo.data.augment import AUGMENTATIONS, Augment, augment_flip, augment_flip_crop
+from credo.data.batches import Batches, as_float
+from credo.data.download import download
+from credo.data.errors import DataCorruptError, DataMissingError, DownloadError
+from credo.data.files import DataFile, DatasetSpec, Download, data_root
+from credo.data.registry import DATASETS, dataset_names, load_dataset
+from credo.data.splits import Dataset, Split, split_validation
+from credo.data.status import DatasetStatus, FileStatus, data_status, dataset_status
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DATASETS",
+    "Augment",
+    "Batches",
+    "DataCorruptError",
+    "DataFile",
+    "DataMissingError",
+    "Dataset",
+    "DatasetSpec",
+    "DatasetStatus",
+    "Download",
+    "DownloadError",
+    "FileStatus",
+    "Split",
+    "as_float",
+    "augment_flip",
+    "augment_flip_crop",
+    "data_root",
+    "data_status",
+    "dataset_names",
+    "dataset_status",
+    "download",
+    "load_dataset",
+    "split_validation",
+]

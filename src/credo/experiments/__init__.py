@@ -1,0 +1,1 @@
+"""Experiments: a TOML file, a run folder, results."""

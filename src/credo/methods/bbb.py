@@ -11,7 +11,7 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from credo.core.errors import unknown
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import GaussianPosterior, Nll, Terms
-from credo.core.prior import HALF_LOG_2PI, Prior, make_prior
+from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior, make_prior
 from credo.core.taps import LayerUseError, covered_layers, parameter_names, tapped
 from credo.core.weights import Layout, Random, one_device, random_names, substituted
 from credo.methods.activation_noise import NOISES
@@ -144,12 +144,16 @@ class BBB(GaussianPosterior):
         """The batch's NLL under one sample of the noise, and the Monte-Carlo KL at that sample when asked for."""
         eps = self._normal()
         weights = self.layout.split(torch.addcmul(mean, std, eps))
+        statistics: AbstractContextManager[None] = nullcontext()
         while self.noise_name != "weights":
             try:
-                return self._noisy_nll(nll, weights, std), lambda: self._monte_carlo_kl(mean, std, eps)
+                with statistics:
+                    return self._noisy_nll(nll, weights, std), lambda: self._monte_carlo_kl(mean, std, eps)
             except LayerUseError as error:
                 # Noise of its own per use would be wrong for these: from now on they take weight draws.
                 self._by_weight.update(error.paths)
+                # The pass just thrown away has counted as data for running statistics already.
+                statistics = frozen_statistics(self.model)
         with substituted(self.model, weights, self._aliases):
             return nll(self.model), lambda: self._monte_carlo_kl(mean, std, eps)
 
@@ -188,6 +192,8 @@ class BBB(GaussianPosterior):
         return torch.randn(self.rho.shape, generator=self.generator, device=self.rho.device, dtype=self.rho.dtype)
 
     def _choose_kl(self, choice: str) -> bool:
+        if isinstance(self.prior, LayerL2):
+            raise ValueError("LayerL2 is a penalty, not a distribution: use it with MAP, or give BBB a Gaussian prior.")
         one = torch.ones(self.layout.size, device=self.device, dtype=self.layout.dtype)
         has_closed_form = self.prior.kl(one, one) is not None
         if choice == "closed" and not has_closed_form:
@@ -211,6 +217,15 @@ class BBB(GaussianPosterior):
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Also which layers were found to need weight draws: finding them anew would use up random numbers."""
+        return {**super().get_extra_state(), "by_weight": sorted(self._by_weight)}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue exactly where `get_extra_state` was called."""
+        super().set_extra_state(state)
+        self._by_weight = set(state["by_weight"])
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.descent.optimizer

@@ -78,16 +78,22 @@ class MCDropout(Posterior):
     def noise(self) -> Iterator[None]:
         """Dropout on, whatever mode the network is in."""
         handles = []
+        places = self._places()
         try:
-            for module, rate, dims in self._places():
+            for module, rate, dims in places:
                 if self.rate is None:
-                    handles.append(module.register_forward_hook(self._replace(rate, dims), always_call=False))
+                    handles.append(module.register_forward_hook(self._replace(rate, dims)))
+                    # Torch's own dropout would read the global generator, and in place it would act twice.
+                    module.p = 0.0  # type: ignore[assignment]
                 else:
                     handles.append(module.register_forward_pre_hook(self._before(rate)))
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            if self.rate is None:
+                for module, rate, _ in places:
+                    module.p = rate  # type: ignore[assignment]
 
     def step(self, nll: Nll) -> Terms:
         """MAP's step under dropout."""
@@ -122,9 +128,9 @@ class MCDropout(Posterior):
         return keep / (1 - rate)
 
     def _replace(self, rate: float, dims: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        # From the layer's input: its output may already carry torch's own dropout.
+        # The layer's own rate is 0 meanwhile, so its output is its input.
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return inputs[0] * self._mask(inputs[0], rate, dims)  # type: ignore[no-any-return]
+            return output * self._mask(output, rate, dims)
 
         return hook
 

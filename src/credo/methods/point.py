@@ -40,8 +40,8 @@ class MAP(Posterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self._config = {
-            "random": random if isinstance(random, str) else None,
+        self._config: dict[str, Any] = {
+            "random": random if isinstance(random, str) else "all",
             "optimizer": optimizer if isinstance(optimizer, str) else None,
             "lr": lr,
             "optimizer_options": dict(optimizer_options or {}),
@@ -52,6 +52,7 @@ class MAP(Posterior):
             parameters = dict(model.named_parameters())
             self.layout = Layout({name: parameters[name] for name in random_names(model, random)})
             self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
+            self._config["random"] = list(self.layout.names)
         self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm)
 
     def draw(self) -> dict[str, Tensor]:
@@ -71,7 +72,7 @@ class MAP(Posterior):
         return Terms(loss=total, nll=data, penalty=total - data)
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments; a custom optimiser or predicate is not kept."""
+        """Constructor arguments, a predicate as the names it chose; a custom optimiser is not kept."""
         prior = None if self.prior is None else self.prior.config()
         return {**self._config, "prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
 

@@ -1,0 +1,7 @@
+"""Networks to put a posterior around: small standard ones, and those of the papers that Credo reproduces."""
+
+from credo.models.normalize import Normalize
+from credo.models.registry import MODELS, build_model, model_names
+from credo.models.weights import load_cifar_resnet_weights
+
+__all__ = ["MODELS", "Normalize", "build_model", "load_cifar_resnet_weights", "model_names"]

@@ -1,0 +1,68 @@
+"""The data sets by name. Adding one is one entry in `DATASETS`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from pathlib import Path
+
+from credo.data import sources
+from credo.data.files import DatasetSpec, data_root, require_files
+from credo.data.splits import Dataset
+from credo.data.tables import load_csv
+from credo.data.toys import load_blobs, load_digits, load_gap, load_moons
+
+DATASETS: dict[str, DatasetSpec] = {
+    "digits": DatasetSpec("Digits of 8x8 pixels, bundled (Alpaydin and Kaynak, 1998)", "classification", load_digits),
+    "moons": DatasetSpec("Two interleaved half circles", "classification", load_moons),
+    "blobs": DatasetSpec("Five Gaussian clouds in the plane", "classification", load_blobs),
+    "gap": DatasetSpec("A noisy curve with a hole in its training inputs", "regression", load_gap),
+    "mnist": sources.MNIST,
+    "fashion-mnist": sources.FASHION_MNIST,
+    "kmnist": sources.KMNIST,
+    "notmnist": sources.NOTMNIST,
+    "cifar10": sources.CIFAR10,
+    "cifar100": sources.CIFAR100,
+    "csv": DatasetSpec("A table of your own: path=..., target=...", "regression", load_csv),
+}
+
+
+def load_dataset(name: str, *, root: Path | str | None = None, **options: object) -> Dataset:
+    """A data set in memory.
+
+    `options` belong to the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, ... of `csv`). Files are
+    looked for in `root/name`; without `root` in `$CREDO_DATA/name`, or in the user's cache if that is not set.
+    Nothing is downloaded.
+    """
+    spec = find_spec(name)
+    _check_options(name, spec, options)
+    if not spec.layouts:
+        return spec.load(**options)
+    folder = data_root(root) / name
+    require_files(name, spec, folder)
+    return spec.load(name, folder, **options)
+
+
+def dataset_names() -> list[str]:
+    """Names that `load_dataset` knows."""
+    return list(DATASETS)
+
+
+def find_spec(name: str) -> DatasetSpec:
+    """The entry of that name, or an error with the nearest one."""
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(name, DATASETS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no data set {name!r}.{hint} Possible are {', '.join(DATASETS)}")
+
+
+def _check_options(name: str, spec: DatasetSpec, options: dict[str, object]) -> None:
+    known = {p.name: p for p in inspect.signature(spec.load).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        possible = f"possible are {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"{name} has no option {', '.join(unknown)}: {possible}")
+    needed = [one for one, p in known.items() if p.default is p.empty and one not in options]
+    if needed:
+        raise ValueError(f"{name} needs the option {', '.join(needed)}")

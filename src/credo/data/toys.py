@@ -1,0 +1,105 @@
+"""Small data sets that need no files: bundled digits, two-dimensional classes, a regression curve with a hole."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from credo.data.splits import Dataset, Split, split_validation
+
+BLOB_CENTRES = 5
+GAP_SPAN = 2.0  # inputs lie in [-GAP_SPAN, GAP_SPAN]
+GAP_HALF_WIDTH = 0.7  # and no training input in (-GAP_HALF_WIDTH, GAP_HALF_WIDTH)
+
+
+def load_digits() -> Dataset:
+    """Handwritten digits `float32 [n, 1, 8, 8]` in [0, 1], 1,797 of them, as bundled with scikit-learn.
+
+    The 80/20 split is stratified and always the same. These are the test images of Alpaydin and Kaynak (1998), so
+    accuracies are not comparable with MNIST.
+    """
+    from sklearn import datasets  # here, because it takes a second that only this data set needs
+
+    bunch = datasets.load_digits()
+    x = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # pixels count 0 to 16
+    y = torch.from_numpy(bunch.target).long()
+    return Dataset("digits", *split_validation(Split(x, y), size=0.2, seed=0, stratify=True), classes=10)
+
+
+def load_moons(*, n: int = 500, noise: float = 0.1, seed: int = 0) -> Dataset:
+    """Two interleaved half circles of radius 1; `n` training and `n` fresh test points, `noise` a standard deviation.
+
+    Classes alternate, so any leading slice is balanced.
+    """
+    _check(n, noise)
+    generator = torch.Generator().manual_seed(seed)
+    return Dataset("moons", _moons(n, noise, generator), _moons(n, noise, generator), classes=2)
+
+
+def load_blobs(*, n: int = 500, noise: float = 0.7, seed: int = 0) -> Dataset:
+    """Five Gaussian clouds with centres on a circle of radius 3; `n` training and `n` fresh test points.
+
+    `noise` is the standard deviation of a cloud; the centres are fixed, so the best possible classifier is known:
+    the nearest centre. Far from the circle a good model should know that it does not know.
+    """
+    _check(n, noise)
+    generator = torch.Generator().manual_seed(seed)
+    return Dataset("blobs", _blobs(n, noise, generator), _blobs(n, noise, generator), classes=BLOB_CENTRES)
+
+
+def load_gap(*, n: int = 200, noise: float = 0.1, seed: int = 0) -> Dataset:
+    """Regression on one input with a hole in the middle of the training inputs; the test inputs cover everything.
+
+    `y = gap_mean(x) + noise * normal`, so the noise is known and what is left of the predictive spread is the model's
+    own doubt, which should grow inside the hole. Targets are not standardised: `noise` keeps its meaning.
+    """
+    _check(n, noise)
+    generator = torch.Generator().manual_seed(seed)
+    side = torch.rand(n, 1, generator=generator, dtype=torch.float64) * 2 - 1
+    edge = torch.where(side < 0, -GAP_HALF_WIDTH, GAP_HALF_WIDTH)
+    train_x = edge + side * (GAP_SPAN - GAP_HALF_WIDTH)
+    test_x = torch.linspace(-GAP_SPAN, GAP_SPAN, n, dtype=torch.float64).unsqueeze(1)
+    return Dataset("gap", _gap(train_x, noise, generator), _gap(test_x, noise, generator), classes=None)
+
+
+def gap_mean(x: Tensor) -> Tensor:
+    """The curve under `gap`, without its noise."""
+    return torch.sin(3 * x) + x / 3
+
+
+def _gap(x: Tensor, noise: float, generator: torch.Generator) -> Split:
+    return Split(x.float(), (gap_mean(x) + noise * _normal(x.shape, generator)).float())
+
+
+def _moons(n: int, noise: float, generator: torch.Generator) -> Split:
+    y = torch.arange(n) % 2
+    angle = torch.rand(n, generator=generator, dtype=torch.float64) * math.pi
+    upper = torch.stack([angle.cos(), angle.sin()], dim=1)
+    lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], dim=1)
+    x = torch.where(y[:, None] == 0, upper, lower)
+    return Split((x + noise * _normal(x.shape, generator)).float(), y)
+
+
+def _blobs(n: int, noise: float, generator: torch.Generator) -> Split:
+    y = torch.arange(n) % BLOB_CENTRES
+    x = blob_centres()[y].double()
+    return Split((x + noise * _normal(x.shape, generator)).float(), y)
+
+
+def blob_centres() -> Tensor:
+    """Centres of `blobs`, `[5, 2]`."""
+    angle = torch.arange(BLOB_CENTRES, dtype=torch.float64) * (2 * math.pi / BLOB_CENTRES)
+    return 3 * torch.stack([angle.cos(), angle.sin()], dim=1).float()
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _check(n: int, noise: float) -> None:
+    if n < 1:
+        raise ValueError(f"n={n}: at least one example is needed")
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"noise={noise}: a standard deviation is a finite number from 0 upwards")

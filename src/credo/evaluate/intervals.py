@@ -1,0 +1,137 @@
+"""How far a number may be trusted: bootstrap intervals, paired comparisons of two methods.
+
+All of it describes the choice of test examples only; another training run adds spread that no resampling of
+one run's predictions can show.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from credo.evaluate.checks import check_values
+
+# Resamples are made in blocks of about this many indices: fast, and 16 MB at a time whatever the sizes.
+_BLOCK = 2**21
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its confidence interval; `p_value` only where two methods were compared."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float | None = None
+
+
+def bootstrap(
+    values: Tensor, *, statistic: str = "mean", level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap interval (Efron 1979) of the mean, or root mean square ("rms"), of `values [n]`.
+
+    Values must be independent of each other. Too narrow for small n: about 93 % instead of 95 % at n = 30.
+    """
+    if statistic not in _STATISTICS:
+        raise ValueError(f"no statistic is called {statistic!r}; there are {', '.join(_STATISTICS)}")
+    _check_settings(level, resamples)
+    values = _check_vector(values, "values")
+    reduce = _STATISTICS[statistic]
+    blocks = _index_blocks(len(values), resamples, torch.Generator().manual_seed(seed))
+    return _interval(float(reduce(values)), torch.cat([reduce(values[index]) for index in blocks]), level)
+
+
+def bootstrap_metric(
+    metric: Callable[[Tensor, Tensor], float],
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap interval of a metric that is not a mean over examples, such as `ece` or an AUROC.
+
+    Calls the metric once a resample. Resamples where it is nan (an AUROC without errors) are left out. A
+    calibration error is biased upwards, more so on resamples: its interval lies too high, and may miss the
+    value itself.
+    """
+    _check_settings(level, resamples)
+    if len(probs) == 0 or len(probs) != len(labels):
+        raise ValueError(
+            f"probs hold {len(probs)} examples and labels {len(labels)}; pass the same number, at least one"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for block in _index_blocks(len(probs), resamples, generator):
+        for index in block:
+            results.append(metric(probs[index.to(probs.device)], labels[index.to(labels.device)]))
+    return _interval(metric(probs, labels), torch.tensor(results, dtype=torch.float64), level)
+
+
+def paired_difference(a: Tensor, b: Tensor, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Interval:
+    """Mean of a − b over the same examples, its bootstrap interval and a two-sided p-value.
+
+    Far sharper than two separate intervals, since what makes an example hard cancels. The p-value is that of
+    the sign flip test (Fisher 1935): the null hypothesis is that the two methods could be swapped example by
+    example. Its smallest possible value is 1 / (resamples + 1).
+    """
+    _check_settings(level, resamples)
+    a, b = _check_vector(a, "a"), _check_vector(b, "b")
+    if len(a) != len(b):
+        raise ValueError(f"a has {len(a)} entries and b {len(b)}; pass values of the same examples in the same order")
+    difference = a - b
+    found = bootstrap(difference, level=level, resamples=resamples, seed=seed)
+    # Another stream than that of the resampling: from the same seed, signs would be the low bits of its
+    # indices.
+    generator = torch.Generator().manual_seed(seed + 1)
+    return Interval(found.value, found.low, found.high, _sign_flip_p_value(difference, resamples, generator))
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    return values.square().mean(-1).sqrt()
+
+
+_STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda v: v.mean(-1), "rms": _root_mean_square}
+
+
+def _sign_flip_p_value(difference: Tensor, resamples: int, generator: torch.Generator) -> float:
+    # Rounding must not break ties with the observed sum: whole-number differences tie often.
+    reached = difference.sum().abs() - 1e-12 * difference.abs().sum()
+    count = 0
+    for rows in _block_sizes(len(difference), resamples):
+        signs = torch.randint(2, (rows, len(difference)), generator=generator).double() * 2 - 1
+        count += int(((signs @ difference).abs() >= reached).sum())
+    return (1 + count) / (1 + resamples)
+
+
+def _index_blocks(n: int, resamples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices `[rows, n]` drawn with replacement; the rows of all blocks together are `resamples`."""
+    for rows in _block_sizes(n, resamples):
+        yield torch.randint(n, (rows, n), generator=generator)
+
+
+def _block_sizes(n: int, resamples: int) -> Iterator[int]:
+    rows = max(1, _BLOCK // n)
+    for start in range(0, resamples, rows):
+        yield min(rows, resamples - start)
+
+
+def _interval(value: float, results: Tensor, level: float) -> Interval:
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = results.nanquantile(ends).tolist()
+    return Interval(value, low, high)
+
+
+def _check_settings(level: float, resamples: int) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; pass a share between 0 and 1, such as 0.95")
+    if resamples < 1:
+        raise ValueError(f"resamples is {resamples}; pass at least 1, better 1000")
+
+
+def _check_vector(values: Tensor, name: str) -> Tensor:
+    if values.dim() != 1:
+        raise ValueError(f"{name} has shape {list(values.shape)}; pass one value an example, [n]")
+    return check_values(values, name=name)

@@ -1,0 +1,123 @@
+"""All metrics of one prediction at once, as plain numbers that go into records and tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
+from credo.evaluate.classification import brier, brier_each, correct
+from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
+from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
+from credo.evaluate.regression import crps_gaussian_each, interval_coverage, rmse
+from credo.evaluate.selective import aurc, retained_accuracy
+from credo.predict import ClassPrediction, Prediction, RegressionPrediction
+
+
+def quick_metrics(prediction: Prediction) -> dict[str, float]:
+    """The few numbers worth computing after every epoch: accuracy or RMSE, and NLL."""
+    targets, log_likelihood = _known(prediction)
+    nll = float(-log_likelihood.mean())
+    if isinstance(prediction, ClassPrediction):
+        return {"accuracy": float((prediction.labels == targets).float().mean()), "nll": nll}
+    if isinstance(prediction, RegressionPrediction):
+        return {"rmse": rmse(prediction.mean, targets), "nll": nll}
+    raise TypeError(f"No metrics for {type(prediction).__name__}.")
+
+
+def evaluate(
+    prediction: Prediction,
+    *,
+    bins: int = 15,
+    outside: dict[str, ClassPrediction] | None = None,
+    scores: tuple[str, ...] = ("entropy", "mutual-information", "msp"),
+    intervals: bool = True,
+) -> dict[str, Any]:
+    """Every metric of a prediction that knows its targets.
+
+    `outside` maps names of out-of-distribution sets to predictions on them; they add AUROC, AUPR and FPR@95 for each of
+    the uncertainty `scores`. `intervals` adds 95 % bootstrap intervals over the inputs for the main metrics.
+    """
+    if isinstance(prediction, ClassPrediction):
+        return _classes(prediction, bins, outside or {}, scores, intervals)
+    if isinstance(prediction, RegressionPrediction):
+        return _values(prediction, intervals)
+    raise TypeError(f"No metrics for {type(prediction).__name__}.")
+
+
+def _classes(
+    prediction: ClassPrediction,
+    bins: int,
+    outside: dict[str, ClassPrediction],
+    scores: tuple[str, ...],
+    intervals: bool,
+) -> dict[str, Any]:
+    labels, log_likelihood = _known(prediction)
+    probs = prediction.probs
+    metrics: dict[str, Any] = {
+        **quick_metrics(prediction),
+        "brier": brier(probs, labels),
+        "ece": ece(probs, labels, bins=bins),
+        "adaptive_ece": adaptive_ece(probs, labels, bins=bins),
+        "classwise_ece": classwise_ece(probs, labels, bins=bins),
+        "misclassification_auroc": misclassification_auroc(probs, labels),
+        "aurc": aurc(probs, labels, prediction.total),
+        "retained_accuracy": {f"{k:g}": v for k, v in retained_accuracy(probs, labels, prediction.total).items()},
+        "mean_total": float(prediction.total.mean()),
+        "mean_aleatoric": float(prediction.aleatoric.mean()),
+        "mean_epistemic": float(prediction.epistemic.mean()),
+        "mean_draws": float(prediction.draws_used.float().mean()),
+    }
+    if outside:
+        metrics["ood"] = {name: _detection(prediction, other, scores) for name, other in outside.items()}
+    if intervals:
+        metrics["intervals"] = {
+            "accuracy": _bounds(bootstrap(correct(probs, labels).double())),
+            "nll": _bounds(bootstrap(-log_likelihood.double())),
+            "brier": _bounds(bootstrap(brier_each(probs, labels).double())),
+            "ece": _bounds(bootstrap_metric(lambda p, y: ece(p, y, bins=bins), probs, labels, resamples=200)),
+        }
+    return metrics
+
+
+def _detection(inside: ClassPrediction, outside: ClassPrediction, scores: tuple[str, ...]) -> dict[str, Any]:
+    def score(name: str, prediction: ClassPrediction) -> Tensor:
+        return ood_score(name, prediction.probs, epistemic=prediction.epistemic)
+
+    return {name: asdict(ood_detection(score(name, inside), score(name, outside))) for name in scores}
+
+
+def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]:
+    targets, log_likelihood = _known(prediction)
+    mean, std = prediction.mean, prediction.total
+    crps = crps_gaussian_each(mean, std, targets)
+    metrics: dict[str, Any] = {
+        **quick_metrics(prediction),
+        "crps": float(crps.mean()),
+        "interval_coverage": {f"{k:g}": v for k, v in interval_coverage(mean, std, targets).items()},
+        "mean_aleatoric": float(prediction.aleatoric.mean()),
+        "mean_epistemic": float(prediction.epistemic.mean()),
+        "mean_draws": float(prediction.draws_used.float().mean()),
+    }
+    if intervals:
+        error = (mean - targets).double().flatten(1).square().mean(-1).sqrt()
+        metrics["intervals"] = {
+            "rmse": _bounds(bootstrap(error, statistic="rms")),
+            "nll": _bounds(bootstrap(-log_likelihood.double())),
+        }
+    return metrics
+
+
+def _known(prediction: Prediction) -> tuple[Tensor, Tensor]:
+    if prediction.targets is None or prediction.log_likelihood is None:
+        raise ValueError("Metrics need targets: predict from batches of (inputs, targets).")
+    if not bool(torch.isfinite(prediction.log_likelihood).all()):
+        raise ValueError("The prediction holds NaN or infinite values: the network's outputs are not finite.")
+    return prediction.targets, prediction.log_likelihood
+
+
+def _bounds(interval: Interval) -> list[float]:
+    return [interval.low, interval.high]

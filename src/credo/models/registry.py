@@ -1,0 +1,73 @@
+"""Models by name, with a record from which a saved model is built again."""
+
+import inspect
+import json
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from credo.core.errors import unknown
+from credo.models.convnets import alexnet, convnet, lenet5, three_conv_three_fc, vgg16_bn
+from credo.models.mlp import mlp
+from credo.models.resnet import resnet18, resnet_cifar
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "convnet": convnet,
+    "alexnet": alexnet,
+    "alexnet-half": partial(alexnet, width=0.5),
+    "3conv3fc": three_conv_three_fc,
+    "resnet-cifar": resnet_cifar,
+    "resnet20": partial(resnet_cifar, depth=20),
+    "resnet56": partial(resnet_cifar, depth=56),
+    "resnet18": resnet18,
+    "vgg16-bn": vgg16_bn,
+}
+
+
+def model_names() -> list[str]:
+    """The names that `build_model` knows, in alphabetical order."""
+    return sorted(MODELS)
+
+
+def build_model(name: str, **options: Any) -> nn.Module:
+    """The model of that name; all take `inputs` (shape of one example), `classes`, `normalize`, `seed`.
+
+    Its attribute `credo_spec`, {"name": ..., "options": {...}}, holds all options, defaults too, in a form
+    that survives JSON: `build_model(spec["name"], **spec["options"])` builds the same architecture again.
+    Without a seed the weights come from torch's global generator.
+    """
+    if name not in MODELS:
+        raise ValueError(unknown("model", name, model_names()))
+    build = MODELS[name]
+    known = _options(build)
+    strangers = [unknown(f"option of {name}", option, known) for option in options if option not in known]
+    if strangers:
+        raise ValueError("\n".join(strangers))
+    defaults = {option: default for option, default in known.items() if default is not inspect.Parameter.empty}
+    complete = {option: _plain(name, option, value) for option, value in (defaults | options).items()}
+    model = build(**complete)
+    vars(model)["credo_spec"] = {"name": name, "options": complete}
+    return model
+
+
+def _options(build: Callable[..., nn.Module]) -> dict[str, Any]:
+    """Options and their defaults, without those that the name itself fixes (the depth of resnet20)."""
+    fixed = build.keywords if isinstance(build, partial) else {}
+    parameters = inspect.signature(build).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
+
+
+def _plain(model: str, option: str, value: Any) -> Any:
+    """`value` as JSON gives it back, so that the first build sees what every later one will see."""
+    try:
+        # operator.index turns NumPy's and torch's whole numbers into Python's and refuses all else.
+        return json.loads(json.dumps(value, default=operator.index, allow_nan=False))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{model}: {option}={value!r} can't be stored in a file; use finite numbers, strings or lists."
+        ) from None

@@ -1,0 +1,128 @@
+"""Predict with a posterior: batched, streaming over draws, with as many draws as each input needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import unknown
+from credo.core.posterior import Posterior
+from credo.predict.moments import Moments, make_moments
+from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
+from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
+
+# Draws that are run before anything is looked at: enough for a first estimate of their variance.
+_CHUNK = 10
+OnBatch = Callable[[int], None]
+
+
+@torch.no_grad()
+def predict(
+    posterior: Posterior,
+    inputs: Tensor | Iterable[Any],
+    *,
+    draws: int = 32,
+    batch_size: int = 1024,
+    shared_draws: bool = False,
+    tolerance: float | None = None,
+    strategy: str = "auto",
+    seed: int = 0,
+    on_batch: OnBatch | None = None,
+) -> Any:
+    """Predictions averaged over `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
+
+    `inputs` is a tensor (cut into batches here) or an iterable of batches, each a tensor or (inputs, targets). The
+    network runs in eval mode; modes, generators and parameters are as before afterwards, and the same seed gives the
+    same prediction. `shared_draws` uses the same networks for all inputs, which "the accuracy of one sampled model"
+    needs. `tolerance` stops drawing for an input once the Monte-Carlo standard error of its class probabilities
+    (regression: of its mean, as a share of the predictive std) is below it; `draws` is the most then, and
+    `draws_used` says how many it took.
+    """
+    if draws < 1:
+        raise ValueError(f"draws={draws}: at least one is needed.")
+    if strategy not in STRATEGIES:
+        raise ValueError(unknown("strategy", strategy, STRATEGIES))
+    if tolerance is not None and not tolerance > 0:
+        raise ValueError(f"tolerance={tolerance} must be positive, or None for a fixed number of draws.")
+    parts: list[Prediction] = []
+    plan: Strategy | None = None
+    with evaluating(posterior), posterior.seeded(seed):
+        for x, y in batches_of(inputs, batch_size):
+            x = x.to(posterior.device)
+            y = None if y is None else y.to(posterior.device)
+            if plan is None:
+                plan = choose_strategy(posterior, x, name=strategy, draws=draws, shared=shared_draws, seed=seed)
+            plan.restart()
+            parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
+            if on_batch is not None:
+                on_batch(len(x))
+    return concatenate(parts)
+
+
+def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:
+    """`predict` where a classification is expected."""
+    prediction = predict(posterior, inputs, **options)
+    if not isinstance(prediction, ClassPrediction):
+        raise TypeError(f"A class likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
+    return prediction
+
+
+def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> RegressionPrediction:
+    """`predict` where a regression is expected."""
+    prediction = predict(posterior, inputs, **options)
+    if not isinstance(prediction, RegressionPrediction):
+        raise TypeError(f"A Gaussian likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
+    return prediction
+
+
+def _predict_batch(
+    posterior: Posterior, plan: Strategy, x: Tensor, y: Tensor | None, draws: int, tolerance: float | None
+) -> Prediction:
+    rows = torch.arange(len(x), device=x.device)
+    moments: Moments | None = None
+    done = 0
+    while done < draws and len(rows):
+        count = min(_CHUNK, draws - done)
+        outputs = plan.outputs(x if len(rows) == len(x) else x[rows], count)
+        if moments is None:
+            moments = make_moments(posterior.likelihood, outputs, y)
+        moments.add(outputs, rows)
+        done += count
+        if tolerance is not None and done < draws:
+            rows = rows[moments.error()[rows] > tolerance]
+    if moments is None:
+        raise ValueError("An empty batch cannot be predicted.")
+    return moments.result()
+
+
+@contextmanager
+def evaluating(posterior: Posterior) -> Iterator[None]:
+    """Eval mode while open; every module's own mode comes back after it."""
+    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in posterior.modules()]
+    posterior.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches (inputs, targets or None) of a tensor or of an iterable of batches."""
+    if isinstance(inputs, Tensor):
+        for x in inputs.split(batch_size):
+            yield x, None
+        return
+    for batch in inputs:
+        if isinstance(batch, Tensor):
+            yield batch, None
+        elif isinstance(batch, tuple | list) and len(batch) >= 2 and isinstance(batch[0], Tensor):
+            yield batch[0], batch[1]
+        elif isinstance(batch, tuple | list) and len(batch) == 1:
+            yield batch[0], None
+        else:
+            raise TypeError(f"A batch must be a tensor or (inputs, targets), got {type(batch).__name__}.")

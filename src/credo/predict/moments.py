@@ -1,0 +1,157 @@
+"""Running sums over draws, so that memory never grows with draws × data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
+
+
+class Moments(ABC):
+    """What is known of one batch after some draws; rows that are converged take no more."""
+
+    count: Tensor
+
+    @abstractmethod
+    def add(self, outputs: Tensor, rows: Tensor) -> None:
+        """Take outputs [draws, len(rows), ...] of some draws for the given rows of the batch."""
+
+    @abstractmethod
+    def error(self) -> Tensor:
+        """Monte-Carlo standard error per input [batch], in the units that a tolerance has."""
+
+    @abstractmethod
+    def result(self) -> Prediction:
+        """The prediction from all draws so far."""
+
+
+class ClassMoments(Moments):
+    """Sums of probabilities, of their squares, and of entropies."""
+
+    def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
+        self.likelihood, self.targets = likelihood, targets
+        shape = likelihood.log_probs(outputs[:, :1]).shape
+        if len(shape) != 3:
+            raise ValueError(
+                f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}."
+            )
+        batch, classes = outputs.shape[1], shape[-1]
+        zeros = outputs.new_zeros
+        self.count = zeros(batch, dtype=torch.long)
+        self.total, self.squares = zeros(batch, classes), zeros(batch, classes)
+        self.log_total = outputs.new_full((batch,), -torch.inf)
+        self.entropies: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, outputs: Tensor, rows: Tensor) -> None:
+        """Fold in the class probabilities of some draws."""
+        log_probs = self.likelihood.log_probs(outputs)
+        probs = log_probs.exp()
+        self.count[rows] += len(outputs)
+        self.total[rows] += probs.sum(0)
+        self.squares[rows] += probs.square().sum(0)
+        self.entropies.append((rows, torch.special.entr(probs).sum(-1)))
+        if self.targets is not None:
+            chosen = log_probs.gather(-1, self.targets[rows].long().expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
+            self.log_total[rows] = torch.logaddexp(self.log_total[rows], chosen.logsumexp(0))
+
+    def error(self) -> Tensor:
+        """Standard error of the class probability that is known worst."""
+        n = self.count.unsqueeze(-1)
+        mean = self.total / n
+        variance = (self.squares / n - mean.square()).clamp_min(0) * n / (n - 1).clamp_min(1)
+        return (variance / n).sqrt().amax(-1)
+
+    def result(self) -> ClassPrediction:
+        """Averages, and the mean absolute deviation of the entropies."""
+        n = self.count.unsqueeze(-1)
+        probs = self.total / n
+        probs = probs / probs.sum(-1, keepdim=True)
+        mean_square = self.squares / n
+        mean_entropy, deviation = self._entropy_statistics()
+        likelihood = None if self.targets is None else self.log_total - self.count.log()
+        return ClassPrediction(
+            draws_used=self.count.cpu(),
+            targets=None if self.targets is None else self.targets.cpu(),
+            log_likelihood=None if likelihood is None else likelihood.cpu(),
+            probs=probs.cpu(),
+            mean_entropy=mean_entropy.cpu(),
+            entropy_deviation=deviation.cpu(),
+            aleatoric_by_class=(probs - mean_square).clamp_min(0).cpu(),
+            epistemic_by_class=(mean_square - probs.square()).clamp_min(0).cpu(),
+            mc_error=self.error().cpu(),
+        )
+
+    def _entropy_statistics(self) -> tuple[Tensor, Tensor]:
+        total, deviation = torch.zeros_like(self.log_total), torch.zeros_like(self.log_total)
+        for rows, each in self.entropies:
+            total[rows] += each.sum(0)
+        mean = total / self.count
+        for rows, each in self.entropies:
+            deviation[rows] += (each - mean[rows]).abs().sum(0)
+        return mean, deviation / self.count
+
+
+class RegressionMoments(Moments):
+    """Sums of means, of their squares, and of noise variances."""
+
+    def __init__(self, likelihood: GaussianNoise, outputs: Tensor, targets: Tensor | None) -> None:
+        self.likelihood, self.targets = likelihood, targets
+        mean, _ = likelihood.moments(outputs[0])
+        if targets is not None and targets.shape != mean.shape:
+            raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape)}.")
+        self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
+        # Deviations from the first draw's mean: sums of squares of large numbers would cancel.
+        self.origin = mean
+        self.total, self.squares, self.noise = (torch.zeros_like(mean) for _ in range(3))
+        self.log_total = outputs.new_full((outputs.shape[1],), -torch.inf)
+
+    def add(self, outputs: Tensor, rows: Tensor) -> None:
+        """Fold in the predicted means and noise of some draws."""
+        mean, std = self.likelihood.moments(outputs)
+        shifted = mean - self.origin[rows]
+        self.count[rows] += len(outputs)
+        self.total[rows] += shifted.sum(0)
+        self.squares[rows] += shifted.square().sum(0)
+        self.noise[rows] += std.square().sum(0)
+        if self.targets is not None:
+            density = torch.distributions.Normal(mean, std).log_prob(self.targets[rows]).flatten(2).sum(-1)
+            self.log_total[rows] = torch.logaddexp(self.log_total[rows], density.logsumexp(0))
+
+    def error(self) -> Tensor:
+        """Standard error of the mean as a share of the predictive standard deviation."""
+        n = self._broadcast_count()
+        total = (self._spread() + self.noise / n).sqrt()
+        return ((self._spread() / (n - 1).clamp_min(1)).sqrt() / total).flatten(1).amax(-1)
+
+    def result(self) -> RegressionPrediction:
+        """Mean, and standard deviations of noise and of means."""
+        n = self._broadcast_count()
+        likelihood = None if self.targets is None else (self.log_total - self.count.log()).cpu()
+        return RegressionPrediction(
+            draws_used=self.count.cpu(),
+            targets=None if self.targets is None else self.targets.cpu(),
+            log_likelihood=likelihood,
+            mean=(self.origin + self.total / n).cpu(),
+            aleatoric=(self.noise / n).sqrt().cpu(),
+            epistemic=self._spread().sqrt().cpu(),
+        )
+
+    def _broadcast_count(self) -> Tensor:
+        return self.count.view(-1, *[1] * (self.total.dim() - 1))
+
+    def _spread(self) -> Tensor:
+        n = self._broadcast_count()
+        return (self.squares / n - (self.total / n).square()).clamp_min(0)
+
+
+def make_moments(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None) -> Moments:
+    """The sums that belong to a likelihood."""
+    if isinstance(likelihood, ClassLikelihood):
+        return ClassMoments(likelihood, outputs, targets)
+    if isinstance(likelihood, GaussianNoise):
+        return RegressionMoments(likelihood, outputs, targets)
+    raise TypeError(f"predict knows class and Gaussian likelihoods, not {type(likelihood).__name__}.")

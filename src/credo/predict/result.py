@@ -1,0 +1,112 @@
+"""What a prediction is: plain tensors on the CPU, one row per input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import unknown
+from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
+
+P = TypeVar("P", bound="Prediction")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What classification and regression have in common.
+
+    `draws_used` [n] counts weight draws per input; `targets` are those the loader gave, if any; `log_likelihood` [n]
+    is log p̄(target) under the whole mixture of draws, None without targets.
+    """
+
+    draws_used: Tensor
+    targets: Tensor | None
+    log_likelihood: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.draws_used)
+
+
+@dataclass(frozen=True)
+class ClassPrediction(Prediction):
+    """Class probabilities averaged over draws, and three splits of their uncertainty.
+
+    `total`, `aleatoric` and `epistemic` are the entropy decomposition (nats); `uncertainty(name)` gives the others.
+    `mc_error` [n] estimates the standard error of the least certain class probability over another set of draws.
+    """
+
+    probs: Tensor
+    mean_entropy: Tensor
+    entropy_deviation: Tensor
+    aleatoric_by_class: Tensor
+    epistemic_by_class: Tensor
+    mc_error: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """Its probability."""
+        return self.probs.amax(-1)
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of the averaged probabilities."""
+        return self.uncertainty("entropy").total
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Average entropy of the draws."""
+        return self.uncertainty("entropy").aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information of label and weights."""
+        return self.uncertainty("entropy").epistemic
+
+    def uncertainty(self, decomposition: str = "entropy") -> Uncertainty:
+        """Total, aleatoric and epistemic by `"entropy"`, `"covariance"` (Kwon et al. 2018) or `"entropy-deviation"`.
+
+        The last is that of Zhang et al. (2022); see `credo.predict.uncertainty` for the formulas.
+        """
+        if decomposition == "entropy":
+            total = torch.special.entr(self.probs).sum(-1)
+            return Uncertainty(total, self.mean_entropy, (total - self.mean_entropy).clamp_min(0))
+        if decomposition == "covariance":
+            aleatoric, epistemic = self.aleatoric_by_class.sum(-1), self.epistemic_by_class.sum(-1)
+            return Uncertainty(aleatoric + epistemic, aleatoric, epistemic)
+        if decomposition == "entropy-deviation":
+            total = self.mean_entropy + self.entropy_deviation
+            return Uncertainty(total, self.mean_entropy, self.entropy_deviation)
+        raise ValueError(unknown("decomposition", decomposition, DECOMPOSITIONS))
+
+
+@dataclass(frozen=True)
+class RegressionPrediction(Prediction):
+    """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic²."""
+
+    mean: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Standard deviation of a new target."""
+        return (self.aleatoric.square() + self.epistemic.square()).sqrt()
+
+
+def concatenate(parts: list[P]) -> P:
+    """One prediction from those of consecutive batches."""
+    if not parts:
+        raise ValueError("Nothing to predict: there was no input.")
+    merged: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        merged[field.name] = None if any(v is None for v in values) else torch.cat(values)
+    return type(parts[0])(**merged)

@@ -1,0 +1,228 @@
+"""The training loop: one record an epoch, checkpoints, early stopping, progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError, unknown
+from credo.core.posterior import Posterior, Terms
+from credo.evaluate.suite import quick_metrics
+from credo.predict import predict
+from credo.training.checkpoint import load_checkpoint, save_checkpoint
+from credo.training.schedule import Schedule, make_schedule
+
+BatchNll = Callable[[nn.Module, Any], Tensor]
+OnStep = Callable[[int, int, int, Terms], None]
+
+
+class Loader(Protocol):
+    """What training reads batches from: a DataLoader, `Batches`, a list."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What one epoch was: means of the terms over its steps, the rate's scale, validation metrics, wall time."""
+
+    epoch: int
+    loss: float
+    nll: float
+    penalty: float
+    kl: float | None
+    lr_scale: float
+    seconds: float
+    validation: dict[str, float] = field(default_factory=dict)
+    best: bool = False
+
+
+@dataclass
+class _Progress:
+    """What a killed run needs to go on, beside the posterior."""
+
+    epoch: int = 0
+    bad_epochs: int = 0
+    best_score: float = -math.inf
+    best_state: dict[str, Any] | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+# Larger is better after multiplying by the sign.
+MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}
+
+
+def train(
+    posterior: Posterior,
+    loader: Loader,
+    *,
+    epochs: int,
+    validation: Iterable[Any] | None = None,
+    validation_draws: int = 8,
+    monitor: str = "nll",
+    patience: int | None = None,
+    schedule: str | Schedule = "constant",
+    checkpoint: Path | str | None = None,
+    seed: int = 0,
+    nll: BatchNll | None = None,
+    on_step: OnStep | None = None,
+) -> Iterator[EpochRecord]:
+    """Train, yielding a record after each epoch (after its checkpoint is on disk).
+
+    With `validation` and `patience` training stops when `monitor` has not improved for that many epochs, and the best
+    epoch's state is what remains. If `checkpoint` exists, training goes on from it, bit for bit as if it had never
+    stopped: everything random in an epoch (shuffling, dropout, augmentation by torch) is seeded by (seed, epoch), and
+    the global generator is left as it was. The loss is the posterior's likelihood on (inputs, targets), or
+    `nll(net, batch)`.
+    """
+    if monitor not in MONITORS:
+        raise ValueError(unknown("monitor", monitor, MONITORS))
+    if patience is not None and validation is None:
+        raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if len(loader) == 0:
+        raise ValueError("The loader has no batches.")
+    scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
+    path = None if checkpoint is None else Path(checkpoint)
+    fingerprint = {"posterior": json.dumps(posterior.config(), sort_keys=True), "seed": seed, "batches": len(loader)}
+    progress = _resume(posterior, loader, path, fingerprint)
+    for earlier in progress.records:
+        yield EpochRecord(**earlier)
+    batch_nll = nll or _likelihood_nll(posterior)
+    while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
+        start = time.perf_counter()
+        posterior.train()
+        with seeded_epoch(loader, seed, progress.epoch, posterior.device):
+            terms = _run_epoch(posterior, loader, batch_nll, scale, progress.epoch, on_step)
+        metrics: dict[str, float] = {}
+        if validation is not None:
+            prediction = predict(posterior, validation, draws=validation_draws, seed=progress.epoch)
+            metrics = quick_metrics(prediction)
+        best = _judge(posterior, progress, metrics, monitor, keep=patience is not None)
+        rate = scale(progress.epoch + 1.0)
+        seconds = time.perf_counter() - start
+        record = EpochRecord(
+            progress.epoch, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
+        )
+        progress.epoch += 1
+        progress.records.append(asdict(record))
+        if path is not None:
+            _save(path, posterior, loader, progress, fingerprint)
+        yield record
+    if progress.best_state is not None:
+        posterior.load_state_dict(progress.best_state)
+
+
+def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
+    """The same posterior, trained; options as in `train`. A progress bar shows on an interactive terminal only."""
+    if not progress:
+        for _ in train(posterior, loader, epochs=epochs, **options):
+            pass
+        return posterior
+    from credo.training.progress import shown  # rich is slow to import and a bar is not always wanted
+
+    for _ in shown(posterior, loader, epochs=epochs, **options):
+        pass
+    return posterior
+
+
+def _likelihood_nll(posterior: Posterior) -> BatchNll:
+    def nll(net: nn.Module, batch: Any) -> Tensor:
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
+        x, y = (entry.to(posterior.device) for entry in batch)
+        return posterior.likelihood.nll(net(x), y)
+
+    return nll
+
+
+def _run_epoch(
+    posterior: Posterior, loader: Loader, nll: BatchNll, scale: Schedule, epoch: int, on_step: OnStep | None
+) -> Terms:
+    total = len(loader)
+    sums = {"loss": 0.0, "nll": 0.0, "penalty": 0.0, "kl": 0.0}
+    count = 0
+    has_kl = True
+    for index, batch in enumerate(loader):
+        posterior.lr_scale = scale(epoch + index / total)
+        terms = posterior.step(lambda net, batch=batch: nll(net, batch))  # type: ignore[misc]
+        has_kl = has_kl and terms.kl is not None
+        for key in sums:
+            sums[key] += getattr(terms, key) or 0.0
+        count += 1
+        if on_step is not None:
+            on_step(epoch, index + 1, total, terms)
+    if count == 0:
+        raise CredoError("The loader gave no batch.")
+    means = {key: value / count for key, value in sums.items()}
+    return Terms(means["loss"], means["nll"], means["penalty"], means["kl"] if has_kl else None)
+
+
+def _judge(posterior: Posterior, progress: _Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
+    """Whether this epoch is the best so far; remembers its state when early stopping wants it."""
+    if not metrics:
+        return False
+    if monitor not in metrics:
+        raise ValueError(unknown("monitor", monitor, metrics))
+    score = MONITORS[monitor] * metrics[monitor]
+    if not score > progress.best_score:
+        progress.bad_epochs += 1
+        return False
+    progress.best_score, progress.bad_epochs = score, 0
+    if keep:
+        progress.best_state = _cloned(posterior.state_dict())
+    return True
+
+
+@contextmanager
+def seeded_epoch(loader: Loader, seed: int, epoch: int, device: torch.device) -> Iterator[None]:
+    """All of torch's global randomness inside is a function of (seed, epoch); outside nothing changes."""
+    set_epoch = getattr(loader, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # A large odd multiplier keeps the streams of neighbouring seeds and epochs apart.
+        torch.manual_seed((seed * 1_000_003 + epoch) % 2**63)
+        yield
+
+
+def _resume(posterior: Posterior, loader: Loader, path: Path | None, fingerprint: dict[str, Any]) -> _Progress:
+    if path is None or not path.exists():
+        return _Progress()
+    state = load_checkpoint(path, fingerprint=fingerprint)
+    posterior.load_state_dict(state["posterior"])
+    generator = getattr(loader, "generator", None)
+    if isinstance(generator, torch.Generator) and state["loader"] is not None:
+        generator.set_state(state["loader"])
+    return _Progress(**state["progress"])
+
+
+def _save(path: Path, posterior: Posterior, loader: Loader, progress: _Progress, fingerprint: dict[str, Any]) -> None:
+    generator = getattr(loader, "generator", None)
+    state = {
+        "fingerprint": fingerprint,
+        "posterior": posterior.state_dict(),
+        "progress": {name: getattr(progress, name) for name in _Progress.__dataclass_fields__},
+        "loader": generator.get_state() if isinstance(generator, torch.Generator) else None,
+    }
+    save_checkpoint(path, state)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _cloned(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cloned(entry) for entry in value)
+    return value

@@ -1,0 +1,50 @@
+"""A progress bar around training; shown on an interactive terminal, silent everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from credo.core.posterior import Posterior, Terms
+from credo.training.fit import EpochRecord, Loader, train
+
+
+def make_progress(console: Console | None = None) -> Progress:
+    """Bar with counts, time taken, time left and a free text at the end, on stderr."""
+    console = console or Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def shown(
+    posterior: Posterior, loader: Loader, *, epochs: int, description: str = "training", **options: Any
+) -> Iterator[EpochRecord]:
+    """`train` with a bar over all steps: loss, nll, kl and the last validation."""
+    with make_progress() as bar:
+        task = bar.add_task(description, total=epochs * len(loader), text="")
+        last = ""
+
+        def on_step(epoch: int, done: int, batches: int, terms: Terms) -> None:
+            bar.update(task, completed=epoch * batches + done, text=f"{_terms(terms)} {last}")
+
+        for record in train(posterior, loader, epochs=epochs, on_step=on_step, **options):
+            last = " ".join(f"val {key} {value:.4f}" for key, value in record.validation.items())
+            bar.update(task, completed=(record.epoch + 1) * len(loader))
+            yield record
+
+
+def _terms(terms: Terms) -> str:
+    kl = "" if terms.kl is None else f" kl {terms.kl:.0f}"
+    return f"loss {terms.loss:.4f} nll {terms.nll:.4f}{kl}"

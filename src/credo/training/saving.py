@@ -1,0 +1,173 @@
+"""Posteriors in files: safetensors with a JSON description in the header. Loading never runs code from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from credo.core.errors import FileFormatError, unknown
+from credo.core.files import write_atomically
+from credo.core.posterior import Posterior
+from credo.methods import METHODS, Ensemble
+from credo.models import build_model
+from credo.version import __version__
+
+FORMAT = 1
+
+
+def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
+    """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
+
+    Optimiser and generator states belong to checkpoints, not here. `extra` is JSON of your own, which `describe`
+    gives back.
+    """
+    path = Path(path)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(posterior).items()}
+    about = {
+        "format": FORMAT,
+        "credo": __version__,
+        "torch": torch.__version__,
+        "posterior": _description(posterior),
+        "architecture": _architecture(posterior.model),
+        "extra": dict(extra or {}),
+    }
+    header = {"credo": json.dumps(about, sort_keys=True), "digest": _digest(tensors, json.dumps(about, sort_keys=True))}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
+    return path
+
+
+def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
+    """The posterior in a file that `save` wrote.
+
+    Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights are
+    replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `optimizer=` or `lr=`.
+    """
+    path = Path(path)
+    about, tensors = _read(path)
+    try:
+        posterior = _rebuild(about["posterior"], about["architecture"], model, changes, path)
+    except TypeError as error:
+        raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error}.") from error
+    _check_tensors(path, _tensors(posterior), tensors)
+    posterior.load_state_dict(tensors, strict=False)
+    return posterior.eval()
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """The JSON description in a saved file: versions, method, hyper-parameters, architecture, `extra`."""
+    return _read(Path(path))[0]
+
+
+def _tensors(posterior: Posterior) -> dict[str, Tensor]:
+    state = posterior.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _description(posterior: Posterior) -> dict[str, Any]:
+    names = [name for name, cls in METHODS.items() if type(posterior) is cls]
+    if not names:
+        raise ValueError(f"{type(posterior).__name__} is not in METHODS: add it there to save it.")
+    about: dict[str, Any] = {"method": names[0], "options": posterior.config(), "data_size": posterior.data_size}
+    if isinstance(posterior, Ensemble):
+        about["members"] = [_description(part) for part in posterior.parts]
+    return about
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    state = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return {"class": type(model).__name__, "spec": getattr(model, "credo_spec", None), "shapes": state}
+
+
+def _rebuild(
+    about: dict[str, Any], architecture: dict[str, Any], model: nn.Module | None, changes: dict[str, Any], path: Path
+) -> Posterior:
+    if about["method"] not in METHODS:
+        raise FileFormatError(f"{path}: " + unknown("method", str(about["method"]), METHODS))
+    if "members" in about:
+        parts = []
+        for index, member in enumerate(about["members"]):
+            own = _copy(model) if model is not None and index else model
+            parts.append(_rebuild(member, architecture, own, changes, path))
+        return Ensemble(parts)
+    network = _network(architecture, model, path)
+    options = {**about["options"], **changes}
+    if options.get("optimizer", "") is None:
+        options["optimizer"] = "adam"  # a custom one is not kept; load(…, optimizer=…) gives it back
+    return METHODS[about["method"]](network, data_size=about["data_size"], **options)
+
+
+def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:
+    if model is None:
+        spec = architecture["spec"]
+        if spec is None:
+            raise ValueError(
+                f"{path} holds a network of class {architecture['class']}, which is not Credo's: "
+                "pass model=, a new instance of it."
+            )
+        model = build_model(spec["name"], **spec["options"])
+    shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    stored = architecture["shapes"]
+    wrong = [
+        f"{name}: {stored.get(name, 'absent')} in the file, {shapes.get(name, 'absent')} in the network"
+        for name in sorted({*stored, *shapes})
+        if stored.get(name) != shapes.get(name)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise FileFormatError(f"{path} holds another architecture: {'; '.join(wrong[:5])}{more}.")
+    return model
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (safetensors.SafetensorError, OSError) as error:
+        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+    if "credo" not in header:
+        raise FileFormatError(f"{path} was not written by credo.save: it has no description.")
+    try:
+        about: dict[str, Any] = json.loads(header["credo"])
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"{path} has a damaged description: {error}.") from error
+    if about.get("format") != FORMAT:
+        raise FileFormatError(
+            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT}."
+        )
+    if _digest(tensors, header["credo"]) != header.get("digest"):
+        raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+    return about, tensors
+
+
+def _check_tensors(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    missing = sorted(set(wanted) - set(given))
+    surplus = sorted(set(given) - set(wanted))
+    shapes = [n for n in wanted if n in given and wanted[n].shape != given[n].shape]
+    if missing or surplus or shapes:
+        raise FileFormatError(f"{path} does not fit: missing {missing}, not expected {surplus}, other shape {shapes}.")
+
+
+def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
