@@ -8,7 +8,7 @@ from credo.core.errors import CredoError, FileFormatError, NonFiniteError, Unsup
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
-from credo.evaluate import evaluate, sample_study
+from credo.evaluate import measure, sample_study
 from credo.methods import BBB, MAP, METHODS, Ensemble, MCDropout
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training import describe, fit, load, save, train
@@ -40,10 +40,10 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "describe",
-    "evaluate",
     "fit",
     "frozen_statistics",
     "load",
+    "measure",
     "predict",
     "refresh_statistics",
     "sample_study",

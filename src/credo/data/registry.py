@@ -10,13 +10,16 @@ from credo.data import sources
 from credo.data.files import DatasetSpec, data_root, require_files
 from credo.data.splits import Dataset
 from credo.data.tables import load_csv
-from credo.data.toys import load_blobs, load_digits, load_gap, load_moons
+from credo.data.toys import load_blobs, load_digits, load_gap, load_moons, load_photo_patches
 
 DATASETS: dict[str, DatasetSpec] = {
     "digits": DatasetSpec("Digits of 8x8 pixels, bundled (Alpaydin and Kaynak, 1998)", "classification", load_digits),
     "moons": DatasetSpec("Two interleaved half circles", "classification", load_moons),
     "blobs": DatasetSpec("Five Gaussian clouds in the plane", "classification", load_blobs),
     "gap": DatasetSpec("A noisy curve with a hole in its training inputs", "regression", load_gap),
+    "photo-patches": DatasetSpec(
+        "Patches of two bundled photographs: foreign inputs for digits", "classification", load_photo_patches
+    ),
     "mnist": sources.MNIST,
     "fashion-mnist": sources.FASHION_MNIST,
     "kmnist": sources.KMNIST,

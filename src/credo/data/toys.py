@@ -103,3 +103,28 @@ def _check(n: int, noise: float) -> None:
         raise ValueError(f"n={n}: at least one example is needed")
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise={noise}: a standard deviation is a finite number from 0 upwards")
+
+
+def load_photo_patches(*, n: int = 1000, size: int = 8, seed: int = 0) -> Dataset:
+    """Grey patches `float32 [n, 1, size, size]` in [0, 1] cut at random from two bundled photographs.
+
+    Not digits at all: the out-of-distribution set for `digits`. Labels are the photograph's index; train is empty.
+    """
+    _check(n, 0.0)
+    from sklearn import datasets
+
+    generator = torch.Generator().manual_seed(seed)
+    photos = [
+        torch.tensor(image, dtype=torch.float32).mean(-1).div(255) for image in datasets.load_sample_images().images
+    ]
+    label = torch.randint(len(photos), (n,), generator=generator)
+    patches = torch.empty(n, 1, size, size)
+    for index, photo in enumerate(photos):
+        mine = (label == index).nonzero().squeeze(1)
+        top = torch.randint(photo.shape[0] - size, (len(mine),), generator=generator)
+        left = torch.randint(photo.shape[1] - size, (len(mine),), generator=generator)
+        offset = torch.arange(size)
+        rows, columns = (top[:, None] + offset)[:, :, None], (left[:, None] + offset)[:, None, :]
+        patches[mine, 0] = photo[rows, columns]
+    nothing = Split(patches[:0], label[:0])
+    return Dataset("photo-patches", nothing, Split(patches, label), classes=len(photos))

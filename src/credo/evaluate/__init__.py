@@ -44,7 +44,7 @@ from credo.evaluate.regression import (
 )
 from credo.evaluate.samples import SampleStudy, sample_study
 from credo.evaluate.selective import aurc, excess_aurc, retained_accuracy, risk_coverage
-from credo.evaluate.suite import evaluate, quick_metrics
+from credo.evaluate.suite import measure, quick_metrics
 
 __all__ = [
     "OOD_SCORES",
@@ -69,13 +69,13 @@ __all__ = [
     "crps_samples",
     "crps_samples_each",
     "ece",
-    "evaluate",
     "excess_aurc",
     "fpr_at",
     "gaussian_nll",
     "gaussian_nll_each",
     "interval_coverage",
     "maximum_calibration_error",
+    "measure",
     "misclassification_auroc",
     "mixture_nll",
     "mixture_nll_each",

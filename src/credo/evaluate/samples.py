@@ -12,6 +12,7 @@ from torch import Tensor
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
 from credo.predict.engine import batches_of, evaluating
+from credo.predict.moments import class_labels, class_log_probs, summable
 from credo.predict.strategies import choose_strategy
 
 
@@ -48,6 +49,8 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
     likelihood = posterior.likelihood
     if not isinstance(likelihood, ClassLikelihood):
         raise TypeError("sample_study counts right labels: it needs a class likelihood.")
+    if draws < 1:
+        raise ValueError(f"draws={draws}: at least one is needed.")
     right = torch.zeros(draws, dtype=torch.float64)
     ensemble_right, total = 0.0, 0
     plan = None
@@ -58,16 +61,18 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
             x, y = x.to(posterior.device), y.to(posterior.device)
             if plan is None:
                 plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
-            plan.restart()
-            probs: Tensor | None = None
-            for start in range(0, draws, 10):
-                count = min(10, draws - start)
-                each = likelihood.log_probs(plan.outputs(x, count)).exp()
-                right[start : start + count] += (each.argmax(-1) == y).double().sum(-1).cpu()
-                probs = each.sum(0) if probs is None else probs + each.sum(0)
+            with posterior.seeded(seed):
+                plan.restart()
+                probs: Tensor | None = None
+                for start in range(0, draws, 10):
+                    count = min(10, draws - start)
+                    each = class_log_probs(likelihood, summable(plan.outputs(x, count))).exp()
+                    labels = class_labels(y, *each.shape[1:])
+                    right[start : start + count] += (each.argmax(-1) == labels).double().sum(-1).cpu()
+                    probs = each.sum(0) if probs is None else probs + each.sum(0)
             assert probs is not None
-            ensemble_right += float((probs.argmax(-1) == y).sum())
-            total += len(y)
+            ensemble_right += float((probs.argmax(-1) == labels).sum())
+            total += len(labels)
     if total == 0:
         raise ValueError("There was no input.")
     return SampleStudy(right / total, ensemble_right / total)

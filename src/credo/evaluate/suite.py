@@ -20,15 +20,15 @@ from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 def quick_metrics(prediction: Prediction) -> dict[str, float]:
     """The few numbers worth computing after every epoch: accuracy or RMSE, and NLL."""
     targets, log_likelihood = _known(prediction)
-    nll = float(-log_likelihood.mean())
+    nll = float(-log_likelihood.double().mean())
     if isinstance(prediction, ClassPrediction):
-        return {"accuracy": float((prediction.labels == targets).float().mean()), "nll": nll}
+        return {"accuracy": float((prediction.labels == targets).double().mean()), "nll": nll}
     if isinstance(prediction, RegressionPrediction):
         return {"rmse": rmse(prediction.mean, targets), "nll": nll}
     raise TypeError(f"No metrics for {type(prediction).__name__}.")
 
 
-def evaluate(
+def measure(
     prediction: Prediction,
     *,
     bins: int = 15,
@@ -103,7 +103,7 @@ def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]
         "mean_draws": float(prediction.draws_used.float().mean()),
     }
     if intervals:
-        error = (mean - targets).double().flatten(1).square().mean(-1).sqrt()
+        error = (mean - targets).double().reshape(len(mean), -1).square().mean(-1).sqrt()
         metrics["intervals"] = {
             "rmse": _bounds(bootstrap(error, statistic="rms")),
             "nll": _bounds(bootstrap(-log_likelihood.double())),

@@ -1,1 +1,41 @@
-"""Published tables, run again."""
+"""Published tables, run again: one module for each work, and the registry that the command line reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from credo.experiments.reproduce import weight_sampling
+from credo.experiments.reproduce.tables import SCALES, Cell, Table
+
+Cells = Callable[..., Iterator[tuple[Cell, dict[str, Any]]]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A work whose tables can be run: what it is, and for each table number its cells and its final form."""
+
+    title: str
+    count: dict[int, Callable[[str], int]]
+    cells: dict[int, Cells]
+    table: dict[int, Callable[[dict[str, dict[str, Any]], str], Table]]
+
+
+STUDIES: dict[str, Study] = {
+    "weight-sampling": Study(
+        "Bayesian weight sampling against input perturbations (Zhang and Chen 2020)",
+        count={1: lambda scale: len(weight_sampling.table_1_cells(scale))},
+        cells={1: weight_sampling.table_1},
+        table={1: weight_sampling.table_1_result},
+    ),
+}
+
+
+def default_folder(study: str, scale: str) -> Path:
+    """Where the records of a study go unless told otherwise."""
+    return Path("runs") / "reproduce" / study / scale
+
+
+__all__ = ["SCALES", "STUDIES", "Study", "default_folder"]

@@ -1,0 +1,49 @@
+"""The `credo` command: its groups in the order a user meets them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from credo.cli import data, demo, evaluate, listing, predict, reproduce, train
+from credo.version import __version__
+
+app = typer.Typer(
+    name="credo",
+    help="Bayesian neural networks: train once, know how sure you are.",
+    epilog="Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted. CREDO_DEBUG=1 shows tracebacks.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"credo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("list")(listing.list_command)
+app.command("data")(data.data_command)
+app.command("train")(train.train_command)
+app.command("evaluate")(evaluate.evaluate_command)
+app.command("predict")(predict.predict_command)
+app.command("reproduce")(reproduce.reproduce_command)
+app.command("demo")(demo.demo_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

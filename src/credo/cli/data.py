@@ -1,0 +1,67 @@
+"""`credo data`: which data sets are here, whether they are whole, how to get them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.data import data_root, data_status, dataset_status, download
+from credo.data.registry import find_spec
+from credo.data.status import DatasetStatus
+from credo.training.progress import make_progress
+
+
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="One data set; all of them if not given.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
+    fetch: Annotated[
+        bool, typer.Option("--download", help="Get the files of NAME from their official address.")
+    ] = False,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the data; else $CREDO_DATA, else the user cache.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """List the data sets that are here, check them, or download one.
+
+    Exit code 1 if a named data set is missing or damaged.
+    """
+    with errors_explained():
+        if fetch:
+            _download(name, root)
+        if name is not None:
+            find_spec(name)
+        found = [dataset_status(name, root, verify=verify)] if name else data_status(root, verify=verify)
+        if as_json:
+            print_json([_as_dict(status) for status in found])
+        else:
+            say(f"looking in {data_root(root)}")
+            rows = [[s.name, _state(s), str(s.folder or "bundled")] for s in found]
+            print_table("data sets", ["name", "state", "folder"], rows)
+            if name:
+                print_table(name, ["file", "bytes", "state"], [[f.path.name, f.size, f.state] for f in found[0].files])
+        if name and _state(found[0]) in ("missing", "corrupt"):
+            raise typer.Exit(1)
+
+
+def _download(name: str | None, root: Path | None) -> None:
+    if name is None:
+        raise ValueError("--download needs the name of a data set: credo data mnist --download")
+    with make_progress() as bar:
+        task = bar.add_task(f"downloading {name}", total=None, text="")
+        download(name, root, progress=lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _state(status: DatasetStatus) -> str:
+    if any(f.state == "corrupt" for f in status.files):
+        return "corrupt"
+    return "present" if status.present else "missing"
+
+
+def _as_dict(status: DatasetStatus) -> dict[str, object]:
+    files = [{"name": f.path.name, "size": f.size, "state": f.state} for f in status.files]
+    folder = None if status.folder is None else str(status.folder)
+    return {"name": status.name, "state": _state(status), "folder": folder, "files": files}

@@ -1,0 +1,72 @@
+"""What all commands share: tables and JSON on stdout, everything else on stderr, errors without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from credo.core.errors import CredoError
+from credo.core.files import finite
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def notes() -> Console:
+    """Console for everything that is not the result."""
+    return Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    notes().print(text, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """The result as JSON on stdout, and nothing else there."""
+    sys.stdout.write(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table on stdout; the first column is text, the others are right-aligned."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*[show(cell) for cell in row])
+    # Piped into a file the table must not be cut at 80 columns.
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width).print(table, highlight=False, markup=False)
+
+
+def show(value: Any) -> str:
+    """A cell as text: numbers with four digits, nothing as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return str(value)
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Expected errors become one message and an exit code; `CREDO_DEBUG=1` shows the traceback."""
+    if os.environ.get("CREDO_DEBUG"):
+        yield
+        return
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("[yellow]Stopped.[/] Run the same command again to go on from the last checkpoint.")
+        raise typer.Exit(130) from None
+    except (CredoError, ValueError, TypeError, OSError) as error:
+        notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        usage = isinstance(error, ValueError | FileNotFoundError)
+        raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None

@@ -1,0 +1,156 @@
+"""`credo predict`: a trained run on new inputs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.core.files import write_json, write_text
+from credo.data import as_float
+from credo.experiments.runs import Run
+from credo.predict import ClassPrediction, RegressionPrediction, predict
+from credo.training.progress import make_progress
+
+_MOST_ROWS = 20
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    inputs: Annotated[Path, typer.Argument(help="Inputs: .npz (array x, or the only one), .npy, or .csv of numbers.")],
+    draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
+) -> None:
+    """Predict new inputs with their uncertainty.
+
+    Integers in an image array are pixels 0-255 and are divided by 255; real numbers are taken as they are. For a run on
+    a CSV table give the raw columns: they are scaled as in training.
+    """
+    with errors_explained():
+        place = Run(run)
+        posterior, facts = place.posterior(), place.facts()
+        x = _fit_shape(_read(inputs), facts, inputs)
+        with make_progress() as bar:
+            task = bar.add_task("predicting", total=len(x), text="")
+            prediction = predict(
+                posterior, x, draws=draws, tolerance=tolerance, on_batch=lambda count: bar.advance(task, count)
+            )
+        rows = _rows(prediction, facts)
+        if output is not None:
+            _write(output, rows)
+            say(f"{len(rows)} rows written to {output}")
+        if as_json:
+            print_json(rows)
+            return
+        shown = [[show for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
+        print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
+        if len(rows) > _MOST_ROWS:
+            say(f"{len(rows) - _MOST_ROWS} more rows; --json or --output gives all of them")
+
+
+def _read(path: Path) -> Tensor:
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        if path.suffix == ".csv":
+            return torch.from_numpy(_read_csv(path))
+        loaded = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as numbers: {error}.") from error
+    if isinstance(loaded, np.ndarray):
+        return torch.from_numpy(loaded)
+    names = loaded.files
+    name = "x" if "x" in names else names[0] if len(names) == 1 else None
+    if name is None:
+        raise ValueError(f"{path} holds the arrays {', '.join(names)}; name the inputs x.")
+    return torch.from_numpy(loaded[name])
+
+
+def _read_csv(path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    rows = [row for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8"))) if row]
+    if rows and not _is_number(rows[0][0]):
+        rows = rows[1:]
+    return np.array(rows, dtype=np.float32)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
+    shape = tuple(facts["input_shape"])
+    if tuple(x.shape) == shape or (len(shape) == 3 and shape[0] == 1 and tuple(x.shape) == shape[1:]):
+        x = x.unsqueeze(0)  # one example
+    if len(shape) == 3 and shape[0] == 1 and tuple(x.shape[1:]) == shape[1:]:
+        x = x.unsqueeze(1)  # grey images without a channel
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(f"{path} holds inputs of shape {tuple(x.shape[1:])}; the run needs {shape} for each.")
+    if len(x) == 0:
+        raise ValueError(f"{path} holds no input.")
+    if not x.dtype.is_floating_point and len(shape) == 3:
+        return as_float(x.clamp(0, 255).to(torch.uint8))
+    x = x.float()
+    if facts["input_mean"] is None:
+        return x
+    return (x - torch.tensor(facts["input_mean"])) / torch.tensor(facts["input_std"])
+
+
+def _rows(prediction: ClassPrediction | RegressionPrediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    if isinstance(prediction, RegressionPrediction):
+        return _value_rows(prediction, facts)
+    names = facts["class_names"]
+    columns = zip(
+        prediction.labels.tolist(),
+        prediction.confidence.tolist(),
+        prediction.total.tolist(),
+        prediction.aleatoric.tolist(),
+        prediction.epistemic.tolist(),
+        prediction.draws_used.tolist(),
+        prediction.probs.tolist(),
+        strict=True,
+    )
+    keys = ("label", "confidence", "total", "aleatoric", "epistemic", "draws", "probs")
+    rows = [{"index": i, **dict(zip(keys, values, strict=True))} for i, values in enumerate(columns)]
+    if names:
+        for row in rows:
+            row["label"] = names[row["label"]]
+    return rows
+
+
+def _value_rows(prediction: RegressionPrediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    mean, std = (torch.tensor(facts[key] or [blank]) for key, blank in (("target_mean", 0.0), ("target_std", 1.0)))
+    values = {"mean": prediction.mean * std + mean, "total": prediction.total * std}
+    values |= {"aleatoric": prediction.aleatoric * std, "epistemic": prediction.epistemic * std}
+    single = prediction.mean.shape[1] == 1
+    lists = {key: (value[:, 0] if single else value).tolist() for key, value in values.items()}
+    count = len(prediction)
+    return [{"index": i, **{key: column[i] for key, column in lists.items()}} for i in range(count)]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".json":
+        write_json(path, rows)
+    elif path.suffix == ".csv":
+        text = io.StringIO()
+        writer = csv.writer(text)
+        keys = [key for key in rows[0] if key != "probs"]
+        writer.writerow(keys)
+        writer.writerows([row[key] for key in keys] for row in rows)
+        write_text(path, text.getvalue())
+    else:
+        raise ValueError(f"--output {path}: write to a .json or .csv file.")

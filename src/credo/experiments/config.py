@@ -1,0 +1,232 @@
+"""One experiment as TOML: which data, network, method and training. The constructors' signatures are the schema."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from credo.core.errors import unknown
+from credo.core.posterior import Posterior
+from credo.data import Batches, Dataset, Split, load_dataset, split_validation
+from credo.experiments.toml import parse_assignment
+from credo.methods import METHODS, Ensemble
+from credo.models import build_model
+from credo.training.schedule import Schedule, make_schedule
+
+# What the experiment fills in by itself.
+_AUTOMATIC = {"self", "model", "data_size", "batches"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and in what steps. Times (`milestones`, `warmup`) are in epochs; `validation` is a share or a count."""
+
+    epochs: int = 20
+    batch_size: int = 128
+    schedule: str = "constant"
+    milestones: list[float] = field(default_factory=list)
+    decay: float = 0.1
+    floor: float = 0.0
+    warmup: float = 0.0
+    augment: str = "none"
+    validation: float = 0.1
+    validation_draws: int = 8
+    monitor: str = "nll"
+    patience: int | None = None
+    seed: int = 0
+
+    def make_schedule(self) -> Schedule:
+        """The learning-rate schedule."""
+        return make_schedule(
+            self.schedule,
+            epochs=self.epochs,
+            milestones=self.milestones,
+            decay=self.decay,
+            floor=self.floor,
+            warmup=self.warmup,
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole experiment; each section but `training` is a name with the options of what it names."""
+
+    data: dict[str, Any]
+    model: dict[str, Any]
+    method: dict[str, Any]
+    training: Training
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, as in the TOML file; nothing left to default silently."""
+        return {"data": self.data, "model": self.model, "method": self.method, "training": asdict(self.training)}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The parts of an experiment, ready to run; `validation` is None where nothing is held out."""
+
+    dataset: Dataset
+    posterior: Posterior
+    loader: Batches
+    validation: Batches | None
+
+    def test_batches(self, batch_size: int = 512) -> Batches:
+        """The test set in order."""
+        return in_order(self.dataset.test, batch_size)
+
+
+def in_order(split: Split, batch_size: int = 512) -> Batches:
+    """All of a split, in order."""
+    return Batches(split, batch_size=batch_size, shuffle=False)
+
+
+def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
+    """An experiment from a TOML file (or none: digits, MLP, BBB) with `key=value` changes on top."""
+    tables: dict[str, Any] = {}
+    if path is not None:
+        if not path.exists():
+            raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    for text in assignments:
+        keys, value = parse_assignment(text)
+        _assign(tables, keys, value, text)
+    return make_experiment(tables)
+
+
+def _assign(tables: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
+    place = tables
+    for key in keys[:-1]:
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"{text!r}: {key!r} is a value, not a section.")
+    place[keys[-1]] = value
+
+
+def make_experiment(tables: Mapping[str, Any]) -> Experiment:
+    """Check every key before anything runs; an unknown one names the nearest that exists."""
+    sections = [f.name for f in fields(Experiment)]
+    for key, value in tables.items():
+        if key not in sections:
+            raise ValueError(unknown("section", key, sections))
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
+    data = {"name": "digits", **copy.deepcopy(dict(tables.get("data", {})))}
+    model = {"name": "mlp", **copy.deepcopy(dict(tables.get("model", {})))}
+    method = {"name": "bbb", **copy.deepcopy(dict(tables.get("method", {})))}
+    _check_method(method)
+    method = _with_defaults(method)
+    return Experiment(data, model, method, _make_training(tables.get("training", {})))
+
+
+def _make_training(table: Mapping[str, Any]) -> Training:
+    known = {f.name for f in fields(Training)}
+    for key in table:
+        if key not in known:
+            raise ValueError(unknown("training option", key, known))
+    training = Training(**table)
+    if training.epochs < 1 or training.batch_size < 1:
+        raise ValueError("training.epochs and training.batch_size must be at least 1.")
+    training.make_schedule()
+    return training
+
+
+def _check_method(method: Mapping[str, Any]) -> None:
+    name = method["name"]
+    if name not in METHODS:
+        raise ValueError(unknown("method", str(name), METHODS))
+    if METHODS[name] is Ensemble:
+        for key in method:
+            if key not in ("name", "members", "of"):
+                raise ValueError(unknown("option of ensemble", key, ("members", "of")))
+        _check_method({"name": "map", **method.get("of", {})})
+        return
+    known = method_options(name)
+    for key in method:
+        if key != "name" and key not in known:
+            raise ValueError(unknown(f"option of {name}", key, known))
+
+
+def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
+    """The method with its constructor's defaults written out: a later version may have others."""
+    if METHODS[method["name"]] is Ensemble:
+        return {"members": 5, **method, "of": _with_defaults({"name": "map", **method.get("of", {})})}
+    kinds = (bool, int, float, str)
+    defaults = {k: p.default for k, p in method_options(method["name"]).items() if isinstance(p.default, kinds)}
+    defaults.pop("seed", None)  # the experiment's own
+    return {"name": method["name"], **defaults, **method}
+
+
+def method_options(name: str) -> dict[str, inspect.Parameter]:
+    """What a method's constructor takes, beyond what an experiment fills in."""
+    parameters = inspect.signature(METHODS[name]).parameters
+    return {key: p for key, p in parameters.items() if key not in _AUTOMATIC}
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Load the data, build network and posterior; the same experiment gives the same objects."""
+    training = experiment.training
+    dataset = load_dataset(**experiment.data)
+    train, held_out = dataset.train, None
+    if training.validation:
+        size = int(training.validation) if training.validation >= 1 else float(training.validation)
+        train, held_out = split_validation(dataset.train, size=size, seed=training.seed)
+    augment = None if training.augment == "none" else training.augment
+    loader = Batches(train, batch_size=training.batch_size, seed=training.seed, augment=augment)
+    posterior = build_posterior(experiment, dataset, data_size=len(train), batches=len(loader))
+    return Prepared(dataset, posterior, loader, None if held_out is None else in_order(held_out))
+
+
+def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int, batches: int) -> Posterior:
+    """Network and posterior of an experiment, before any training."""
+    options = {key: value for key, value in experiment.method.items() if key != "name"}
+    name, seed = experiment.method["name"], experiment.training.seed
+    if METHODS[name] is Ensemble:
+        of = {"name": "map", **options.get("of", {})}
+        members = []
+        for index in range(int(options.get("members", 5))):
+            inner = Experiment(experiment.data, experiment.model, of, experiment.training)
+            members.append(_one(inner, dataset, data_size, batches, seed + index))
+        return Ensemble(members)
+    return _one(experiment, dataset, data_size, batches, seed)
+
+
+def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int, seed: int) -> Posterior:
+    name = experiment.method["name"]
+    options = {key: value for key, value in experiment.method.items() if key != "name"}
+    options.setdefault("seed", seed)
+    options.setdefault("likelihood", _likelihood(dataset))
+    if "batches" in inspect.signature(METHODS[name]).parameters:
+        options["batches"] = batches
+    return METHODS[name](_network(experiment, dataset, options["likelihood"], seed), data_size=data_size, **options)
+
+
+def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, seed: int) -> nn.Module:
+    options = {key: value for key, value in experiment.model.items() if key != "name"}
+    options.setdefault("inputs", list(dataset.input_shape))
+    options.setdefault("classes", _outputs(dataset, likelihood))
+    options.setdefault("seed", seed)
+    return build_model(experiment.model["name"], **options)
+
+
+def _likelihood(dataset: Dataset) -> dict[str, Any]:
+    return (
+        {"kind": "categorical"} if dataset.task == "classification" else {"kind": "gaussian", "std": 0.5, "learn": True}
+    )
+
+
+def _outputs(dataset: Dataset, likelihood: Any) -> int:
+    if dataset.classes is not None:
+        return dataset.classes
+    targets = dataset.train.y.shape[1]
+    doubled = isinstance(likelihood, Mapping) and likelihood.get("heteroscedastic", False)
+    return 2 * targets if doubled else targets

@@ -1,0 +1,55 @@
+"""TOML out (the standard library only reads it) and `key=value` in."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+
+def dump_toml(tables: Mapping[str, Any]) -> str:
+    """Nested dicts of numbers, strings, booleans and lists as TOML; None values are left out."""
+    lines: list[str] = []
+    _table(tables, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
+    nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
+    if path and (plain or not nested):
+        lines.append(f"\n[{path}]")
+    lines.extend(f"{_key(key)} = {_value(value)}" for key, value in plain.items())
+    for key, value in nested.items():
+        _table(value, f"{path}.{_key(key)}" if path else _key(key), lines)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value).replace("inf", "inf") if value == value else "nan"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(entry) for entry in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def parse_assignment(text: str) -> tuple[list[str], Any]:
+    """`method.lr=0.01` as path and value; the value is TOML where that reads it, else the text itself."""
+    key, sign, raw = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not sign or not all(path):
+        raise ValueError(f"{text!r} is not key=value; write for instance method.lr=0.01.")
+    try:
+        return path, tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, raw.strip()
