@@ -107,7 +107,9 @@ def mixture(pi: float, std1: float, std2: float) -> D.MixtureSameFamily:
     return D.MixtureSameFamily(D.Categorical(weights), D.Normal(torch.zeros(2, dtype=torch.float64), stds))
 
 
-@pytest.mark.parametrize(("pi", "std1", "std2"), [(0.5, math.exp(-1), math.exp(-7)), (0.25, 1.0, 0.05), (0.9, 0.2, 2.0)])
+@pytest.mark.parametrize(
+    ("pi", "std1", "std2"), [(0.5, math.exp(-1), math.exp(-7)), (0.25, 1.0, 0.05), (0.9, 0.2, 2.0)]
+)
 def test_scale_mixture_log_prob_equals_torch_distributions(pi: float, std1: float, std2: float) -> None:
     w = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
     prior, reference = ScaleMixture(pi, std1, std2), mixture(pi, std1, std2)
@@ -127,6 +129,34 @@ def test_scale_mixture_neither_underflows_nor_loses_its_gradient_far_out() -> No
             wide = math.log(0.5) + float(D.Normal(0.0, math.exp(-1)).log_prob(torch.tensor(value, dtype=torch.float64)))
             assert float(log_prob.detach()) == pytest.approx(wide, rel=1e-5)
             assert float(w.grad) == pytest.approx(-value / math.exp(-2), rel=1e-5)
+
+
+@pytest.mark.parametrize("prior", [ScaleMixture(), ScaleMixture(0.25, 1.0, 0.05), ScaleMixture(0.9, 0.2, 2.0)])
+def test_scale_mixture_gradient_equals_automatic_differentiation_and_survives_single_precision(prior) -> None:
+    # From the spike's centre through where the two components are equally likely to far out.
+    w = torch.cat([torch.linspace(-2, 2, 81), torch.linspace(-0.01, 0.01, 201)]).double().requires_grad_()
+    reference = mixture(prior.pi, prior.std1, prior.std2)
+    (expected,) = torch.autograd.grad(reference.log_prob(w).sum(), w)
+    (gradient,) = torch.autograd.grad(3 * prior.log_prob(w), w)
+    torch.testing.assert_close(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
+    single = w.detach().float().requires_grad_()
+    prior.log_prob(single).backward()
+    (at_single,) = torch.autograd.grad(reference.log_prob(single.double()).sum(), single)
+    torch.testing.assert_close(single.grad, at_single, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [Gaussian, Laplace])
+@pytest.mark.parametrize("case", ["scalar with a mean", "both vectors"])
+def test_gradients_of_the_closed_forms_equal_torch_distributions(case: str, family: type) -> None:
+    prior, reference = located(case, family)
+    mean, std = (value.requires_grad_() for value in posterior_moments())
+    for ours, theirs in (
+        (prior.kl(mean, std), D.kl_divergence(D.Normal(mean, std), reference).sum()),
+        (prior.log_prob(mean + std), reference.log_prob(mean + std).sum()),
+    ):
+        got = torch.autograd.grad(0.3 * ours, (mean, std))
+        expected = torch.autograd.grad(0.3 * theirs, (mean, std))
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
 def kl_by_quadrature(mu: float, sigma: float, log_prior) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
@@ -37,6 +38,8 @@ def demo_command(
     Runs that are there already are not trained again. Foreign inputs are patches of photographs.
     """
     with errors_explained():
+        # Networks this small gain nothing from a second thread, and lose much when the machine is busy.
+        torch.set_num_threads(1)
         results = {name: _run(name, folder / name) for name in _METHODS}
         if as_json:
             print_json(results)

@@ -36,6 +36,8 @@ def evaluate_command(
     """
     with errors_explained():
         place = Run(run)
+        if samples and place.dataset().classes is None:
+            raise ValueError("--samples counts right labels; this run is a regression.")
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         if samples:
             study = sample_study(place.posterior(), in_order(place.dataset().test), draws=samples)

@@ -12,21 +12,23 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from credo.core.errors import CredoError
 from credo.core.files import finite
+from credo.data import DownloadError
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def notes() -> Console:
     """Console for everything that is not the result."""
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
 
 
 def say(text: str) -> None:
     """A line on stderr."""
-    notes().print(text, highlight=False, soft_wrap=True)
+    notes().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -36,14 +38,14 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A table on stdout; the first column is text, the others are right-aligned."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title, style="table.title"), title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*[show(cell) for cell in row])
     # Piped into a file the table must not be cut at 80 columns.
     width = None if sys.stdout.isatty() else 200
-    Console(width=width).print(table, highlight=False, markup=False)
+    Console(width=width, emoji=False).print(table, highlight=False, markup=False)
 
 
 def show(value: Any) -> str:
@@ -64,9 +66,9 @@ def errors_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("[yellow]Stopped.[/] Run the same command again to go on from the last checkpoint.")
+        say("Stopped. Run the same command again to go on from the last checkpoint.")
         raise typer.Exit(130) from None
-    except (CredoError, ValueError, TypeError, OSError) as error:
+    except (CredoError, DownloadError, ValueError, TypeError, OSError) as error:
         notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         usage = isinstance(error, ValueError | FileNotFoundError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +40,8 @@ def predict_command(
     a CSV table give the raw columns: they are scaled as in training.
     """
     with errors_explained():
+        if output is not None and output.suffix not in (".json", ".csv"):
+            raise ValueError(f"--output {output}: write to a .json or .csv file.")
         place = Run(run)
         posterior, facts = place.posterior(), place.facts()
         x = _fit_shape(_read(inputs), facts, inputs)
@@ -63,23 +67,35 @@ def _read(path: Path) -> Tensor:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
-        if path.suffix == ".csv":
-            return torch.from_numpy(_read_csv(path))
-        loaded = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as numbers: {error}.") from error
-    if isinstance(loaded, np.ndarray):
-        return torch.from_numpy(loaded)
-    names = loaded.files
-    name = "x" if "x" in names else names[0] if len(names) == 1 else None
-    if name is None:
-        raise ValueError(f"{path} holds the arrays {', '.join(names)}; name the inputs x.")
-    return torch.from_numpy(loaded[name])
+        array = _read_csv(path) if path.suffix == ".csv" else _read_array(path)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{path} holds NaN or infinite numbers: there is no prediction for them.")
+    if array.dtype.kind in "iu":
+        array = array.astype(np.int64)  # torch cannot compare some of the unsigned kinds
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _read_csv(path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
-    rows = [row for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8"))) if row]
-    if rows and not _is_number(rows[0][0]):
+def _read_array(path: Path) -> np.ndarray[Any, Any]:
+    with path.open("rb") as file:  # np.load itself leaves a damaged archive open
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        names = loaded.files
+        name = "x" if "x" in names else names[0] if len(names) == 1 else None
+        if name is None:
+            raise ValueError(f"it holds the arrays {', '.join(names) or 'none'}; name the inputs x")
+        array: np.ndarray[Any, Any] = loaded[name]
+        return array
+
+
+def _read_csv(path: Path) -> np.ndarray[Any, Any]:
+    text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark in front
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    if rows and not any(_is_number(cell) for cell in rows[0]):
         rows = rows[1:]
     return np.array(rows, dtype=np.float32)
 
@@ -102,8 +118,13 @@ def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
         raise ValueError(f"{path} holds inputs of shape {tuple(x.shape[1:])}; the run needs {shape} for each.")
     if len(x) == 0:
         raise ValueError(f"{path} holds no input.")
-    if not x.dtype.is_floating_point and len(shape) == 3:
-        return as_float(x.clamp(0, 255).to(torch.uint8))
+    if x.dtype == torch.int64 and len(shape) == 3:
+        if int(x.min()) < 0 or int(x.max()) > 255:
+            raise ValueError(
+                f"{path} holds whole numbers from {int(x.min())} to {int(x.max())}; pixels are 0 to 255. "
+                "Other scales: give real numbers as in training."
+            )
+        return as_float(x.to(torch.uint8))
     x = x.float()
     if facts["input_mean"] is None:
         return x
@@ -145,12 +166,10 @@ def _value_rows(prediction: RegressionPrediction, facts: dict[str, Any]) -> list
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     if path.suffix == ".json":
         write_json(path, rows)
-    elif path.suffix == ".csv":
-        text = io.StringIO()
-        writer = csv.writer(text)
-        keys = [key for key in rows[0] if key != "probs"]
-        writer.writerow(keys)
-        writer.writerows([row[key] for key in keys] for row in rows)
-        write_text(path, text.getvalue())
-    else:
-        raise ValueError(f"--output {path}: write to a .json or .csv file.")
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    keys = [key for key in rows[0] if key != "probs"]
+    writer.writerow(keys)
+    writer.writerows([row[key] for key in keys] for row in rows)
+    write_text(path, text.getvalue())

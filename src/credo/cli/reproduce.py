@@ -11,7 +11,7 @@ import typer
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.errors import unknown
 from credo.core.files import write_json
-from credo.experiments.reproduce import SCALES, STUDIES, default_folder
+from credo.experiments.reproduce import SCALES, STUDIES, Table, default_folder
 from credo.training.progress import make_progress
 
 
@@ -35,22 +35,35 @@ def reproduce_command(
     """
     with errors_explained():
         if study == "list":
-            print_table("studies", ["name", "what"], [[name, s.title] for name, s in STUDIES.items()])
+            _list_studies(as_json)
             return
         if study not in STUDIES:
             raise ValueError(unknown("study", study, STUDIES))
         if scale not in SCALES:
             raise ValueError(unknown("scale", scale, SCALES))
+        known = STUDIES[study].table
+        for number in table or ():
+            if number not in known:
+                raise ValueError(unknown(f"table of {study}", str(number), map(str, known)))
         folder = output or default_folder(study, scale)
-        tables = [_run(study, number, scale, folder, jobs) for number in table or sorted(STUDIES[study].table)]
+        results = [_run(study, number, scale, folder, jobs) for number in table or sorted(known)]
         if as_json:
-            print_json(tables)
+            print_json([asdict(result) for result in results])
+            return
+        for result in results:
+            print_table(result.title, result.columns, result.rows)
 
 
-def _run(study: str, number: int, scale: str, folder: Path, jobs: int) -> dict[str, Any]:
+def _list_studies(as_json: bool) -> None:
+    titles = {name: study.title for name, study in STUDIES.items()}
+    if as_json:
+        print_json(titles)
+    else:
+        print_table("studies", ["name", "what"], list(titles.items()))
+
+
+def _run(study: str, number: int, scale: str, folder: Path, jobs: int) -> Table:
     chosen = STUDIES[study]
-    if number not in chosen.table:
-        raise ValueError(unknown(f"table of {study}", str(number), map(str, chosen.table)))
     records: dict[str, dict[str, Any]] = {}
     with make_progress() as bar:
         task = bar.add_task(f"{study} table {number}", total=chosen.count[number](scale), text="")
@@ -61,8 +74,7 @@ def _run(study: str, number: int, scale: str, folder: Path, jobs: int) -> dict[s
                 say(f"{len(records)}/{chosen.count[number](scale)} {cell.name}")
     result = chosen.table[number](records, scale)
     write_json(folder / f"table{number}.json", {"scale": scale, **asdict(result)})
-    print_table(result.title, result.columns, result.rows)
     for note in result.notes:
         say(note)
     say(f"records are in {folder}")
-    return asdict(result)
+    return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
@@ -19,6 +20,7 @@ def train_command(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/<data>-<model>-<method>.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the final test numbers.")] = 32,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
     """Train a network into a run folder, or go on with one that was interrupted.
@@ -32,14 +34,17 @@ def train_command(
     """
     with errors_explained():
         experiment = _read(arguments or [])
+        if threads is not None:
+            torch.set_num_threads(max(threads, 1))
         place = Run(run or default_folder(experiment))
         say(f"run folder: {place.folder}")
-        if place.finished:
-            say("this run is finished; here is its result")
+        before = place.finished
         for record in place.train(experiment, draws=draws):
             values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
             text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             say(f"epoch {record.epoch + 1:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
+        if before:
+            say("this run was finished already; here is its result")
         result = place.result()
         if as_json:
             print_json(result)

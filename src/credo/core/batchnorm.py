@@ -12,10 +12,15 @@ from torch import Tensor, nn
 from credo.core.weights import Draw, substituted
 
 _TRACKING = nn.modules.batchnorm._NormBase
+_STATISTICS = ("running_mean", "running_var")
 
 
 def _tracking(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
     return [m for m in model.modules() if isinstance(m, _TRACKING) and m.running_mean is not None]
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 @contextmanager
@@ -24,20 +29,23 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
     For inner passes in training (extra draws, adversarial ascent): without it each of them would count as data.
     """
-    changed: list[tuple[Any, str, Any]] = []
+    training = [m for m in _tracking(model) if m.training]
+    batch = [m for m in training if _is_batch_norm(m) and m.track_running_stats]
+    instance = [m for m in training if not _is_batch_norm(m)]
     try:
-        for module in _tracking(model):
-            # Batch norm in training reads its statistics only to update them; instance norm always gets them.
-            batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            if batch and not module.training:
-                continue
-            key, value = ("track_running_stats", False) if batch else ("momentum", 0.0)
-            changed.append((module, key, getattr(module, key)))
-            setattr(module, key, value)
+        for module in batch:
+            module.track_running_stats = False
+        for module in instance:
+            # Instance norm updates whatever statistics it finds (momentum 0 would still round them): shadowed by
+            # plain attributes, it finds none.
+            module.__dict__.update(dict.fromkeys(_STATISTICS))
         yield
     finally:
-        for module, key, value in changed:
-            setattr(module, key, value)
+        for module in batch:
+            module.track_running_stats = True
+        for module in instance:
+            for key in _STATISTICS:
+                module.__dict__.pop(key, None)
 
 
 @torch.no_grad()
@@ -62,8 +70,7 @@ def refresh_statistics(
             for batch in batches:
                 for module in modules:
                     # None is the plain average for batch norm, but no update at all for instance norm.
-                    is_batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
-                    module.momentum = None if is_batch else 1 / (count + 1)
+                    module.momentum = None if _is_batch_norm(module) else 1 / (count + 1)
                 model(_inputs(batch))
                 count += 1
                 if most is not None and count >= most:

@@ -51,11 +51,19 @@ class Descent:
 
     def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
         """Backward and update; parameters stay as they were if loss or gradient is not finite."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(loss.item()):
-            raise NonFiniteError(f"The loss is {loss.item()} at step {at}; {_ADVICE}")
+        self.clear()
+        self.check(loss.item(), at=at)
         loss.backward()
         self.apply(at=at, scale=scale)
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def check(self, loss: float, *, at: int) -> None:
+        """Refuse a loss that is NaN or infinite, before anything has changed."""
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"The loss is {loss} at step {at}; {_ADVICE}")
 
     def apply(self, *, at: int, scale: float = 1.0) -> None:
         """Update from the gradients that are there."""
@@ -70,6 +78,8 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.step()
+        # Not kept until the next step: its forward pass would hold them beside the activations.
+        self.clear()
 
     def _culprit(self) -> str:
         for name, parameter in self.parameters.items():

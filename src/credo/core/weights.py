@@ -69,7 +69,11 @@ class Layout:
         for pattern, value in values.items():
             if fnmatch.fnmatchcase(name, pattern):
                 tensor = torch.as_tensor(value, dtype=self.dtype).detach()
-                return tensor.expand(self.shapes[name])
+                try:
+                    return tensor.expand(self.shapes[name])
+                except RuntimeError as error:
+                    shapes = f"shape {list(tensor.shape)}, which does not fit {list(self.shapes[name])}"
+                    raise ValueError(f"{what} for {name!r} has {shapes}.") from error
         raise ValueError(f"{what} gives no value for {name!r}; add it, or a glob such as '*' for the rest.")
 
 

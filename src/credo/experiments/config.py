@@ -15,9 +15,11 @@ from torch import nn
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
+from credo.data.registry import find_spec
+from credo.experiments.checks import blamed_on, check_kinds
 from credo.experiments.toml import parse_assignment
 from credo.methods import METHODS, Ensemble
-from credo.models import build_model
+from credo.models import MODELS, build_model
 from credo.training.schedule import Schedule, make_schedule
 
 # What the experiment fills in by itself.
@@ -95,7 +97,7 @@ def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
             raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not valid TOML: {error}.") from error
     for text in assignments:
         keys, value = parse_assignment(text)
@@ -123,16 +125,24 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     data = {"name": "digits", **copy.deepcopy(dict(tables.get("data", {})))}
     model = {"name": "mlp", **copy.deepcopy(dict(tables.get("model", {})))}
     method = {"name": "bbb", **copy.deepcopy(dict(tables.get("method", {})))}
+    for section, table in (("data", data), ("model", model), ("method", method)):
+        if not isinstance(table["name"], str):
+            raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
+    find_spec(data["name"])
+    if model["name"] not in MODELS:
+        raise ValueError(unknown("model", model["name"], MODELS))
     _check_method(method)
     method = _with_defaults(method)
     return Experiment(data, model, method, _make_training(tables.get("training", {})))
 
 
 def _make_training(table: Mapping[str, Any]) -> Training:
+    table = {key: value for key, value in table.items() if value is not None}  # a JSON record's null is the default
     known = {f.name for f in fields(Training)}
     for key in table:
         if key not in known:
             raise ValueError(unknown("training option", key, known))
+    check_kinds("training", table, {**asdict(Training()), "patience": 1})
     training = Training(**table)
     if training.epochs < 1 or training.batch_size < 1:
         raise ValueError("training.epochs and training.batch_size must be at least 1.")
@@ -144,16 +154,17 @@ def _check_method(method: Mapping[str, Any]) -> None:
     name = method["name"]
     if name not in METHODS:
         raise ValueError(unknown("method", str(name), METHODS))
-    if METHODS[name] is Ensemble:
-        for key in method:
-            if key not in ("name", "members", "of"):
-                raise ValueError(unknown("option of ensemble", key, ("members", "of")))
-        _check_method({"name": "map", **method.get("of", {})})
-        return
     known = method_options(name)
     for key in method:
         if key != "name" and key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
+    check_kinds("method", method, {key: p.default for key, p in known.items()})
+    if METHODS[name] is not Ensemble:
+        return
+    of = method.get("of", {})
+    if not isinstance(of, Mapping) or of.get("name") == name:
+        raise ValueError("method.of describes one member: method.of.name=bbb, say; it cannot be an ensemble itself.")
+    _check_method({"name": "map", **of})
 
 
 def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +179,9 @@ def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:
     """What a method's constructor takes, beyond what an experiment fills in."""
+    if METHODS[name] is Ensemble:  # its constructor takes finished members; an experiment says how to make them
+        options = {"members": 5, "of": {"name": "map"}}
+        return {key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=v) for key, v in options.items()}
     parameters = inspect.signature(METHODS[name]).parameters
     return {key: p for key, p in parameters.items() if key not in _AUTOMATIC}
 
@@ -175,7 +189,8 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
 def prepare(experiment: Experiment) -> Prepared:
     """Load the data, build network and posterior; the same experiment gives the same objects."""
     training = experiment.training
-    dataset = load_dataset(**experiment.data)
+    with blamed_on("data", experiment.data):
+        dataset = load_dataset(**experiment.data)
     train, held_out = dataset.train, None
     if training.validation:
         size = int(training.validation) if training.validation >= 1 else float(training.validation)
@@ -189,32 +204,32 @@ def prepare(experiment: Experiment) -> Prepared:
 def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int, batches: int) -> Posterior:
     """Network and posterior of an experiment, before any training."""
     options = {key: value for key, value in experiment.method.items() if key != "name"}
-    name, seed = experiment.method["name"], experiment.training.seed
-    if METHODS[name] is Ensemble:
-        of = {"name": "map", **options.get("of", {})}
-        members = []
-        for index in range(int(options.get("members", 5))):
-            inner = Experiment(experiment.data, experiment.model, of, experiment.training)
-            members.append(_one(inner, dataset, data_size, batches, seed + index))
-        return Ensemble(members)
-    return _one(experiment, dataset, data_size, batches, seed)
+    if METHODS[experiment.method["name"]] is not Ensemble:
+        return _one(experiment, dataset, data_size, batches)
+    of = {"name": "map", **options.get("of", {})}
+    inner = Experiment(experiment.data, experiment.model, of, experiment.training)
+    return Ensemble([_one(inner, dataset, data_size, batches, index) for index in range(options.get("members", 5))])
 
 
-def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int, seed: int) -> Posterior:
+def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int, index: int = 0) -> Posterior:
     name = experiment.method["name"]
     options = {key: value for key, value in experiment.method.items() if key != "name"}
-    options.setdefault("seed", seed)
+    # Also a seed that was given: members that start alike and see the same batches would stay alike.
+    options["seed"] = options.get("seed", experiment.training.seed) + index
     options.setdefault("likelihood", _likelihood(dataset))
     if "batches" in inspect.signature(METHODS[name]).parameters:
         options["batches"] = batches
-    return METHODS[name](_network(experiment, dataset, options["likelihood"], seed), data_size=data_size, **options)
+    with blamed_on("model", experiment.model):
+        network = _network(experiment, dataset, options["likelihood"], index)
+    with blamed_on("method", experiment.method):
+        return METHODS[name](network, data_size=data_size, **options)
 
 
-def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, seed: int) -> nn.Module:
+def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, index: int) -> nn.Module:
     options = {key: value for key, value in experiment.model.items() if key != "name"}
     options.setdefault("inputs", list(dataset.input_shape))
     options.setdefault("classes", _outputs(dataset, likelihood))
-    options.setdefault("seed", seed)
+    options["seed"] = options.get("seed", experiment.training.seed) + index
     return build_model(experiment.model["name"], **options)
 
 

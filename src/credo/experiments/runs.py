@@ -60,6 +60,7 @@ class Run:
     def posterior(self) -> Posterior:
         """The trained posterior."""
         if not (self.folder / MODEL).exists():
+            self.experiment()  # says so if this is no run at all
             raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` on it finishes it.")
         return load(self.folder / MODEL)
 
@@ -74,14 +75,18 @@ class Run:
 
     def train(self, experiment: Experiment, *, draws: int = 32) -> Iterator[EpochRecord]:
         """Train (or go on training) this run to its result, yielding every epoch's record."""
+        if draws < 1:
+            raise ValueError(f"draws={draws}: at least one is needed.")
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._check_same(experiment)
             if self.finished:
                 return
-            prepared = prepare(experiment)
-            # Only now: a setting that does not work must not claim the folder.
-            write_text(self.folder / CONFIG, dump_toml(experiment.to_dict()))
+            yield from self._train(experiment, draws)
+
+    def _train(self, experiment: Experiment, draws: int) -> Iterator[EpochRecord]:
+        prepared = prepare(experiment)
+        with self._claimed(experiment):
             training = experiment.training
             records: list[EpochRecord] = []
             for record in shown(
@@ -119,6 +124,19 @@ class Run:
                 f"{self.folder} holds a run with other settings: {changes}. "
                 "Choose another --run folder, or delete this one."
             )
+
+    @contextmanager
+    def _claimed(self, experiment: Experiment) -> Iterator[None]:
+        """The folder belongs to these settings, unless they fail before there is anything to resume."""
+        for left_over in self.folder.glob(".*.part"):  # of a process killed while it wrote
+            left_over.unlink()
+        write_text(self.folder / CONFIG, dump_toml(experiment.to_dict()))
+        try:
+            yield
+        except Exception:
+            if not (self.folder / CHECKPOINT).exists():
+                (self.folder / CONFIG).unlink(missing_ok=True)
+            raise
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -183,6 +201,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Metrics of a trained run on its test set, and against out-of-distribution sets by name."""
     posterior, dataset = run.posterior(), run.dataset()
+    if ood and dataset.classes is None:
+        raise ValueError("Out-of-distribution detection scores class probabilities; this run is a regression.")
 
     def run_on(split: Split) -> Any:
         return predict(posterior, in_order(split, batch_size), draws=draws, tolerance=tolerance)
@@ -190,7 +210,7 @@ def evaluate_run(
     inside = run_on(dataset.test)
     outside = {}
     for name in ood:
-        foreign = load_dataset(name)
+        foreign = load_dataset(name, root=run.experiment().data.get("root"))
         if foreign.input_shape != dataset.input_shape:
             raise ValueError(
                 f"{name} has inputs of shape {foreign.input_shape}, the run was trained on {dataset.input_shape}: "

@@ -26,21 +26,28 @@ def _table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _text(key)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value).replace("inf", "inf") if value == value else "nan"
+        return repr(value)
     if isinstance(value, int):
         return str(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(entry) for entry in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
-    return json.dumps(str(value), ensure_ascii=False)
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+    if value is None:
+        raise ValueError("TOML has no word for None inside a list.")
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    # JSON's escapes are TOML's, but for pairs of surrogates (not written here) and the one control character it allows.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,37 +126,64 @@ class BBB(GaussianPosterior):
     # -- training --------------------------------------------------------------------------------------------
 
     def step(self, nll: Nll) -> Terms:
-        """One step of the optimiser on the negative ELBO per example, averaged over the draws."""
-        mean, std = self._moments()
-        passes = []
+        """One step of the optimiser on the negative ELBO per example, averaged over the draws.
+
+        The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations: a third of
+        the memory traffic of leaving it to autograd.
+        """
+        self.descent.clear()
+        with torch.no_grad():
+            mean, std = self._moments()
+        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        share = 1 / self.step_draws
+        slope_mean, slope_std = torch.zeros_like(mean), torch.zeros_like(std)
+        data_term = kl = 0.0
         for index in range(self.step_draws):
+            eps = self._normal()
             # Only the first draw counts as data for running statistics.
             with frozen_statistics(self.model) if index else nullcontext():
-                passes.append(self._pass(nll, mean, std))
-        data_term = _average([data for data, _ in passes])
-        kl = self._closed_kl(mean, std) if self.closed_form else _average([kl() for _, kl in passes])
-        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+                data_term += share * self._add_nll_slopes(nll, mean, std, eps, share, slope_mean, slope_std)
+            if not self.closed_form:
+                estimate = partial(self._monte_carlo_kl, eps=eps)
+                kl += share * _add_slopes(estimate, mean, std, weight * share, slope_mean, slope_std)
+        if self.closed_form:
+            kl = _add_slopes(self._closed_kl, mean, std, weight, slope_mean, slope_std)
         loss = data_term + weight * kl
-        self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+        self.descent.check(loss, at=self.steps)
+        self._set_gradients(slope_mean, slope_std)
+        self.descent.apply(at=self.steps, scale=self.lr_scale)
         self.steps += 1
-        return Terms(loss=loss.item(), nll=data_term.item(), penalty=weight * kl.item(), kl=kl.item())
+        return Terms(loss=loss, nll=data_term, penalty=weight * kl, kl=kl)
 
-    def _pass(self, nll: Nll, mean: Tensor, std: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The batch's NLL under one sample of the noise, and the Monte-Carlo KL at that sample when asked for."""
-        eps = self._normal()
-        weights = self.layout.split(torch.addcmul(mean, std, eps))
+    def _add_nll_slopes(
+        self, nll: Nll, mean: Tensor, std: Tensor, eps: Tensor, share: float, slope_mean: Tensor, slope_std: Tensor
+    ) -> float:
+        """The batch's NLL under one sample of the noise; adds `share` of its derivatives to the slopes."""
+        weights = _leaves(self.layout.split(torch.addcmul(mean, std, eps)))
+        deviations = std.detach().requires_grad_(self.noise_name != "weights")
+        value = self._sampled_nll(nll, weights, deviations)
+        self.descent.check(value.item(), at=self.steps)
+        (value * share).backward()
+        slope = self.layout.flatten({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()})
+        slope_mean.add_(slope)
+        slope_std.add_(slope.mul_(eps))
+        if deviations.grad is not None:
+            slope_std.add_(deviations.grad)
+        return value.item()
+
+    def _sampled_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         statistics: AbstractContextManager[None] = nullcontext()
         while self.noise_name != "weights":
             try:
                 with statistics:
-                    return self._noisy_nll(nll, weights, std), lambda: self._monte_carlo_kl(mean, std, eps)
+                    return self._noisy_nll(nll, weights, std)
             except LayerUseError as error:
                 # Noise of its own per use would be wrong for these: from now on they take weight draws.
                 self._by_weight.update(error.paths)
                 # The pass just thrown away has counted as data for running statistics already.
                 statistics = frozen_statistics(self.model)
         with substituted(self.model, weights, self._aliases):
-            return nll(self.model), lambda: self._monte_carlo_kl(mean, std, eps)
+            return nll(self.model)
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         """NLL with activation noise on the covered layers and `weights` for all other random parameters."""
@@ -170,6 +198,13 @@ class BBB(GaussianPosterior):
         make = NOISES[self.noise_name](self.layout.split(std), self.generator)
         with substituted(self.model, rest, self._aliases), tapped(layers, make):
             return nll(self.model)
+
+    def _set_gradients(self, slope_mean: Tensor, slope_std: Tensor) -> None:
+        """Hand the slopes to the optimiser; the means of layers with activation noise have a share already."""
+        self.rho.grad = slope_std.mul_(torch.sigmoid(self.rho.detach()))
+        pieces = self.layout.split(slope_mean)
+        for name, parameter in self._parameters_at(self.layout.names).items():
+            parameter.grad = pieces[name] if parameter.grad is None else parameter.grad.add_(pieces[name])
 
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
         kl = self.prior.kl(mean, std)
@@ -231,8 +266,25 @@ class BBB(GaussianPosterior):
         return self.descent.optimizer
 
 
-def _average(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack(values).mean()
+def _leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+
+
+def _add_slopes(
+    value: Callable[[Tensor, Tensor], Tensor],
+    mean: Tensor,
+    std: Tensor,
+    weight: float,
+    slope_mean: Tensor,
+    slope_std: Tensor,
+) -> float:
+    """A function of means and deviations at these; adds `weight` times its derivatives to the slopes."""
+    mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
+    result = value(mean, std)
+    for_mean, for_std = torch.autograd.grad(result, (mean, std))
+    slope_mean.add_(for_mean, alpha=weight)
+    slope_std.add_(for_std, alpha=weight)
+    return result.item()
 
 
 def _check_choices(noise: str, kl: str, draws: int, temperature: float) -> None:
@@ -242,5 +294,5 @@ def _check_choices(noise: str, kl: str, draws: int, temperature: float) -> None:
         raise ValueError(unknown("kl", kl, KL_NAMES))
     if draws < 1:
         raise ValueError(f"draws={draws}: a step needs at least one draw.")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} must not be negative; 1 is the exact posterior.")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature={temperature} must be finite and not negative; 1 is the exact posterior.")

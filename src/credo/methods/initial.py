@@ -12,7 +12,7 @@ from credo.core.prior import Prior
 from credo.core.weights import Layout, inverse_softplus
 
 MeanInit = str | float
-MEAN_INITS = ("keep", "prior")
+MEAN_INITS = ("keep", "prior", "he")
 DEFAULT_STD = 0.02
 # softplus⁻¹ needs σ > 0; a weight that is exactly 0 gets this share of the mean |μ|.
 _SMALLEST_SHARE = 1e-3
@@ -26,17 +26,22 @@ def initialise_mean_(
     layout: Layout,
     generator: torch.Generator,
 ) -> None:
-    """Set the means: `"keep"` them, a number c for N(0, c²), `"prior"` for a normal of the prior's mean-field scale.
+    """Set the means: `"keep"` them, or draw them anew.
 
-    `"prior"` is truncated at two standard deviations.
+    A number c is N(0, c²); `"prior"` a normal of the prior's mean and std, truncated at two std; `"he"` N(0, 2/fan_in)
+    for weights and 0 for biases (He et al. 2015).
     """
     if choice == "keep":
         return
-    if isinstance(choice, str) and choice != "prior":
+    if isinstance(choice, str) and choice not in MEAN_INITS:
         raise ValueError(unknown("mean_init", choice, MEAN_INITS) + " Or a number: the std of a normal.")
     device = next(iter(parameters.values())).device
     z = torch.empty(layout.size, device=device, dtype=layout.dtype)
-    if choice == "prior":
+    if choice == "he":
+        z.normal_(generator=generator)
+        scales = {name: (2 / max(p[0].numel(), 1)) ** 0.5 if p.dim() > 1 else 0.0 for name, p in parameters.items()}
+        values = z * layout.flatten({name: torch.full_like(p, scales[name]) for name, p in parameters.items()})
+    elif choice == "prior":
         nn.init.trunc_normal_(z, generator=generator, a=-2.0, b=2.0)
         values = z * prior.std + getattr(prior, "mean", 0.0)
     else:

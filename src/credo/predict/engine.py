@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
-from credo.predict.moments import Moments, make_moments
+from credo.predict.moments import Moments, make_moments, summable
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
 from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
 
@@ -44,6 +44,8 @@ def predict(
     """
     if draws < 1:
         raise ValueError(f"draws={draws}: at least one is needed.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: at least one is needed.")
     if strategy not in STRATEGIES:
         raise ValueError(unknown("strategy", strategy, STRATEGIES))
     if tolerance is not None and not tolerance > 0:
@@ -56,8 +58,9 @@ def predict(
             y = None if y is None else y.to(posterior.device)
             if plan is None:
                 plan = choose_strategy(posterior, x, name=strategy, draws=draws, shared=shared_draws, seed=seed)
-            plan.restart()
-            parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
+            with posterior.seeded(seed) if shared_draws else nullcontext():
+                plan.restart()
+                parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
             if on_batch is not None:
                 on_batch(len(x))
     return concatenate(parts)
@@ -87,7 +90,7 @@ def _predict_batch(
     done = 0
     while done < draws and len(rows):
         count = min(_CHUNK, draws - done)
-        outputs = plan.outputs(x if len(rows) == len(x) else x[rows], count)
+        outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
         if moments is None:
             moments = make_moments(posterior.likelihood, outputs, y)
         moments.add(outputs, rows)
@@ -101,11 +104,13 @@ def _predict_batch(
 
 @contextmanager
 def evaluating(posterior: Posterior) -> Iterator[None]:
-    """Eval mode while open; every module's own mode comes back after it."""
+    """Eval mode while open; every module's own mode and torch's global generator come back after it."""
     modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in posterior.modules()]
     posterior.eval()
     try:
-        yield
+        # A DataLoader takes a seed from the global generator each time it is iterated.
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for module, training in modes:
             module.training = training

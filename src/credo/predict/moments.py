@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import Bernoulli, ClassLikelihood, GaussianNoise, Likelihood
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
 
 
@@ -33,13 +33,9 @@ class ClassMoments(Moments):
     """Sums of probabilities, of their squares, and of entropies."""
 
     def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
-        self.likelihood, self.targets = likelihood, targets
-        shape = likelihood.log_probs(outputs[:, :1]).shape
-        if len(shape) != 3:
-            raise ValueError(
-                f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}."
-            )
-        batch, classes = outputs.shape[1], shape[-1]
+        batch, classes = class_log_probs(likelihood, outputs).shape[1:]
+        self.likelihood = likelihood
+        self.targets = None if targets is None else class_labels(targets, batch, classes)
         zeros = outputs.new_zeros
         self.count = zeros(batch, dtype=torch.long)
         self.total, self.squares = zeros(batch, classes), zeros(batch, classes)
@@ -48,14 +44,14 @@ class ClassMoments(Moments):
 
     def add(self, outputs: Tensor, rows: Tensor) -> None:
         """Fold in the class probabilities of some draws."""
-        log_probs = self.likelihood.log_probs(outputs)
+        log_probs = class_log_probs(self.likelihood, outputs)
         probs = log_probs.exp()
         self.count[rows] += len(outputs)
         self.total[rows] += probs.sum(0)
         self.squares[rows] += probs.square().sum(0)
         self.entropies.append((rows, torch.special.entr(probs).sum(-1)))
         if self.targets is not None:
-            chosen = log_probs.gather(-1, self.targets[rows].long().expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
+            chosen = log_probs.gather(-1, self.targets[rows].expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], chosen.logsumexp(0))
 
     def error(self) -> Tensor:
@@ -118,14 +114,18 @@ class RegressionMoments(Moments):
         self.squares[rows] += shifted.square().sum(0)
         self.noise[rows] += std.square().sum(0)
         if self.targets is not None:
-            density = torch.distributions.Normal(mean, std).log_prob(self.targets[rows]).flatten(2).sum(-1)
-            self.log_total[rows] = torch.logaddexp(self.log_total[rows], density.logsumexp(0))
+            y = self.targets[rows].to(mean.dtype)
+            # Unchecked: values that are not finite shall reach the result, where the metrics name them.
+            density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
+            joint = density.reshape(*density.shape[:2], -1).sum(-1)
+            self.log_total[rows] = torch.logaddexp(self.log_total[rows], joint.logsumexp(0))
 
     def error(self) -> Tensor:
         """Standard error of the mean as a share of the predictive standard deviation."""
         n = self._broadcast_count()
         total = (self._spread() + self.noise / n).sqrt()
-        return ((self._spread() / (n - 1).clamp_min(1)).sqrt() / total).flatten(1).amax(-1)
+        error = (self._spread() / (n - 1).clamp_min(1)).sqrt() / total
+        return error.reshape(len(error), -1).amax(-1)
 
     def result(self) -> RegressionPrediction:
         """Mean, and standard deviations of noise and of means."""
@@ -146,6 +146,36 @@ class RegressionMoments(Moments):
     def _spread(self) -> Tensor:
         n = self._broadcast_count()
         return (self.squares / n - (self.total / n).square()).clamp_min(0)
+
+
+def summable(outputs: Tensor) -> Tensor:
+    """Half-precision outputs as float32: sums over draws would lose what the draws differ by."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
+    """log probabilities [draws, batch, classes] from outputs [draws, batch, ...]."""
+    if isinstance(likelihood, Bernoulli) and outputs.dim() == 2:
+        outputs = outputs.unsqueeze(-1)  # a batch of one would be taken for the dimension of the logit
+    log_probs = likelihood.log_probs(outputs)
+    if log_probs.dim() != 3:
+        raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")
+    return log_probs
+
+
+def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
+    """Targets as labels int64 [batch]; [batch, 1] and whole numbers in floats (for a Bernoulli) are taken, too."""
+    if targets.shape not in ((batch,), (batch, 1)):
+        raise ValueError(f"Labels must have shape [{batch}], one for each input; got {list(targets.shape)}.")
+    labels = targets.reshape(-1).long()
+    if not bool((labels == targets.reshape(-1)).all()):
+        raise ValueError("Labels must be whole numbers.")
+    if bool(((labels < 0) | (labels >= classes)).any()):
+        raise ValueError(
+            f"Labels run from {int(labels.min())} to {int(labels.max())}, but there are {classes} classes; "
+            "predict inputs of other classes without labels."
+        )
+    return labels
 
 
 def make_moments(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None) -> Moments:

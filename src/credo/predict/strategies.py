@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from credo.core.layers import RULES, output_variance
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import covered_layers, parameter_names
 from credo.core.weights import Draw, Layout, substituted
+from credo.methods import Ensemble
 
 STRATEGIES = ("auto", "loop", "stacked", "activation")
 # A first conv layer on few channels is too small to fill the machine: stacking pays there and only there.
@@ -103,7 +105,8 @@ class Activation(Strategy):
         """The first layer's moments once, then a pass per draw for the rest."""
         with seen_by(self.posterior.model, self.layer, x) as inputs:
             rule = RULES[type(self.layer)]
-            mean = self.layer(inputs)
+            # Not a call of the layer: its own hooks run once, in the pass for the rest.
+            mean = rule.apply(self.layer, inputs, self.layer.weight, self.layer.bias)  # type: ignore[arg-type]
             std = output_variance(rule, self.layer, inputs, self.first_std[0], self.first_std[1]).clamp_min(0).sqrt()
         results = []
         for _ in range(count):
@@ -123,48 +126,45 @@ class Activation(Strategy):
 
 
 class _Draws:
-    """The posterior's draws one after another; shared ones come again in the same order for every batch."""
+    """The posterior's draws one after another; shared ones come again in the same order for every batch.
 
-    def __init__(self, posterior: Posterior, total: int, shared: bool, seed: int) -> None:
-        self.posterior, self.total, self.shared, self.seed = posterior, total, shared, seed
+    Whoever shares them restarts under the same `posterior.seeded`: draws too large to keep are made again.
+    """
+
+    def __init__(self, posterior: Posterior, total: int, shared: bool) -> None:
+        self.posterior, self.total = posterior, total
         size = sum(t.numel() * t.element_size() for t in posterior.draw().values()) if shared else 0
         self.keep = shared and 0 < size * total <= _CACHE_BYTES
-        self.cache: list[dict[str, Tensor]] = []
-        self.restart()
+        self.kept: list[dict[str, Tensor]] = []
+        self.source: Iterator[dict[str, Tensor]] = iter(())
 
     def restart(self) -> None:
-        """Begin again; draws too large to keep are made again from the same seed."""
-        self.position = 0
-        if self.shared and not self.keep:
-            self.posterior.generator.manual_seed(self.seed)
-        self.source = self.posterior.draws(self.total)
+        """Begin again with the first draw."""
+        if self.keep and not self.kept:
+            self.kept = list(self.posterior.draws(self.total))
+        self.source = iter(self.kept) if self.keep else self.posterior.draws(self.total)
 
     def take(self, count: int) -> Iterator[dict[str, Tensor]]:
-        for _ in range(count):
-            if self.keep and self.position < len(self.cache):
-                draw = self.cache[self.position]
-            else:
-                draw = next(self.source)
-                if self.keep:
-                    self.cache.append(draw)
-            self.position += 1
-            yield draw
+        return islice(self.source, count)
 
 
 def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, shared: bool, seed: int) -> Strategy:
     """The strategy asked for, or the fastest that gives the right distribution; an impossible wish is an error."""
-    source = _Draws(posterior, draws, shared, seed)
+    # Trying out must not use up random numbers: every strategy shall see the same draws.
+    with posterior.seeded(seed):
+        source = _Draws(posterior, draws, shared)
+        found = None if name == "loop" else _first_layer(posterior, x)
     if name == "loop":
         return Loop(posterior, source)
-    found = _first_layer(posterior, x)
     linear = found is not None and type(found[1]) is nn.Linear
     if name in ("auto", "activation") and not shared and linear and isinstance(posterior, GaussianPosterior):
         assert found is not None
-        return Activation(posterior, *found)
+        if _is_alone(posterior, *found, x[:2]):
+            return Activation(posterior, *found)
     if name == "activation":
         raise ValueError(
-            "strategy='activation' needs an independent Gaussian posterior, a network whose first layer is nn.Linear, "
-            "and draws that are not shared; use strategy='auto'."
+            "strategy='activation' needs an independent Gaussian posterior, a network whose first layer is nn.Linear "
+            "and runs once on one row per input, and draws that are not shared; use strategy='auto'."
         )
     if found is not None and (name == "stacked" or (not linear and _is_small_conv(found[1]))):
         return Stacked(posterior, source, *found)
@@ -183,10 +183,12 @@ def _first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | Non
     model = posterior.model
     tied = {name for group in posterior._aliases.values() if len(group) > 1 for name in group}
     layers = {p: m for p, m in covered_layers(model, tied).items() if getattr(m, "groups", 1) == 1}
-    seen = []
+    seen: list[list[tuple[str, Tensor]]] = []
+    draw: Draw = {}
+    # Each member of a mixture has parameters and running statistics of its own before the layer.
+    tries = max(2, len(posterior.parts)) if isinstance(posterior, Ensemble) else 2
     try:
-        for _ in range(2):
-            draw = posterior.draw()
+        for draw in posterior.draws(tries):
             with posterior.sampled(draw), _recorded(layers) as fired:
                 model(x[:2])
             seen.append(fired)
@@ -195,12 +197,26 @@ def _first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | Non
     if not seen[0] or not draw:
         return None
     path, inputs = seen[0][0]
-    again = seen[1][0][1]
+    again = [fired[0] for fired in seen[1:] if fired]
     once = sum(p == path for p, _ in seen[0]) == 1
     right_rank = inputs.dim() == RULES[type(layers[path])].min_dim
     random = any(name in draw for name in parameter_names(path, layers[path]))
-    untouched = inputs.shape == again.shape and torch.equal(inputs, again)
+    same = [p == path and other.shape == inputs.shape and torch.equal(inputs, other) for p, other in again]
+    untouched = all(same) and len(same) == len(seen) - 1
     return (path, layers[path]) if once and right_rank and random and untouched else None
+
+
+@torch.no_grad()
+def _is_alone(posterior: Posterior, path: str, layer: nn.Module, x: Tensor) -> bool:
+    """Whether the layer sees one row per input, and nothing but the layer reads its weights."""
+    model = posterior.model
+    with seen_by(model, layer, x) as inputs:
+        hidden = layer(inputs)
+    if len(inputs) != len(x):
+        return False  # several rows of one input need the same weights
+    poison = {name: torch.full_like(model.get_parameter(name), torch.nan) for name in parameter_names(path, layer)}
+    with substituted(model, poison, posterior._aliases), returning(layer, hidden):
+        return bool(torch.isfinite(model(x)).all())
 
 
 @contextmanager

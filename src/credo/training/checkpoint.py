@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,44 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) -> dict[str, Any]:
     """The state that `save_checkpoint` wrote; refuses other formats and, with `fingerprint`, other configurations."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        state: dict[str, Any] = _read(path)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # a damaged archive makes its readers fail in every way there is
         raise FileFormatError(f"{path} is not a complete checkpoint ({error}); delete it to start again.") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FileFormatError(f"{path} has checkpoint format {state.get('format')!r}, this version reads {FORMAT}.")
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise FileFormatError(f"{path} has checkpoint format {found!r}, this version reads {FORMAT}.")
     if fingerprint is not None:
         _compare(path, state.get("fingerprint") or {}, fingerprint)
     return state
 
 
+def _read(path: Path) -> Any:
+    # torch does not look at the archive's checksums, and reads plain pickles, too.
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"wrong checksum of {damaged}")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    stored, wanted = _leaves(stored), _leaves(wanted)
     different = [key for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key)]
     if different:
-        changes = "; ".join(f"{key}: {stored.get(key)!r} there, {wanted.get(key)!r} now" for key in different)
+        changes = "; ".join(f"{key}: {stored.get(key)!r} there, {wanted.get(key)!r} now" for key in different[:5])
+        changes += f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise FileFormatError(
             f"{path} belongs to a run with other settings ({changes}). "
             "Use the same settings, another place, or delete it."
         )
+
+
+def _leaves(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested settings as one level, under names such as "posterior.options.lr"."""
+    leaves: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{path}.{key}" if path else str(key)
+        leaves.update(_leaves(value, name) if isinstance(value, dict) else {name: value})
+    return leaves

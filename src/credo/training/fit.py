@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from credo.core.errors import CredoError, unknown
 from credo.core.posterior import Posterior, Terms
 from credo.evaluate.suite import quick_metrics
+from credo.methods import Ensemble
 from credo.predict import predict
 from credo.training.checkpoint import load_checkpoint, save_checkpoint
 from credo.training.schedule import Schedule, make_schedule
@@ -34,7 +35,7 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch was: means of the terms over its steps, the rate's scale, validation metrics, wall time."""
+    """What one epoch was: means of the terms over its steps, the last step's rate, validation metrics, wall time."""
 
     epoch: int
     loss: float
@@ -89,11 +90,13 @@ def train(
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:
         raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience={patience}: the number of epochs without a gain to wait for, at least 1.")
     if len(loader) == 0:
         raise ValueError("The loader has no batches.")
     scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
-    fingerprint = {"posterior": json.dumps(posterior.config(), sort_keys=True), "seed": seed, "batches": len(loader)}
+    fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
     progress = _resume(posterior, loader, path, fingerprint)
     for earlier in progress.records:
         yield EpochRecord(**earlier)
@@ -108,8 +111,7 @@ def train(
             prediction = predict(posterior, validation, draws=validation_draws, seed=progress.epoch)
             metrics = quick_metrics(prediction)
         best = _judge(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate = scale(progress.epoch + 1.0)
-        seconds = time.perf_counter() - start
+        rate, seconds = posterior.lr_scale, time.perf_counter() - start
         record = EpochRecord(
             progress.epoch, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )
@@ -196,26 +198,47 @@ def seeded_epoch(loader: Loader, seed: int, epoch: int, device: torch.device) ->
         yield
 
 
+def _settings(posterior: Posterior) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to fit: method, options, members, and the network's tensors."""
+    options = json.loads(json.dumps(posterior.config()))
+    likelihood = options.get("likelihood") or {}
+    if likelihood.get("learn"):
+        del likelihood["std"]  # moves with training
+    members = posterior.parts if isinstance(posterior, Ensemble) else []
+    return {
+        "method": type(posterior).__name__,
+        "options": options,
+        "data_size": posterior.data_size,
+        "network": {n: list(t.shape) for n, t in posterior.model.state_dict().items() if isinstance(t, Tensor)},
+        "members": {str(index): _settings(part) for index, part in enumerate(members)},
+    }
+
+
 def _resume(posterior: Posterior, loader: Loader, path: Path | None, fingerprint: dict[str, Any]) -> _Progress:
     if path is None or not path.exists():
         return _Progress()
     state = load_checkpoint(path, fingerprint=fingerprint)
     posterior.load_state_dict(state["posterior"])
-    generator = getattr(loader, "generator", None)
-    if isinstance(generator, torch.Generator) and state["loader"] is not None:
-        generator.set_state(state["loader"])
+    for generator, saved in zip(_generators(loader), state["loader"], strict=False):
+        generator.set_state(saved)
     return _Progress(**state["progress"])
 
 
 def _save(path: Path, posterior: Posterior, loader: Loader, progress: _Progress, fingerprint: dict[str, Any]) -> None:
-    generator = getattr(loader, "generator", None)
     state = {
         "fingerprint": fingerprint,
         "posterior": posterior.state_dict(),
         "progress": {name: getattr(progress, name) for name in _Progress.__dataclass_fields__},
-        "loader": generator.get_state() if isinstance(generator, torch.Generator) else None,
+        "loader": [generator.get_state() for generator in _generators(loader)],
     }
     save_checkpoint(path, state)
+
+
+def _generators(loader: Loader) -> list[torch.Generator]:
+    """Generators of a DataLoader and its samplers, which seeding the epoch does not reach."""
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = [getattr(place, "generator", None) for place in (loader, getattr(loader, "sampler", None), inner)]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
 
 
 def _cloned(value: Any) -> Any:

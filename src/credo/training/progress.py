@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from credo.core.posterior import Posterior, Terms
-from credo.training.fit import EpochRecord, Loader, train
+from credo.training.fit import EpochRecord, Loader, OnStep, train
 
 
 def make_progress(console: Console | None = None) -> Progress:
@@ -29,17 +29,25 @@ def make_progress(console: Console | None = None) -> Progress:
 
 
 def shown(
-    posterior: Posterior, loader: Loader, *, epochs: int, description: str = "training", **options: Any
+    posterior: Posterior,
+    loader: Loader,
+    *,
+    epochs: int,
+    description: str = "training",
+    on_step: OnStep | None = None,
+    **options: Any,
 ) -> Iterator[EpochRecord]:
     """`train` with a bar over all steps: loss, nll, kl and the last validation."""
     with make_progress() as bar:
         task = bar.add_task(description, total=epochs * len(loader), text="")
         last = ""
 
-        def on_step(epoch: int, done: int, batches: int, terms: Terms) -> None:
+        def show(epoch: int, done: int, batches: int, terms: Terms) -> None:
             bar.update(task, completed=epoch * batches + done, text=f"{_terms(terms)} {last}")
+            if on_step is not None:
+                on_step(epoch, done, batches, terms)
 
-        for record in train(posterior, loader, epochs=epochs, on_step=on_step, **options):
+        for record in train(posterior, loader, epochs=epochs, on_step=show, **options):
             last = " ".join(f"val {key} {value:.4f}" for key, value in record.validation.items())
             bar.update(task, completed=(record.epoch + 1) * len(loader))
             yield record

@@ -30,7 +30,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     gives back.
     """
     path = Path(path)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(posterior).items()}
+    tensors = _unshared(_tensors(posterior))
     about = {
         "format": FORMAT,
         "credo": __version__,
@@ -47,16 +47,18 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
 def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
     """The posterior in a file that `save` wrote.
 
-    Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights are
-    replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `optimizer=` or `lr=`.
+    Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights and their
+    precision are replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `optimizer=` or
+    `lr=`.
     """
     path = Path(path)
     about, tensors = _read(path)
     try:
         posterior = _rebuild(about["posterior"], about["architecture"], model, changes, path)
-    except TypeError as error:
-        raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error}.") from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error!r}.") from error
     _check_tensors(path, _tensors(posterior), tensors)
+    _adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
     posterior.load_state_dict(tensors, strict=False)
     return posterior.eval()
 
@@ -71,6 +73,18 @@ def _tensors(posterior: Posterior) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each with memory of its own: safetensors refuses tied weights."""
+    result: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        result[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return result
+
+
 def _description(posterior: Posterior) -> dict[str, Any]:
     names = [name for name, cls in METHODS.items() if type(posterior) is cls]
     if not names:
@@ -82,8 +96,13 @@ def _description(posterior: Posterior) -> dict[str, Any]:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    state = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
-    return {"class": type(model).__name__, "spec": getattr(model, "credo_spec", None), "shapes": state}
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return {
+        "class": type(model).__name__,
+        "spec": getattr(model, "credo_spec", None),
+        "shapes": {name: list(t.shape) for name, t in state.items()},
+        "dtypes": {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()},
+    }
 
 
 def _rebuild(
@@ -112,7 +131,8 @@ def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) 
                 f"{path} holds a network of class {architecture['class']}, which is not Credo's: "
                 "pass model=, a new instance of it."
             )
-        model = build_model(spec["name"], **spec["options"])
+        with torch.random.fork_rng(devices=[]):  # weights that are replaced anyway come from the global generator
+            model = build_model(spec["name"], **spec["options"])
     shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     stored = architecture["shapes"]
     wrong = [
@@ -123,7 +143,15 @@ def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) 
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise FileFormatError(f"{path} holds another architecture: {'; '.join(wrong[:5])}{more}.")
+    _adopt_dtypes_(model, {name: getattr(torch, dtype) for name, dtype in architecture["dtypes"].items()})
     return model
+
+
+def _adopt_dtypes_(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give tensors the precision they have in the file: copying float64 into float32 would lose digits silently."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.dtype != dtypes[name]:
+            tensor.data = tensor.data.to(dtypes[name])
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -147,6 +175,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about: dict[str, Any] = json.loads(header["credo"])
     except json.JSONDecodeError as error:
         raise FileFormatError(f"{path} has a damaged description: {error}.") from error
+    if not isinstance(about, dict):
+        raise FileFormatError(f"{path} has a damaged description: not an object.")
     if about.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT}."

@@ -38,4 +38,4 @@ def default_folder(study: str, scale: str) -> Path:
     return Path("runs") / "reproduce" / study / scale
 
 
-__all__ = ["SCALES", "STUDIES", "Study", "default_folder"]
+__all__ = ["SCALES", "STUDIES", "Study", "Table", "default_folder"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -42,32 +43,56 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
     """Run the cells that have no record yet, `jobs` at a time on one thread each, and yield every record.
 
     `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
-    killed reproduction goes on where it stopped.
+    killed reproduction goes on where it stopped. A record of other arguments is refused.
     """
     waiting = []
     for cell in cells:
         record = folder / f"{cell.name}.json"
         if record.exists():
-            yield cell, json.loads(record.read_text(encoding="utf-8"))
+            yield cell, _stored(record, cell)
         else:
             waiting.append(cell)
     if jobs <= 1 or len(waiting) <= 1:
         for cell in waiting:
-            yield cell, _run_one(work, cell, folder)
+            with _one_thread_here():
+                record_now = _run_one(work, cell, folder)
+            yield cell, record_now
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    try:
         futures = {pool.submit(_run_one, work, cell, folder): cell for cell in waiting}
         for future in as_completed(futures):
             yield futures[future], future.result()
+    finally:
+        # After an error the cells that nobody waits for must not run first.
+        pool.shutdown(cancel_futures=True)
 
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@contextmanager
+def _one_thread_here() -> Iterator[None]:
+    """As in a worker, so that the numbers do not depend on `jobs`."""
+    before = torch.get_num_threads()
+    _one_thread()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _run_one(work: Work, cell: Cell, folder: Path) -> dict[str, Any]:
     record = work(cell.arguments, folder / "runs" / cell.name)
-    write_json(folder / f"{cell.name}.json", record)
+    path = folder / f"{cell.name}.json"
+    write_json(path, {**record, "arguments": cell.arguments})
     # Read back: a fresh record and a stored one are the same to the last digit.
-    stored: dict[str, Any] = json.loads((folder / f"{cell.name}.json").read_text(encoding="utf-8"))
-    return stored
+    return _stored(path, cell)
+
+
+def _stored(path: Path, cell: Cell) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("arguments") != json.loads(json.dumps(cell.arguments)):
+        raise ValueError(f"{path} is the record of other settings or another scale: use another folder, or delete it.")
+    return record

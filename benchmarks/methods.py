@@ -1,0 +1,69 @@
+"""One training step of each contender: plain Adam, and the methods of Credo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.networks import DATA_SIZE
+from credo import METHODS, ScaleMixture
+
+Step = Callable[[Tensor, Tensor], object]
+"""Forward, backward and update on one batch."""
+
+BuildStep = Callable[[nn.Module], Step]
+
+ADAM = "Adam"
+REFERENCES = ("Adam again", "Adam, fused")
+"""Rows that are no method. The first is the noise of the measurement: a ratio closer to 1 than this one is 1."""
+
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mc-dropout": ("mc-dropout", {"rate": 0.1}),
+    "bbb-mixture": ("bbb", {"prior": ScaleMixture()}),
+    "bbb-lrt": ("bbb", {"noise": "lrt"}),
+    "bbb-flipout": ("bbb", {"noise": "flipout"}),
+}
+_NOT_ONE_NETWORK = {"ensemble"}  # costs its members' steps
+
+
+def method_names() -> list[str]:
+    """Every method of Credo with its defaults, and the variants worth a row of their own."""
+    return list(dict.fromkeys([name for name in METHODS if name not in _NOT_ONE_NETWORK] + list(_OPTIONS)))
+
+
+def method_step(name: str) -> BuildStep:
+    """`posterior.step` of that method on the batch's cross-entropy."""
+    method, options = _OPTIONS.get(name, (name, {}))
+
+    def build(net: nn.Module) -> Step:
+        posterior: Any = METHODS[method]
+        posterior = posterior(net, data_size=DATA_SIZE, **options)
+        return lambda x, y: posterior.step(lambda network: F.cross_entropy(network(x), y))
+
+    return build
+
+
+def descent_step(net: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], **options: Any) -> Step:
+    """A step of torch's Adam, as every README writes it."""
+    optimizer = torch.optim.Adam(net.parameters(), **options)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        loss(net, x, y).backward()
+        optimizer.step()
+
+    return step
+
+
+def reference_step(name: str) -> BuildStep:
+    """Adam on the same network without anything Bayesian."""
+    options = {"fused": True} if name == "Adam, fused" else {}
+    return lambda net: descent_step(net, _cross_entropy, **options)
+
+
+def _cross_entropy(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), y)

@@ -1,0 +1,186 @@
+"""The cost of one training step, in time and memory, relative to plain Adam on the same network."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.memory import peak_bytes
+from benchmarks.methods import ADAM, REFERENCES, BuildStep, Step, method_names, method_step, reference_step
+from benchmarks.networks import NETS, Net, random_batches
+from benchmarks.peers import PEERS
+from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, table
+from benchmarks.timing import Work, block_length, interleave, ratio, repeated
+from credo import UnsupportedModelError
+
+_EPILOG = """\
+Reading the table
+  Each cell is time per step (forward, backward, update) divided by that of torch.optim.Adam with defaults in the same
+  round: the median over rounds, then the range of the middle 80 %. "Adam again" is a second copy of the reference:
+  what it differs from 1 is noise. "Adam, fused" is Adam with fused=True, which Credo's methods with Adam use.
+
+Examples
+  python -m benchmarks.step_cost --methods map,bbb --nets mlp,lenet5,alexnet,resnet20
+  python -m benchmarks.step_cost --peers none --nets mlp --rounds 50
+  python -m benchmarks.step_cost --json results/step_cost.json       all methods, all peers, four networks
+  python -m benchmarks.step_cost --quick                             does everything run?
+
+Run it on a machine that does nothing else; see docs/benchmarks.md.
+"""
+_DEFAULT_NETS = ("mlp", "lenet5", "alexnet", "resnet20")
+_BATCHES = 16
+_WARMUP = 3
+_ROUNDS = 20
+_BLOCK_SECONDS = 0.2
+_MOST_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    rounds: int
+    most_steps: int
+    memory: bool
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; names that do not exist are refused with the nearest one that does."""
+    parser = parser_for("step_cost", what=__doc__ or "", epilog=_EPILOG)
+    parser.add_argument(
+        "--methods",
+        type=names_of("method", method_names()),
+        default=method_names(),
+        metavar="NAMES",
+        help=f"methods of Credo: all (default), none, or some of {', '.join(method_names())}",
+    )
+    parser.add_argument(
+        "--nets",
+        type=names_of("net", NETS),
+        metavar="NAMES",
+        help=f"networks: {', '.join(NETS)}; all but the last by default, mlp alone with --quick",
+    )
+    parser.add_argument("--no-memory", action="store_true", help="leave out the table of peak memory")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    options = arguments(argv)
+    nets = options.nets or (["mlp"] if options.quick else list(_DEFAULT_NETS))
+    effort = Effort(
+        rounds=options.rounds or (3 if options.quick else _ROUNDS),
+        most_steps=2 if options.quick else _MOST_STEPS,
+        memory=not options.no_memory,
+    )
+    config = {"nets": nets, "methods": options.methods, "peers": options.peers, "quick": options.quick}
+    config |= asdict(effort)
+    run = Run("step_cost", config, options.threads)
+    builders = {name: reference_step(name) for name in (ADAM, *REFERENCES)}
+    builders |= {name: method_step(name) for name in options.methods}
+    numbers = {name: measure(name, NETS[name], builders, options.peers, effort) for name in nets}
+    print(tables(numbers))
+    run.finish(numbers, options.json)
+
+
+def measure(
+    name: str, net: Net, builders: dict[str, BuildStep], peers: Sequence[str], effort: Effort
+) -> dict[str, dict[str, Any]]:
+    """Time and memory of every contender on one network; for those that cannot run, the reason."""
+    batches = random_batches(net.shape, net.batch, _BATCHES)
+    builders = builders | {peer: PEERS[peer].step for peer in peers if PEERS[peer].version() is not None}
+    rows: dict[str, dict[str, Any]] = {peer: {"missing": MISSING} for peer in peers if peer not in builders}
+    work: dict[str, Work] = {}
+    for row, build in builders.items():
+        try:
+            work[row] = warmed_up(build(net.build()), batches)
+        except UnsupportedModelError as error:
+            rows[row] = {"missing": f"refused: {error}"}
+        except Exception as error:
+            # A peer that breaks on a new torch is a result; a method of ours that breaks is a bug.
+            if row not in PEERS:
+                raise
+            rows[row] = {"missing": f"fails: {error}"}
+    steps = block_length(work[ADAM], seconds=_BLOCK_SECONDS, most=effort.most_steps)
+    blocks = {row: repeated(step, steps) for row, step in work.items()}
+    title = f"{name}: {len(blocks)} contenders, {steps} steps a block"
+    with progress(title, effort.rounds) as advance:
+        seconds = interleave(blocks, rounds=effort.rounds, on_round=advance)
+    for row, taken in seconds.items():
+        rows[row] = asdict(ratio(taken, seconds[ADAM])) | {"milliseconds": 1000 * median(taken) / steps}
+    del work, blocks
+    if effort.memory:
+        add_memory(name, net, {row: builders[row] for row in seconds}, batches, rows)
+    return {row: rows[row] for row in (*builders, *rows) if row in rows}
+
+
+def warmed_up(step: Step, batches: Sequence[tuple[Tensor, Tensor]]) -> Work:
+    """The step on one batch after another, when torch has already set up what it sets up once."""
+    supply: Iterator[tuple[Tensor, Tensor]] = cycle(batches)
+
+    def work() -> None:
+        step(*next(supply))
+
+    for _ in range(_WARMUP):
+        work()
+    return work
+
+
+def add_memory(
+    name: str,
+    net: Net,
+    builders: dict[str, BuildStep],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    rows: dict[str, dict[str, Any]],
+) -> None:
+    """Put the peak memory of a step, in bytes and relative to Adam's, into the rows."""
+    with progress(f"{name}: memory", len(builders)) as advance:
+        for row, build in builders.items():
+            rows[row]["memory_bytes"] = peak_bytes(partial(_on_first, build, net, batches))
+            advance()
+    for row in builders:
+        rows[row]["memory"] = rows[row]["memory_bytes"] / rows[ADAM]["memory_bytes"]
+
+
+def _on_first(build: BuildStep, net: Net, batches: Sequence[tuple[Tensor, Tensor]]) -> Work:
+    step = build(net.build())
+    return lambda: step(*batches[0])
+
+
+def tables(numbers: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Both tables, one column a network."""
+    names = list(dict.fromkeys(row for rows in numbers.values() for row in rows))
+    reasons = dict.fromkeys(
+        f"{row}: {rows[row]['missing']}" for rows in numbers.values() for row in rows if "missing" in rows[row]
+    )
+    time = {row: [_time_cell(row, rows[row]) for rows in numbers.values()] for row in names}
+    parts = [table("Training step relative to torch.optim.Adam: median (10–90 %)", list(numbers), time)]
+    if any("memory" in entry for rows in numbers.values() for entry in rows.values()):
+        memory = {row: [_memory_cell(row, rows[row]) for rows in numbers.values()] for row in names}
+        parts.append(table("Peak memory of a step relative to Adam's", list(numbers), memory))
+    return "\n".join([*parts, *reasons])
+
+
+def _time_cell(row: str, entry: dict[str, Any]) -> str:
+    if "missing" in entry:
+        return entry["missing"] if entry["missing"] == MISSING else "–"
+    if row == ADAM:
+        return f"1 = {milliseconds(entry['milliseconds'])}"
+    return f"{entry['median']:.2f} ({entry['low']:.2f}–{entry['high']:.2f})"
+
+
+def _memory_cell(row: str, entry: dict[str, Any]) -> str:
+    if "memory" not in entry:
+        return _time_cell(row, entry) if "missing" in entry else "–"
+    return f"1 = {entry['memory_bytes'] / 1e6:.3g} MB" if row == ADAM else f"{entry['memory']:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Draw the pictures of README and docs: `python docs/make_pictures.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+import credo
+from credo.data import Batches, load_dataset
+from credo.models import build_model
+
+IMAGES = Path(__file__).parent / "images"
+
+
+def gap() -> None:
+    """Regression with a hole in its data: a plain network beside an ensemble of Bayesian ones."""
+    data = load_dataset("gap", n=200)
+    size = len(data.train)
+    noise = {"kind": "gaussian", "std": 0.2, "learn": True}
+
+    def network(seed: int) -> torch.nn.Module:
+        return build_model("mlp", inputs=[1], classes=1, hidden=[50, 50], activation="tanh", seed=seed)
+
+    plain = credo.MAP(network(0), data_size=size, lr=5e-3, likelihood=noise)
+    members = [
+        credo.BBB(network(seed), data_size=size, lr=5e-3, prior=1.0, temperature=0.02, likelihood=noise, seed=seed)
+        for seed in range(5)
+    ]
+    posteriors = {"plain network": plain, "Credo: ensemble of five Bayesian networks": credo.Ensemble(members)}
+    x = torch.linspace(-2.4, 2.4, 200).unsqueeze(1)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
+    for axis, (title, posterior) in zip(axes, posteriors.items(), strict=True):
+        credo.fit(posterior, Batches(data.train, batch_size=50), epochs=500, schedule="cosine")
+        prediction = credo.predict(posterior, x, draws=200)
+        mean, total = prediction.mean[:, 0], prediction.total[:, 0]
+        axis.fill_between(
+            x[:, 0], mean - 2 * total, mean + 2 * total, color="#7aa6d8", alpha=0.4, lw=0, label="95 % band"
+        )
+        axis.plot(x[:, 0], mean, color="#1f4e8c", lw=2, label="mean")
+        axis.plot(data.train.x[:, 0], data.train.y[:, 0], ".", color="#444", ms=3, label="training data")
+        axis.set_title(title, fontsize=11)
+        axis.set_ylim(-3, 3)
+    axes[0].legend(loc="lower left", fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "gap.png", dpi=110)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    gap()

@@ -1,0 +1,185 @@
+"""`credo train` and `credo evaluate`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.experiments.config import read_experiment
+from credo.experiments.runs import Run
+
+Call = Callable[..., Any]
+Refused = Callable[..., str]
+QUICK = ("data.name=blobs", "data.n=60", "model.hidden=[4]", "training.epochs=2", "--draws", 2)
+
+
+def test_train_prints_epochs_to_stderr_and_a_table_to_stdout(call: Call) -> None:
+    result = call("train", *QUICK, "--run", "here")
+    assert "run folder: here" in result.stderr
+    assert "epoch   1" in result.stderr
+    assert "epoch   2" in result.stderr
+    assert "accuracy" in result.stdout
+    assert "95 % interval" in result.stdout
+    assert "epoch" not in result.stdout
+
+
+def test_train_json(call: Call) -> None:
+    found = json.loads(call("train", *QUICK, "--json", "--run", "here").stdout)
+    assert found == json.loads(Path("here/result.json").read_text())
+    assert found["draws"] == 2
+
+
+def test_the_default_folder_is_named_after_the_experiment(call: Call) -> None:
+    call("train", *QUICK, "method.name=map")
+    assert Run("runs/blobs-mlp-map").finished
+
+
+def test_a_file_and_changes(call: Call) -> None:
+    Path("mine.toml").write_text('[data]\nname = "moons"\nn = 50\n[training]\nepochs = 9\n')
+    call("train", "mine.toml", "training.epochs=1", "--run", "here", "--draws", 2)
+    assert Run("here").experiment() == read_experiment(Path("mine.toml"), ["training.epochs=1"])
+    assert Run("here").result()["epochs"] == 1
+
+
+def test_training_again_shows_the_result_without_training(call: Call) -> None:
+    first = call("train", *QUICK, "--json", "--run", "here")
+    again = call("train", *QUICK, "--json", "--run", "here")
+    assert again.stdout == first.stdout
+    assert "finished already" in again.stderr
+    assert "epoch" not in again.stderr
+
+
+def test_other_settings_in_the_same_folder(call: Call, refused: Refused) -> None:
+    call("train", *QUICK, "--run", "here")
+    message = refused("train", *QUICK, "method.lr=0.5", "--run", "here")
+    assert "method.lr is 0.001 there, 0.5 now" in message
+    assert "another --run folder" in message
+
+
+def test_a_folder_in_use(refused: Refused) -> None:
+    experiment = read_experiment(None, [str(one) for one in QUICK[:-2]])
+    training = Run("here").train(experiment)
+    next(training)
+    assert "Another process is training here" in refused("train", *QUICK, "--run", "here", code=1)
+    training.close()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("method.name=bb", "Unknown method 'bb'. Did you mean 'bbb'?"),
+        ("method.lrr=1", "Unknown option of bbb 'lrr'. Did you mean 'lr'?"),
+        ("method.lr=x", "method.lr='x' must be a number"),
+        ("method.prior=laplacian", "laplacian"),
+        ("training.epochs=many", "training.epochs='many' must be a whole number"),
+        ("training.monitor=acc", "Unknown monitor 'acc'. Did you mean 'accuracy'?"),
+        ("data=3", "data must be a section"),
+        ("data.name=blob", "no data set 'blob'. Did you mean blobs?"),
+        ("model.name=lenet", "Unknown model 'lenet'. Did you mean 'lenet5'?"),
+        ("model.name=lenet5", "Unknown option of lenet5 'hidden'"),
+        ("nothing.toml", "There is no file nothing.toml"),
+        ("method.name.x=1", "method.name={'x': 1} must be a name"),
+        ("method..lr=1", "'method..lr=1' is not key=value"),
+    ],
+)
+def test_bad_settings(refused: Refused, argument: str, message: str) -> None:
+    assert message in refused("train", *QUICK, argument, "--run", "here")
+    assert not Path("here/config.toml").exists()
+
+
+def test_two_files(refused: Refused) -> None:
+    assert "One TOML file at most, got a.toml, b.toml" in refused("train", "a.toml", "b.toml")
+
+
+def test_too_few_draws_are_refused_before_training(call: Call) -> None:
+    result = call("train", *QUICK, "--draws", 0, "--run", "here", code=2)
+    assert "draws=0" in result.stderr
+    assert "epoch" not in result.stderr
+
+
+def test_missing_data_says_which_files_belong_where(refused: Refused, tmp_path: Path) -> None:
+    message = refused("train", "data.name=mnist", "--run", "here")
+    assert f"Put into {tmp_path / 'cache' / 'credo' / 'data' / 'mnist'}:" in message
+    assert "train-images-idx3-ubyte.gz" in message
+    assert "CREDO_DATA" in message
+    assert "credo data --download mnist" in message
+
+
+def test_diverging_training_fails_with_1_and_can_be_looked_at(refused: Refused) -> None:
+    settings = ("data.name=gap", "method.name=map", "method.optimizer=sgd", "method.lr=1e30", "training.epochs=5")
+    message = refused("train", *settings, "--run", "here", code=1)
+    assert "nan" in message.lower() or "finite" in message.lower()
+
+
+def test_evaluate(call: Call, digits_run: Path) -> None:
+    result = call("evaluate", digits_run, "--draws", 4, "--ood", "photo-patches", "--samples", 5)
+    for word in ("accuracy", "ood photo-patches entropy auroc", "samples lowest", "retained accuracy 0.8"):
+        assert word in result.stdout
+    assert "evaluation.json" in result.stderr
+
+
+def test_evaluate_json(call: Call, digits_run: Path) -> None:
+    options = ("--draws", 4, "--ood", "photo-patches", "--samples", 5, "--bins", 10)
+    found = json.loads(call("evaluate", digits_run, *options, "--json").stdout)
+    assert found == json.loads((digits_run / "evaluation.json").read_text())
+    assert found["accuracy"] == Run(digits_run).result()["test"]["accuracy"]  # the same four draws
+    assert set(found["ood"]["photo-patches"]["entropy"]) == {"auroc", "aupr_in", "aupr_out", "fpr95"}
+    samples = found["samples"]
+    assert samples["draws"] == 5
+    assert samples["lowest"] <= samples["mean"] <= samples["highest"]
+
+
+def test_bins_reach_the_calibration_error(call: Call, digits_run: Path) -> None:
+    one, many = (json.loads(call("evaluate", digits_run, "--bins", n, "--json").stdout) for n in (1, 50))
+    assert one["ece"] < many["ece"]  # more bins can only add to it
+    assert one["accuracy"] == many["accuracy"]
+
+
+def test_tolerance_saves_draws(call: Call, digits_run: Path) -> None:
+    options = ("--draws", 60, "--json")
+    fixed = json.loads(call("evaluate", digits_run, *options).stdout)
+    loose = json.loads(call("evaluate", digits_run, *options, "--tolerance", 0.05).stdout)
+    assert fixed["mean_draws"] == 60
+    assert 10 <= loose["mean_draws"] < 60
+
+
+def test_evaluate_a_regression(call: Call, gap_run: Path) -> None:
+    found = json.loads(call("evaluate", gap_run, "--draws", 4, "--json").stdout)
+    assert {"rmse", "nll", "crps", "interval_coverage"} <= set(found)
+    assert "rmse" in call("evaluate", gap_run, "--draws", 4).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ood", "gap"), "gap has inputs of shape (1,), the run was trained on (1, 8, 8)"),
+        (("--ood", "photo-patch"), "Did you mean photo-patches?"),
+        (("--ood", "mnist"), "CREDO_DATA"),
+        (("--draws", "0"), "draws=0"),
+        (("--tolerance", "0"), "tolerance=0.0 must be positive"),
+        (("--bins", "0"), "bins is 0"),
+        (("--samples", "-1"), "draws=-1"),
+    ],
+)
+def test_bad_options_of_evaluate(refused: Refused, digits_run: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in refused("evaluate", digits_run, *options)
+
+
+@pytest.mark.parametrize("options", [("--samples", 3), ("--ood", "gap")])
+def test_only_for_classes(refused: Refused, gap_run: Path, options: tuple[Any, ...]) -> None:
+    assert "this run is a regression" in refused("evaluate", gap_run, *options)
+
+
+def test_evaluate_what_is_no_run(refused: Refused) -> None:
+    assert "nothing is no run: it has no config.toml" in refused("evaluate", "nothing")
+
+
+def test_evaluate_a_damaged_model(refused: Refused, digits_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "config.toml").write_bytes((digits_run / "config.toml").read_bytes())
+    assert "has no trained model yet" in refused("evaluate", copy)
+    (copy / "model.safetensors").write_bytes((digits_run / "model.safetensors").read_bytes()[:-10])
+    assert "not a complete safetensors file" in refused("evaluate", copy)

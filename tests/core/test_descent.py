@@ -1,0 +1,143 @@
+"""One step of a torch optimiser with its checks."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from credo.core.descent import OPTIMIZERS, Descent
+from credo.core.errors import NonFiniteError
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def loss_of(net: nn.Module, scale: float = 1.0) -> Tensor:
+    x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
+    return scale * (net(x) - 1).square().mean()
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def gradient_of(net: nn.Module) -> Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_torchs_own_optimiser(name: str) -> None:
+    ours, theirs = network(), network()
+    descent = Descent(dict(ours.named_parameters()), name, 0.01)
+    optimizer = OPTIMIZERS[name](theirs.parameters(), lr=0.01, foreach=False)
+    for step in range(5):
+        descent.step(loss_of(ours), at=step)
+        optimizer.zero_grad()
+        loss_of(theirs).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-10, atol=1e-12)
+
+
+def test_options_and_own_optimisers_are_used() -> None:
+    ours, theirs, own = network(), network(), network()
+    options = {"momentum": 0.9, "nesterov": True}
+    descent = Descent(dict(ours.named_parameters()), "sgd", 0.1, options)
+    custom = Descent(dict(own.named_parameters()), lambda ps: torch.optim.SGD(ps, lr=0.1, **options), 123.0)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **options)
+    for step in range(3):
+        descent.step(loss_of(ours), at=step)
+        custom.step(loss_of(own), at=step)
+        optimizer.zero_grad()
+        loss_of(theirs).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(ours), weights(theirs))
+    torch.testing.assert_close(weights(own), weights(theirs))
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e3])
+def test_clipping_equals_torchs(clip_norm: float) -> None:
+    ours, theirs = network(), network()
+    descent = Descent(dict(ours.named_parameters()), "sgd", 1.0, clip_norm=clip_norm)
+    start = weights(ours)
+    descent.step(loss_of(ours, 50.0), at=0)
+    loss_of(theirs, 50.0).backward()
+    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm)
+    assert 1 < norm < 1e3  # so that the first two limits clip and the third does not
+    torch.testing.assert_close(start - weights(ours), gradient_of(theirs), rtol=1e-9, atol=1e-13)
+
+
+def test_scale_multiplies_the_initial_rate_and_does_not_accumulate() -> None:
+    net = network()
+    descent = Descent(dict(net.named_parameters()), "sgd", 0.1)
+    for scale in (0.5, 0.5, 0.1, 1.0):
+        before = weights(net)
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss_of(net), list(net.parameters()))])
+        descent.step(loss_of(net), at=0, scale=scale)
+        torch.testing.assert_close(weights(net), before - 0.1 * scale * gradient)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_named_with_its_step_and_changes_nothing(value: float) -> None:
+    net = network()
+    descent = Descent(dict(net.named_parameters()), "adam", 0.1)
+    before = weights(net)
+    with pytest.raises(NonFiniteError, match=f"The loss is {value} at step 17"):
+        descent.step(loss_of(net) * value, at=17)
+    assert torch.equal(weights(net), before)
+    assert not descent.optimizer.state
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing(value: float) -> None:
+    net = network()
+    descent = Descent(dict(net.named_parameters()), "adam", 0.1, locate=lambda name, g: f"<{name}>")
+    before = weights(net)
+    net[2].bias.register_hook(lambda g: torch.full_like(g, value))
+    with pytest.raises(NonFiniteError, match=r"The gradient of <2\.bias> is not finite at step 3"):
+        descent.step(loss_of(net), at=3)
+    assert torch.equal(weights(net), before)
+    assert not descent.optimizer.state
+
+
+def test_gradients_whose_norm_overflows_are_stopped_too() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    descent = Descent({"w": parameter}, "sgd", 0.1)
+    with pytest.raises(NonFiniteError, match="norm of the gradient"):
+        descent.step((parameter * 1e38).sum() * 3, at=0)
+    assert torch.equal(parameter, torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"optimizer": "adan"}, "Unknown optimizer 'adan'. Did you mean 'adam'"),
+        ({"lr": -0.1}, "lr=-0.1"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"options": {"momentun": 0.9}}, "momentun"),
+        ({"options": {"momentum": -1.0}}, "momentum"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0"),
+        ({"clip_norm": math.nan}, "clip_norm=nan"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict, words: str) -> None:
+    given = {"optimizer": "sgd", "lr": 0.1, **arguments}
+    with pytest.raises(ValueError, match=words):
+        Descent(dict(network().named_parameters()), **given)
+
+
+def test_a_loss_apart_from_the_parameters_is_an_error() -> None:
+    descent = Descent(dict(network().named_parameters()), "sgd", 0.1)
+    with pytest.raises(RuntimeError, match="does not depend on the network"):
+        descent.step(torch.ones((), requires_grad=True) * 2, at=0)
+
+
+def test_gradients_left_by_others_are_not_added_and_none_are_left_behind() -> None:
+    clean, dirty = network(), network()
+    loss_of(dirty, 100.0).backward()
+    for net in (clean, dirty):
+        Descent(dict(net.named_parameters()), "sgd", 0.1).step(loss_of(net), at=0)
+        assert all(p.grad is None for p in net.parameters())
+    assert torch.equal(weights(clean), weights(dirty))

@@ -1,0 +1,138 @@
+"""The benchmarks run as a user runs them, and measure what they say: times by a clock we hold, bytes we count."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import step_cost
+from benchmarks.memory import peak_bytes, peak_of
+from benchmarks.networks import NETS
+from benchmarks.peers import PEERS, Peer, replace_layers
+from benchmarks.timing import interleave, ratio
+from torch import nn
+
+from credo.models import build_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(program, path, *options):
+    command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--peers", "none", "--json", str(path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+def test_step_cost_as_a_user_runs_it(tmp_path):
+    output, record = run("step_cost", tmp_path / "step.json", "--nets", "mlp", "--methods", "map,bbb")
+    rows = record["numbers"]["mlp"]
+    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "map", "bbb"]
+    assert rows["Adam"]["median"] == 1
+    assert all(0 < row["low"] <= row["median"] <= row["high"] for row in rows.values())
+    assert f"{rows['bbb']['median']:.2f} ({rows['bbb']['low']:.2f}–{rows['bbb']['high']:.2f})" in output
+    assert {"config", "versions", "threads", "cpu_count", "seconds"} <= set(record)
+    assert record["threads"] == 1
+    # Weights, gradients, two moments: Adam cannot do with less; BBB has each of them twice.
+    weights = 4 * sum(p.numel() for p in NETS["mlp"].build().parameters())
+    assert 4 * weights < rows["Adam"]["memory_bytes"] < 8 * weights
+    assert rows["Adam again"]["memory"] == 1
+    assert rows["bbb"]["memory_bytes"] > 8 * weights
+
+
+def test_predict_cost_as_a_user_runs_it(tmp_path):
+    output, record = run("predict_cost", tmp_path / "predict.json", "--cases", "mlp-200,digits")
+    plain, trained = record["numbers"]["mlp-200"], record["numbers"]["digits"]
+    assert list(plain["time"]) == ["S forward passes", "bbb auto", "bbb loop", "bbb stacked", "bbb activation"]
+    assert list(trained["time"]) == [*plain["time"], "bbb adaptive"]
+    assert all(row["median"] > 0 for case in (plain, trained) for row in case["time"].values())
+    full, adaptive = trained["quality"]["bbb auto"], trained["quality"]["bbb adaptive"]
+    assert full["draws"] == 30
+    assert 10 <= adaptive["draws"] <= 30
+    assert full["accuracy"] > 0.5
+    assert trained["quality"]["difference"]["nll"] == pytest.approx(adaptive["nll"] - full["nll"])
+    assert f"{adaptive['nll']:.4f} ± {adaptive['nll_error']:.4f}" in output
+
+
+def test_a_wrong_name_says_which_one_was_meant(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        step_cost.arguments(["--methods", "map,bbb-ltr"])
+    assert "Did you mean 'bbb-lrt'?" in capsys.readouterr().err
+
+
+def test_ratios_are_taken_within_rounds():
+    now = 0.0
+    speed = iter([1.0, 1.0, 5.0, 5.0, 0.2, 0.2])  # the machine slows down and speeds up, the same for both in a round
+
+    def work(duration):
+        def block():
+            nonlocal now
+            now += duration * next(speed)
+
+        return block
+
+    seconds = interleave({"one": work(3.0), "two": work(6.0)}, rounds=3, clock=lambda: now)
+    found = ratio(seconds["two"], seconds["one"])
+    assert [found.low, found.median, found.high] == pytest.approx([2, 2, 2])
+    assert sorted(seconds["one"]) == pytest.approx([0.6, 3, 15])
+
+
+def test_the_spread_is_the_middle_80_percent():
+    found = ratio([float(i) for i in range(101)], [1.0] * 101)
+    assert (found.low, found.median, found.high) == pytest.approx((10, 50, 90))
+
+
+def test_peak_counts_temporaries_and_what_was_there_before():
+    def make():
+        kept = torch.empty(250_000)
+
+        def work():
+            for _ in range(2):
+                temporary = torch.empty(100_000)
+                del temporary
+            return kept
+
+        return work
+
+    assert peak_bytes(make) == 1_400_000
+
+
+def test_peak_ignores_releases_of_older_memory():
+    def memory(ts, address, size):
+        return {"name": "[memory]", "ts": ts, "args": {"Addr": address, "Bytes": size, "Device Type": 0}}
+
+    events = [memory(1, 7, 100), memory(2, 9, -1000), memory(3, 8, 50), memory(4, 7, -100), memory(6, 7, 500)]
+    assert peak_of(events, start=0, end=5) == 150
+    # 100 and 50 are alive when the step begins with releasing the 100.
+    assert peak_of(events, start=3.5, end=5) == 150
+    assert peak_of([*events, {"name": "other"}], start=0, end=7) == 550
+
+
+def test_peers_that_are_missing_or_break_get_a_row(monkeypatch):
+    def broken(net):
+        raise ImportError("built for another torch")
+
+    monkeypatch.setitem(PEERS, "ghost", Peer("no-such-library", nn.Module.train, lambda *batch: torch.zeros(())))
+    monkeypatch.setitem(PEERS, "broken", Peer("torch", broken, lambda *batch: torch.zeros(())))
+    adam = {"Adam": step_cost.reference_step("Adam")}
+    effort = step_cost.Effort(rounds=1, most_steps=1, memory=False)
+    rows = step_cost.measure("mlp", NETS["mlp"], adam, ["ghost", "broken"], effort)
+    assert rows["ghost"] == {"missing": "not installed"}
+    assert rows["broken"] == {"missing": "fails: built for another torch"}
+    assert "not installed" in step_cost.tables({"mlp": rows})
+
+
+def test_a_twin_has_every_layer_replaced_and_nothing_else():
+    class Other(nn.Module):
+        pass
+
+    net = build_model("resnet20", seed=0)
+    before = {name: type(module) for name, module in net.named_modules()}
+    replace_layers(net, lambda layer: Other() if type(layer) in (nn.Linear, nn.Conv2d) else None)
+    after = {name: type(module) for name, module in net.named_modules()}
+    assert after == {name: Other if kind in (nn.Linear, nn.Conv2d) else kind for name, kind in before.items()}
+    assert list(after.values()).count(Other) == 20

@@ -1,0 +1,127 @@
+"""Ensembles: an equal mixture of their members."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from credo.core.errors import UnsupportedModelError
+from credo.methods import BBB, MAP, Ensemble, MCDropout
+
+
+def network(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def point_members(count: int = 3, **options) -> list[MAP]:
+    return [MAP(network(i), data_size=10, seed=i, **options) for i in range(count)]
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 3, generator=generator), torch.randint(2, (12,), generator=generator)
+
+
+def test_draws_are_the_members_in_turn() -> None:
+    members, x = point_members(), data()[0]
+    for member in members:  # so that running statistics differ, too
+        for _ in range(member.seed + 1):
+            member.model(x * (member.seed + 1))
+    ensemble = Ensemble(members).eval()
+    outputs = []
+    for draw in ensemble.draws(7):
+        with ensemble.sampled(draw) as net:
+            outputs.append(net(x))
+    expected = [member.model(x) for member in members]
+    assert not torch.equal(expected[0], expected[1])
+    for index, output in enumerate(outputs):
+        torch.testing.assert_close(output, expected[index % 3])
+
+
+def test_single_draws_choose_every_member_equally_often() -> None:
+    ensemble = Ensemble(point_members())
+    first = [member.model[0].weight for member in ensemble.parts]
+    counts = torch.zeros(3)
+    for _ in range(1200):
+        weight = ensemble.draw()["0.weight"]
+        counts[next(i for i, w in enumerate(first) if w is weight)] += 1
+    # Binomial with 1 200 and 1/3: five standard deviations are 82; false alarms 2e-6.
+    assert ((counts - 400).abs() < 82).all()
+
+
+def test_a_draw_of_a_gaussian_member_comes_from_that_member() -> None:
+    members = [BBB(network(i), data_size=10, seed=i, std_init=1e-6) for i in range(2)]
+    for draw, member in zip(Ensemble(members).draws(2), members, strict=True):
+        for name, mean in member.mean().items():
+            torch.testing.assert_close(draw[name], mean, rtol=0, atol=1e-5)
+            assert not torch.equal(draw[name], mean)
+
+
+def test_members_train_as_they_would_alone() -> None:
+    x, y = data()
+    together, alone = Ensemble(point_members(lr=0.1)), point_members(lr=0.1)
+    for _ in range(3):
+        terms = together.step(lambda net: F.cross_entropy(net(x), y))
+        single = [member.step(lambda net: F.cross_entropy(net(x), y)) for member in alone]
+        assert terms.loss == pytest.approx(sum(t.loss for t in single) / 3)
+        assert terms.nll == pytest.approx(sum(t.nll for t in single) / 3)
+        assert terms.kl is None
+    for member, other in zip(together.parts, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(member.parameters(), other.parameters(), strict=True))
+
+
+def test_the_kl_is_the_members_average_and_lr_scale_reaches_them() -> None:
+    x, y = data()
+    ensemble = Ensemble([BBB(network(i), data_size=10, seed=i, std_init=0.1 + i) for i in range(2)])
+    expected = sum(member.kl().item() for member in ensemble.parts) / 2
+    ensemble.lr_scale = 0.25
+    terms = ensemble.step(lambda net: F.cross_entropy(net(x), y))
+    assert terms.kl == pytest.approx(expected, rel=1e-6)
+    assert [member.lr_scale for member in ensemble.parts] == [0.25, 0.25]
+
+
+def test_an_ensemble_of_dropout_networks_is_noisy_in_every_member() -> None:
+    x = data()[0]
+    ensemble = Ensemble([MCDropout(network(i), data_size=10, rate=0.5, seed=i) for i in range(2)]).eval()
+    for draw in ensemble.draws(2):
+        with ensemble.sampled(draw) as net:
+            assert not torch.equal(net(x), net(x))
+
+
+def test_its_network_and_likelihood_are_the_first_members_and_counted_once() -> None:
+    members = point_members()
+    ensemble = Ensemble(members)
+    assert ensemble.model is members[0].model
+    assert ensemble.likelihood is members[0].likelihood
+    count = sum(p.numel() for p in network(0).parameters())
+    assert sum(p.numel() for p in ensemble.parameters()) == 3 * count
+    assert all(key.startswith(("members.", "_extra")) for key in ensemble.state_dict())
+
+
+def test_seeded_reaches_the_members() -> None:
+    ensemble = Ensemble([BBB(network(i), data_size=10, seed=i) for i in range(2)])
+    states = [member.generator.get_state() for member in ensemble.parts]
+    with ensemble.seeded(3):
+        first = list(ensemble.draws(2))
+    assert all(torch.equal(m.generator.get_state(), s) for m, s in zip(ensemble.parts, states, strict=True))
+    with ensemble.seeded(3):
+        again = list(ensemble.draws(2))
+    assert all(torch.equal(a["0.weight"], b["0.weight"]) for a, b in zip(first, again, strict=True))
+    # Members of one network under one seed must still draw apart.
+    noise = [
+        (d["0.weight"] - m.mean()["0.weight"]) / m.std()["0.weight"] for d, m in zip(first, ensemble.parts, strict=True)
+    ]
+    assert (noise[0] - noise[1]).abs().max() > 0.1
+
+
+def test_bad_members_are_refused() -> None:
+    shared = network(0)
+    with pytest.raises(ValueError, match="at least one"):
+        Ensemble([])
+    with pytest.raises(ValueError, match="share one network"):
+        Ensemble([MAP(shared, data_size=10), MAP(shared, data_size=10)])
+    with pytest.raises(UnsupportedModelError, match="same architecture"):
+        Ensemble([MAP(network(0), data_size=10), MAP(nn.Linear(3, 2), data_size=10)])
+    with pytest.raises(UnsupportedModelError, match=r"one method, got \['BBB', 'MAP'\]"):
+        Ensemble([MAP(network(0), data_size=10), BBB(network(1), data_size=10)])

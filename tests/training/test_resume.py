@@ -1,0 +1,209 @@
+"""A killed run that goes on equals one that was never stopped, bit for bit."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+import credo
+from credo.data import Batches
+from credo.data.splits import Split
+from credo.training import make_schedule
+
+EPOCHS, SIZE = 4, 22
+IMAGES = torch.randint(256, (SIZE, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.randint(3, (SIZE,), generator=torch.Generator().manual_seed(2))
+
+
+class Killed(Exception):  # noqa: N818 - nothing is wrong
+    pass
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
+
+
+METHODS: dict[str, Callable[[], credo.Posterior]] = {
+    "map": lambda: credo.MAP(network(), data_size=SIZE, prior=1.0, lr=0.05),
+    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2),
+    "bbb lrt": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, noise="lrt"),
+    "mc-dropout": lambda: credo.MCDropout(network(), data_size=SIZE, optimizer="sgd", lr=0.1),
+    "ensemble": lambda: credo.Ensemble(
+        [credo.BBB(network(s), data_size=SIZE, lr=0.05, seed=s, noise="flipout") for s in range(2)]
+    ),
+}
+
+
+def floats() -> TensorDataset:
+    return TensorDataset(IMAGES.float() / 255, LABELS)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "batches": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment="flip-crop"),
+    "loader": lambda: DataLoader(floats(), batch_size=6, shuffle=True),
+    "loader with generator": lambda: DataLoader(
+        floats(), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)
+    ),
+    "loader with a sampler's generator": lambda: DataLoader(
+        floats(), batch_size=6, sampler=RandomSampler(floats(), generator=torch.Generator().manual_seed(9))
+    ),
+}
+
+
+def run(
+    posterior: credo.Posterior, loader: Any, *, kill_at: tuple[int, int] | None = None, **options: Any
+) -> list[Any]:
+    """Records of the run, without wall times; killed after that step of that epoch."""
+
+    def on_step(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
+        if (epoch, done) == kill_at:
+            raise Killed
+
+    options = {"epochs": EPOCHS, "schedule": "cosine", "seed": 5, **options}
+    records = []
+    for record in credo.train(posterior, loader, on_step=on_step, **options):
+        records.append({**asdict(record), "seconds": 0.0})
+    return records
+
+
+def assert_equal(a: Any, b: Any, path: str = "") -> None:
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_equal(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for index, (one, two) in enumerate(zip(a, b, strict=True)):
+            assert_equal(one, two, f"{path}/{index}")
+    else:
+        assert a == b, path
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_equals_uninterrupted(method: str, loader: str, tmp_path: Path) -> None:
+    whole = METHODS[method]()
+    expected = run(whole, LOADERS[loader]())
+    torch.manual_seed(123)  # whatever the global generator does, the run does not depend on it
+    with pytest.raises(Killed):
+        run(METHODS[method](), LOADERS[loader](), checkpoint=tmp_path / "c.pt", kill_at=(2, 2))
+    torch.rand(17)
+    resumed = METHODS[method]()
+    records = run(resumed, LOADERS[loader](), checkpoint=tmp_path / "c.pt")
+    assert records == expected
+    # Weights, running statistics, optimiser moments, step counts and generators.
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize("kill_at", [(0, 1), (0, 4), (1, 1), (3, 4)])
+def test_killed_at_any_step(kill_at: tuple[int, int], tmp_path: Path) -> None:
+    whole = METHODS["bbb"]()
+    expected = run(whole, LOADERS["batches"]())
+    with pytest.raises(Killed):
+        run(METHODS["bbb"](), LOADERS["batches"](), checkpoint=tmp_path / "c.pt", kill_at=kill_at)
+    resumed = METHODS["bbb"]()
+    assert run(resumed, LOADERS["batches"](), checkpoint=tmp_path / "c.pt") == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_same_objects_can_go_on(loader: str, tmp_path: Path) -> None:
+    """As in a notebook: the posterior and the loader of the broken run are used again."""
+    whole = METHODS["map"]()
+    expected = run(whole, LOADERS[loader]())
+    posterior, batches = METHODS["map"](), LOADERS[loader]()
+    with pytest.raises(Killed):
+        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(2, 3))
+    assert run(posterior, batches, checkpoint=tmp_path / "c.pt") == expected
+    assert_equal(posterior.state_dict(), whole.state_dict())
+
+
+def test_killed_twice_and_between_epochs(tmp_path: Path) -> None:
+    whole = METHODS["bbb"]()
+    expected = run(whole, LOADERS["loader"]())
+    path = tmp_path / "c.pt"
+    for record in credo.train(
+        METHODS["bbb"](), LOADERS["loader"](), epochs=EPOCHS, schedule="cosine", seed=5, checkpoint=path
+    ):
+        if record.epoch == 0:
+            break
+    with pytest.raises(Killed):
+        run(METHODS["bbb"](), LOADERS["loader"](), checkpoint=path, kill_at=(2, 1))
+    resumed = METHODS["bbb"]()
+    assert run(resumed, LOADERS["loader"](), checkpoint=path) == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+def test_learned_noise_goes_on_in_the_same_objects(tmp_path: Path) -> None:
+    """The noise has moved since the run began; that is no other setting."""
+
+    def make() -> credo.MAP:
+        torch.manual_seed(0)
+        noise = credo.GaussianNoise(0.5, learn=True)
+        return credo.MAP(nn.Linear(16, 1), data_size=SIZE, lr=0.1, likelihood=noise)
+
+    batches = [(IMAGES.float().flatten(1), LABELS.float().unsqueeze(1))]
+    whole = make()
+    expected = run(whole, batches)
+    posterior = make()
+    with pytest.raises(Killed):
+        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(2, 1))
+    assert run(posterior, batches, checkpoint=tmp_path / "c.pt") == expected
+    fresh = make()
+    assert run(fresh, batches, checkpoint=tmp_path / "c.pt") == expected
+    assert_equal(fresh.state_dict(), whole.state_dict())
+    assert fresh.likelihood.config()["std"] != pytest.approx(0.5, abs=1e-3)
+
+
+def test_validation_does_not_disturb_the_run(tmp_path: Path) -> None:
+    """Also with a loader for validation that shuffles by the global generator."""
+    without = METHODS["bbb"]()
+    run(without, LOADERS["loader"]())
+    looked = METHODS["bbb"]()
+    run(looked, LOADERS["loader"](), validation=DataLoader(floats(), batch_size=5, shuffle=True))
+    assert_equal(looked.state_dict(), without.state_dict())
+
+
+def test_a_finished_run_is_not_run_again_but_can_be_longer(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    first = METHODS["bbb"]()
+    records = run(first, LOADERS["batches"](), checkpoint=path, schedule="constant")
+    again = METHODS["bbb"]()
+    steps: list[int] = []
+    repeated = list(
+        credo.train(
+            again,
+            LOADERS["batches"](),
+            epochs=EPOCHS,
+            seed=5,
+            checkpoint=path,
+            on_step=lambda epoch, *rest: steps.append(epoch),
+        )
+    )
+    assert steps == []
+    assert [record.loss for record in repeated] == [record["loss"] for record in records]
+    assert_equal(again.state_dict(), first.state_dict())
+    longer, straight = METHODS["bbb"](), METHODS["bbb"]()
+    run(longer, LOADERS["batches"](), checkpoint=path, epochs=6, schedule="constant")
+    run(straight, LOADERS["batches"](), epochs=6, schedule="constant")
+    assert_equal(longer.state_dict(), straight.state_dict())
+
+
+def test_schedules_resume_where_they_were(tmp_path: Path) -> None:
+    schedule = make_schedule("steps", epochs=EPOCHS, milestones=[1, 3], decay=0.1, warmup=0.5)
+    whole, resumed = METHODS["map"](), METHODS["map"]()
+    run(whole, LOADERS["batches"](), schedule=schedule)
+    with pytest.raises(Killed):
+        run(METHODS["map"](), LOADERS["batches"](), schedule=schedule, checkpoint=tmp_path / "c.pt", kill_at=(2, 1))
+    run(resumed, LOADERS["batches"](), schedule=schedule, checkpoint=tmp_path / "c.pt")
+    assert_equal(resumed.state_dict(), whole.state_dict())
