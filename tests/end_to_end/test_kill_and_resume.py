@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -114,7 +114,8 @@ def _start_and_kill(server: subprocess.Popen[str], folder: Path, *, epochs: int,
             time.sleep(0.005)
         time.sleep(wait)
     finally:
-        os.kill(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was done already
+            os.kill(child, signal.SIGKILL)
     return int(_line(server))
 
 

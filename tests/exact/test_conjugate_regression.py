@@ -12,6 +12,7 @@ from credo.methods import BBB
 
 NOISE_STD, PRIOR_STD, PRIOR_MEAN = 0.5, 0.8, 0.3
 EXAMPLES, STEPS = 40, 700
+DRAWS = {"weights": 4, "lrt": 1, "flipout": 4}  # local reparameterisation has the least gradient noise
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -46,7 +47,7 @@ def fitted(noise: str, temperature: float, **options) -> tuple[Tensor, Tensor]:
         data_size=EXAMPLES,
         prior=Gaussian(PRIOR_MEAN, PRIOR_STD),
         noise=noise,
-        draws=4,
+        draws=DRAWS[noise],
         temperature=temperature,
         std_init=0.1,
         lr=0.05,
@@ -64,7 +65,7 @@ def fitted(noise: str, temperature: float, **options) -> tuple[Tensor, Tensor]:
 def check(noise: str, temperature: float, **options) -> None:
     mean, std = fitted(noise, temperature, **options)
     exact_mean, marginal_std, mean_field_std = exact(temperature)
-    # Over other seeds of the noise the largest deviations were 0.06 standard deviations and 7 %.
+    # Over four seeds of the noise for each case the largest deviations were 0.1 standard deviations and 7 %.
     assert ((mean - exact_mean).abs() < 0.5 * mean_field_std).all()
     assert ((std / mean_field_std - 1).abs() < 0.1).all()
     assert (mean_field_std < 0.9 * marginal_std)[:2].all()  # the data can tell the two apart

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.prior import ScaleMixture
+from credo.core.taps import tapped
+from credo.core.weights import substituted
 from credo.methods import BBB
+from credo.methods.activation_noise import NOISES
 
 ACTIVATION = pytest.mark.parametrize("noise", ["lrt", "flipout"])
 
@@ -108,6 +111,44 @@ def test_the_gradient_is_that_of_the_objective_at_its_draw() -> None:
     assert terms.loss == pytest.approx(loss.item(), rel=1e-12)
     torch.testing.assert_close(posterior.layout.flatten(dict(net.named_parameters())), mean - mean_gradient)
     torch.testing.assert_close(posterior.rho, rho - rho_gradient)
+
+
+class Scale(nn.Module):
+    """A layer of no known type: takes weight draws beside others that take activation noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale)
+
+
+@ACTIVATION
+def test_the_gradient_under_activation_noise_is_that_of_the_objective_by_autograd(noise: str) -> None:
+    def network() -> nn.Sequential:
+        net = mlp()
+        net[1] = Scale()
+        return net
+
+    (x, y), net = data(), network()
+    options = {"data_size": 50, "prior": 0.5, "std_init": 0.3, "noise": noise, "draws": 2}
+    posterior = BBB(net, optimizer="sgd", lr=1.0, **options)
+    plain = BBB(network(), **options)
+    mean, std = plain.layout.flatten(dict(plain.model.named_parameters())), F.softplus(plain.rho)
+    generator, total = torch.Generator().manual_seed(0), 0.0
+    for _ in range(2):
+        eps = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+        drawn = {"1.scale": plain.layout.split(mean + std * eps)["1.scale"]}
+        layers = {path: plain.model.get_submodule(path) for path in ("0", "2")}
+        noisy = tapped(layers, NOISES[noise](plain.layout.split(std), generator))
+        with substituted(plain.model, drawn), noisy:
+            total = total + F.cross_entropy(plain.model(x), y) / 2
+    kl = torch.distributions.kl_divergence(torch.distributions.Normal(mean, std), torch.distributions.Normal(0.0, 0.5))
+    (total + kl.sum() / 50).backward()
+    posterior.step(lambda n: F.cross_entropy(n(x), y))
+    for ours, theirs in zip(posterior.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs - theirs.grad)
 
 
 def test_the_monte_carlo_kl_of_a_step_is_taken_at_the_draws_the_network_saw() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -74,4 +75,7 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _first_line(thing: Any) -> str:
+    if isinstance(thing, partial):
+        fixed = ", ".join(f"{key}={value!r}" for key, value in thing.keywords.items())
+        return f"{_first_line(thing.func)} With {fixed}."
     return (inspect.getdoc(thing) or "").split("\n")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Descent:
     """Gradient descent on named parameters by any torch optimiser: clipping, rate scale, and NaN stopped in time.
 
     `optimizer` is a name of `OPTIMIZERS` (with `lr` and `options`) or a function from parameters to an optimiser.
+    Parameters in `undecayed` are spared by a weight decay among the options.
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class Descent:
         options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
         locate: Callable[[str, Tensor], str] | None = None,
+        undecayed: Collection[str] = (),
     ) -> None:
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm={clip_norm} must be positive, or None for no clipping.")
         self.parameters = dict(parameters)
         self.clip_norm = clip_norm
         self.locate = locate
-        self.optimizer = _build(optimizer, list(self.parameters.values()), lr, options)
+        groups = [[p for n, p in self.parameters.items() if (n in undecayed) == apart] for apart in (False, True)]
+        self.optimizer = _build(optimizer, groups[0], groups[1], lr, options)
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
@@ -93,18 +96,29 @@ _ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or
 
 
 def _build(
-    choice: OptimizerChoice, parameters: list[nn.Parameter], lr: float, options: Mapping[str, Any] | None
+    choice: OptimizerChoice,
+    parameters: list[nn.Parameter],
+    undecayed: list[nn.Parameter],
+    lr: float,
+    options: Mapping[str, Any] | None,
 ) -> torch.optim.Optimizer:
     if callable(choice):
-        return choice(parameters)
+        return choice([*parameters, *undecayed])
     if choice not in OPTIMIZERS:
         raise ValueError(unknown("optimizer", choice, OPTIMIZERS))
     if not (math.isfinite(lr) and lr >= 0):
         raise ValueError(f"lr={lr} must be a non-negative number.")
     chosen = dict(options or {})
-    if choice in _FUSED and "foreach" not in chosen and all(p.dtype.is_floating_point for p in parameters):
+    if (
+        choice in _FUSED
+        and "foreach" not in chosen
+        and all(p.dtype.is_floating_point for p in [*parameters, *undecayed])
+    ):
         chosen.setdefault("fused", True)  # one pass over memory: several times faster than torch's default on CPU
     try:
-        return OPTIMIZERS[choice](parameters, lr=lr, **chosen)  # type: ignore[call-arg]
+        groups: list[dict[str, Any]] = [{"params": parameters}] if parameters else []
+        if undecayed:
+            groups.append({"params": undecayed, "weight_decay": 0.0})
+        return OPTIMIZERS[choice](groups, lr=lr, **chosen)  # type: ignore[call-arg]
     except TypeError as error:
         raise ValueError(f"Optimizer {choice!r} with options {dict(options or {})}: {error}.") from error

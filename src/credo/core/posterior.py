@@ -42,6 +42,8 @@ class Posterior(nn.Module, ABC):
 
     model: nn.Module
     likelihood: Likelihood
+    # Whether draws differ at all; prediction runs a point estimate once.
+    is_random = True
 
     def __init__(
         self,

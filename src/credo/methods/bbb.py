@@ -97,7 +97,9 @@ class BBB(GaussianPosterior):
         rho = initial_rho(self.layout.flatten(parameters).detach(), std_init, relative_std, rho_init, self.generator)
         self.rho = nn.Parameter(rho)
         self._by_weight: set[str] = set()
-        self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate)
+        self.descent = Descent(
+            trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate, undecayed=("rho",)
+        )
 
     @classmethod
     def from_pretrained(cls, model: nn.Module, *, relative_std: float = 0.1, **options: Any) -> BBB:

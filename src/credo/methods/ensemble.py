@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
+from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 
 
@@ -30,6 +32,16 @@ class Ensemble(Posterior):
         super().__init__(first.model, data_size=first.data_size, likelihood=first.likelihood, seed=first.seed)
         self.members = nn.ModuleList(members)
         self._use(first)
+
+    @property
+    def likelihood(self) -> Likelihood:  # type: ignore[override]
+        """The members' likelihood; where each learns its noise, the one with their mean noise variance."""
+        each = [part.likelihood for part in self.parts]
+        learned = [one for one in each if isinstance(one, GaussianNoise) and one.learn]
+        if not learned:
+            return each[0]
+        variance = sum(float(F.softplus(one.noise_rho.detach())) ** 2 for one in learned) / len(learned)
+        return GaussianNoise(variance**0.5).to(self.device)
 
     @property
     def parts(self) -> list[Posterior]:

@@ -25,6 +25,8 @@ class MAP(Posterior):
     `prior` (None: maximum likelihood) acts on the parameters that `random` chooses.
     """
 
+    is_random = False
+
     def __init__(
         self,
         model: nn.Module,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def predict(
         raise ValueError(f"tolerance={tolerance} must be positive, or None for a fixed number of draws.")
     parts: list[Prediction] = []
     plan: Strategy | None = None
+    draws = draws if posterior.is_random else 1
     with evaluating(posterior), posterior.seeded(seed):
         for x, y in batches_of(inputs, batch_size):
             x = x.to(posterior.device)
@@ -63,7 +65,10 @@ def predict(
                 parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
             if on_batch is not None:
                 on_batch(len(x))
-    return concatenate(parts)
+    prediction = concatenate(parts)
+    if isinstance(prediction, ClassPrediction) and not posterior.is_random:
+        return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
+    return prediction
 
 
 def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:

@@ -55,10 +55,15 @@ class ClassMoments(Moments):
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], chosen.logsumexp(0))
 
     def error(self) -> Tensor:
-        """Standard error of the class probability that is known worst."""
+        """Standard error of the class probability that is known worst.
+
+        A few draws that happen to agree say little of a skewed distribution, so the variance counts one more draw of
+        the largest variance that a probability of this mean can have, p(1−p).
+        """
         n = self.count.unsqueeze(-1)
         mean = self.total / n
-        variance = (self.squares / n - mean.square()).clamp_min(0) * n / (n - 1).clamp_min(1)
+        within = (self.squares - n * mean.square()).clamp_min(0)
+        variance = (within + (mean * (1 - mean)).clamp_min(0)) / n
         return (variance / n).sqrt().amax(-1)
 
     def result(self) -> ClassPrediction:

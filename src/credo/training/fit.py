@@ -94,6 +94,8 @@ def train(
         raise ValueError(f"patience={patience}: the number of epochs without a gain to wait for, at least 1.")
     if len(loader) == 0:
         raise ValueError("The loader has no batches.")
+    if schedule == "steps":
+        raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
     scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
@@ -122,6 +124,7 @@ def train(
         yield record
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
+    posterior.lr_scale = 1.0  # a schedule's last rate is not meant for steps after it
 
 
 def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
@@ -138,11 +141,14 @@ def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = T
 
 
 def _likelihood_nll(posterior: Posterior) -> BatchNll:
+    parts = posterior.parts if isinstance(posterior, Ensemble) else [posterior]
+    likelihoods = {id(part.model): part.likelihood for part in parts}
+
     def nll(net: nn.Module, batch: Any) -> Tensor:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
         x, y = (entry.to(posterior.device) for entry in batch)
-        return posterior.likelihood.nll(net(x), y)
+        return likelihoods.get(id(net), posterior.likelihood).nll(net(x), y)
 
     return nll
 
@@ -188,9 +194,10 @@ def _judge(posterior: Posterior, progress: _Progress, metrics: dict[str, float],
 @contextmanager
 def seeded_epoch(loader: Loader, seed: int, epoch: int, device: torch.device) -> Iterator[None]:
     """All of torch's global randomness inside is a function of (seed, epoch); outside nothing changes."""
-    set_epoch = getattr(loader, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
+    for shuffler in (loader, getattr(loader, "sampler", None)):  # a DistributedSampler is told, too
+        set_epoch = getattr(shuffler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         # A large odd multiplier keeps the streams of neighbouring seeds and epochs apart.
