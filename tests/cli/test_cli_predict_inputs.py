@@ -75,12 +75,12 @@ def test_several_arrays_without_a_name(refused: Refused, digits_run: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1\nword\n", "could not convert string to float: 'word'"),
+        ("1\nword\n", "'word' is not a finite number"),
         ("1\n\n2,3\n", "cannot be read as numbers"),
-        ("", "holds inputs of shape ()"),
-        ("x\n", "holds inputs of shape ()"),
+        ("", "holds inputs of shape (0,)"),
+        ("x\n", "holds no input"),
         ("1,2\n3,4\n", "holds inputs of shape (2,); the run needs (1,) for each"),
-        ("nan\n", "holds NaN or infinite numbers"),
+        ("nan\n", "'nan' is not a finite number"),
     ],
 )
 def test_tables_that_do_not_fit(refused: Refused, gap_run: Path, text: str, message: str) -> None:

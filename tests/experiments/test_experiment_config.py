@@ -183,7 +183,7 @@ def test_an_ensemble_of_bbb(small: Small) -> None:
     for part in posterior.parts:
         assert isinstance(part, BBB)
         assert torch.allclose(part.std()["fc1.weight"], torch.tensor(0.1))
-    assert [part.seed for part in posterior.parts] == [0, 1, 2]
+    assert [part.seed for part in posterior.parts] == [0, 1000, 2000]
 
 
 @pytest.mark.parametrize("seeds", [{}, {"model": {"seed": 5}}, {"of": {"seed": 5}}])

@@ -1,5 +1,6 @@
 """Regression from the configuration to predictions: learned noise, noise from the network, tables of one's own."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from credo import predict
+from credo import Ensemble, predict
 from credo.core.likelihood import GaussianNoise
 from credo.experiments.config import Experiment, prepare
 from credo.experiments.runs import Run
@@ -58,11 +59,19 @@ def test_noise_from_the_network(tmp_path: Path, small: Small) -> None:
     assert float(prediction.aleatoric.std()) > 0
 
 
-def test_an_ensemble_learns_noise_too(tmp_path: Path, small: Small) -> None:
+def test_every_member_of_an_ensemble_learns_its_noise(tmp_path: Path, small: Small) -> None:
+    """Each rises from 0.5 towards the data's 1; the mixture's aleatoric variance is the mean of theirs."""
     method = {"name": "ensemble", "members": 2, "of": {"name": "map", "lr": 0.02}}
     data = {"name": "gap", "n": 200, "noise": 1.0}
     run = trained(tmp_path, small(data=data, method=method, training={"epochs": 5, "batch_size": 8}))
-    assert noise_of(run) > 0.6
+    posterior = run.posterior()
+    assert isinstance(posterior, Ensemble)
+    noises = [part.likelihood.config()["std"] for part in posterior.parts]
+    assert min(noises) > 0.8
+    assert noises[0] != noises[1]
+    pooled = math.sqrt(sum(noise**2 for noise in noises) / 2)
+    aleatoric = predict(posterior, torch.zeros(3, 1), draws=4).aleatoric
+    assert torch.allclose(aleatoric, torch.tensor(pooled), rtol=1e-5)
     assert run.result()["test"]["mean_epistemic"] > 0
 
 

@@ -54,7 +54,8 @@ def test_stops_early_where_it_may(
     assert ((adaptive.probs - full.probs).abs().amax(-1) / error).max() < 5
     slow, quick = credo.measure(full, intervals=False), credo.measure(adaptive, intervals=False)
     assert quick["accuracy"] == pytest.approx(slow["accuracy"], abs=0.015)
-    assert quick["nll"] == pytest.approx(slow["nll"], abs=0.01)
+    # Over seeds the NLL has a standard deviation of 0.003 with all draws and of 0.006 with those kept.
+    assert quick["nll"] == pytest.approx(slow["nll"], abs=0.03)
     assert quick["mean_draws"] == pytest.approx(used.float().mean().item())
 
 
@@ -80,7 +81,7 @@ def test_never_more_draws_than_asked_for(trained: credo.BBB, batches: list[tuple
 
 def test_a_deterministic_network_stops_at_once(mlp: Callable[..., nn.Module], x: Tensor) -> None:
     prediction = credo.predict(credo.MAP(mlp(), data_size=10), x, draws=1000, tolerance=1e-3)
-    assert set(prediction.draws_used.tolist()) == {10}
+    assert set(prediction.draws_used.tolist()) == {1}
 
 
 @pytest.mark.parametrize("cached", [True, False])

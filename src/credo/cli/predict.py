@@ -17,6 +17,7 @@ from torch import Tensor
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.files import write_json, write_text
 from credo.data import as_float
+from credo.data.tables import read_table
 from credo.experiments.runs import Run
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.progress import make_progress
@@ -93,19 +94,9 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _read_csv(path: Path) -> np.ndarray[Any, Any]:
-    text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark in front
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
-    if rows and not any(_is_number(cell) for cell in rows[0]):
-        rows = rows[1:]
-    return np.array(rows, dtype=np.float32)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    table = read_table(path)
+    values: np.ndarray[Any, Any] = table.numbers(list(range(len(table.columns)))).numpy()
+    return values
 
 
 def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:

@@ -36,6 +36,9 @@ def load_csv(
         raise ValueError(f"task={task!r}: possible are 'regression' and 'classification'")
     path = Path(path).expanduser()
     table = read_table(path, header=header, delimiter=delimiter)
+    count = len(table.rows)
+    if count < 2:
+        raise ValueError(f"{path} has {count} rows of data: at least 2 are needed, one to train and one to test")
     column = _column_index(table, target)
     inputs = table.numbers([i for i in range(len(table.columns)) if i != column])
     if inputs.shape[1] == 0:
@@ -89,8 +92,6 @@ def read_table(path: Path, *, header: bool | None = None, delimiter: str | None 
     if header is None and rows:
         header = all(_as_number(cell) is None for cell in rows[0][1])
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]))] if rows else []
-    if len(rows) < 2:
-        raise ValueError(f"{path} has {len(rows)} rows of data: at least 2 are needed, one to train and one to test")
     for line, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{path}, row {line} has {len(row)} cells where the first row has {len(names)}")

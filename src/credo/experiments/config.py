@@ -22,6 +22,8 @@ from credo.methods import METHODS, Ensemble
 from credo.models import MODELS, build_model
 from credo.training.schedule import Schedule, make_schedule
 
+# Seeds of an ensemble's members lie this far apart, so that ensembles of neighbouring seeds share no member.
+MEMBER_SEEDS = 1000
 # What the experiment fills in by itself.
 _AUTOMATIC = {"self", "model", "data_size", "batches"}
 
@@ -215,7 +217,7 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     name = experiment.method["name"]
     options = {key: value for key, value in experiment.method.items() if key != "name"}
     # Also a seed that was given: members that start alike and see the same batches would stay alike.
-    options["seed"] = options.get("seed", experiment.training.seed) + index
+    options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     options.setdefault("likelihood", _likelihood(dataset))
     if "batches" in inspect.signature(METHODS[name]).parameters:
         options["batches"] = batches
@@ -229,7 +231,7 @@ def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, index: i
     options = {key: value for key, value in experiment.model.items() if key != "name"}
     options.setdefault("inputs", list(dataset.input_shape))
     options.setdefault("classes", _outputs(dataset, likelihood))
-    options["seed"] = options.get("seed", experiment.training.seed) + index
+    options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     return build_model(experiment.model["name"], **options)
 
 

@@ -163,9 +163,15 @@ class BBB(GaussianPosterior):
         """The batch's NLL under one sample of the noise; adds `share` of its derivatives to the slopes."""
         weights = _leaves(self.layout.split(torch.addcmul(mean, std, eps)))
         deviations = std.detach().requires_grad_(self.noise_name != "weights")
-        value = self._sampled_nll(nll, weights, deviations)
-        self.descent.check(value.item(), at=self.steps)
-        (value * share).backward()
+
+        def backward(net: nn.Module) -> Tensor:
+            value = nll(net)
+            self.descent.check(value.item(), at=self.steps)
+            # Here, with the draw still in place: checkpointed parts of a network run again in their backward pass.
+            (value * share).backward()
+            return value.detach()
+
+        value = self._sampled_nll(backward, weights, deviations)
         slope = self.layout.flatten({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()})
         slope_mean.add_(slope)
         slope_std.add_(slope.mul_(eps))

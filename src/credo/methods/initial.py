@@ -39,8 +39,8 @@ def initialise_mean_(
     z = torch.empty(layout.size, device=device, dtype=layout.dtype)
     if choice == "he":
         z.normal_(generator=generator)
-        scales = {name: (2 / max(p[0].numel(), 1)) ** 0.5 if p.dim() > 1 else 0.0 for name, p in parameters.items()}
-        values = z * layout.flatten({name: torch.full_like(p, scales[name]) for name, p in parameters.items()})
+        pieces = layout.split(z)
+        values = layout.flatten({name: _he(name, p, pieces[name]) for name, p in parameters.items()})
     elif choice == "prior":
         nn.init.trunc_normal_(z, generator=generator, a=-2.0, b=2.0)
         values = z * prior.std + getattr(prior, "mean", 0.0)
@@ -48,6 +48,14 @@ def initialise_mean_(
         values = z.normal_(generator=generator) * float(choice)
     for name, value in layout.split(values).items():
         parameters[name].copy_(value)
+
+
+def _he(name: str, parameter: Tensor, z: Tensor) -> Tensor:
+    if parameter.dim() > 1:
+        std: float = (2 / parameter[0].numel()) ** 0.5
+        return z * std
+    # One-dimensional weights are scales of normalisation layers: zero would end the signal.
+    return torch.zeros_like(parameter) if name.endswith("bias") else parameter
 
 
 def initial_rho(

@@ -1,0 +1,39 @@
+"""What training leaves behind of a schedule, and what it asks for."""
+
+import pytest
+import torch
+
+import credo
+from credo.models import build_model
+from credo.training.fit import seeded_epoch
+
+
+def posterior() -> credo.MAP:
+    return credo.MAP(build_model("mlp", inputs=[3], classes=2, seed=0), data_size=10)
+
+
+def test_the_rate_is_whole_again_after_a_schedule() -> None:
+    trained = posterior()
+    batch = (torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    credo.fit(trained, [batch] * 3, epochs=2, schedule="cosine", progress=False)
+    assert trained.lr_scale == 1.0
+
+
+def test_steps_by_name_says_how_to_give_milestones() -> None:
+    with pytest.raises(ValueError, match=r"make_schedule\('steps'"):
+        credo.fit(posterior(), [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))], epochs=2, schedule="steps")
+
+
+def test_a_sampler_that_wants_the_epoch_is_told() -> None:
+    told = []
+
+    class Sampler:
+        def set_epoch(self, epoch: int) -> None:
+            told.append(epoch)
+
+    class Loader(list):
+        sampler = Sampler()
+
+    with seeded_epoch(Loader(), seed=0, epoch=7, device=torch.device("cpu")):
+        pass
+    assert told == [7]
