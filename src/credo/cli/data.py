@@ -39,7 +39,7 @@ def data_command(
             print_json([_as_dict(status) for status in found])
         else:
             say(f"looking in {data_root(root)}")
-            rows = [[s.name, _state(s), str(s.folder or "bundled")] for s in found]
+            rows = [[s.name, _state(s), _place(s)] for s in found]
             print_table("data sets", ["name", "state", "folder"], rows)
             if name:
                 print_table(name, ["file", "bytes", "state"], [[f.path.name, f.size, f.state] for f in found[0].files])
@@ -53,6 +53,12 @@ def _download(name: str | None, root: Path | None) -> None:
     with make_progress() as bar:
         task = bar.add_task(f"downloading {name}", total=None, text="")
         download(name, root, progress=lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _place(status: DatasetStatus) -> str:
+    if status.folder is not None:
+        return str(status.folder)
+    return "your own file: data.path=…" if status.name == "csv" else "bundled"
 
 
 def _state(status: DatasetStatus) -> str:

@@ -109,20 +109,22 @@ class Activation(Strategy):
             mean = rule.apply(self.layer, inputs, self.layer.weight, self.layer.bias)  # type: ignore[arg-type]
             std = output_variance(rule, self.layer, inputs, self.first_std[0], self.first_std[1]).clamp_min(0).sqrt()
         results = []
-        for _ in range(count):
-            hidden = torch.addcmul(mean, std, self._normal(mean))
-            rest = substituted(self.posterior.model, self._rest(), self.posterior._aliases)
-            with rest as net, returning(self.layer, hidden):
+        for hidden, rest in zip(self._normal(mean, std, count), self._rest(count), strict=True):
+            network = substituted(self.posterior.model, rest, self.posterior._aliases)
+            with network as net, returning(self.layer, hidden):
                 results.append(net(x))
         return torch.stack(results)
 
-    def _rest(self) -> dict[str, Tensor]:
+    def _rest(self, count: int) -> list[dict[str, Tensor]]:
         if self.layout is None:
-            return {}
-        return self.layout.split(torch.addcmul(self.mean, self.std, self._normal(self.mean)))
+            return [{}] * count
+        return [self.layout.split(weights) for weights in self._normal(self.mean, self.std, count)]
 
-    def _normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.posterior.generator, device=like.device, dtype=like.dtype)
+    def _normal(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
+        """`count` draws of N(mean, std²)."""
+        shape = (count, *mean.shape)
+        z = torch.randn(shape, generator=self.posterior.generator, device=mean.device, dtype=mean.dtype)
+        return z.mul_(std).add_(mean)
 
 
 class _Draws:

@@ -16,12 +16,12 @@ def make_progress(console: Console | None = None) -> Progress:
     """Bar with counts, time taken, time left and a free text at the end, on stderr."""
     console = console or Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
         console=console,
         disable=not console.is_terminal,
         transient=True,
