@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
-NOT_RUN = {"command-line.md": 3, "data-and-models.md": 1}
+NOT_RUN = {"command-line.md": 3, "data-and-models.md": 1, "results.md": 1}
 # Minutes to days, or the network: never in a test.
 SLOW = re.compile(r"^credo (demo|reproduce (?!list))|--download|data\.name=(mnist|fashion-mnist|kmnist|notmnist|cifar)")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")

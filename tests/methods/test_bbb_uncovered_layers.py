@@ -1,5 +1,7 @@
 """Layers that activation noise cannot cover take weight draws: reused, tied, read directly, called by keyword."""
 
+import copy
+
 import pytest
 import torch
 from scipy import stats
@@ -141,3 +143,30 @@ def test_an_input_by_keyword_takes_weight_draws(noise: str) -> None:
     out = seen_in_training(BBB(Net(), data_size=10, noise=noise, std_init=0.5, lr=0.0), torch.ones(2, 2), 3)
     assert torch.equal(out[:, 0], out[:, 1])
     assert len(out[:, 0].unique()) == 3
+
+
+class UsedTwice(nn.Module):
+    """One layer used twice, another once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.once = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.once(self.twice(self.twice(x).tanh()))
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("noise", ["lrt", "flipout"])
+def test_the_first_step_counts_the_batch_once(noise: str, draws: int) -> None:
+    """The pass that finds out about the layer used twice is thrown away with its gradients."""
+    torch.manual_seed(0)
+    net = UsedTwice()
+    plain = copy.deepcopy(net)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    options = {"optimizer": "sgd", "lr": 1.0, "temperature": 0.0, "rho_init": -60.0}
+    posterior = BBB(net, data_size=10, noise=noise, draws=draws, **options)
+    posterior.step(lambda model: F.cross_entropy(model(x), y))
+    F.cross_entropy(plain(x), y).backward()
+    for (name, ours), theirs in zip(net.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs - theirs.grad, msg=name)

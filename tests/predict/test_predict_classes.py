@@ -96,14 +96,24 @@ def test_one_draw_is_one_network(bbb: credo.BBB, x: Tensor, slow_outputs: Slow) 
 
 
 def test_ensemble_takes_its_members_in_turn(x: Tensor, mlp: Callable[..., nn.Module]) -> None:
-    """Seven draws of three members: the first counts three times, the others twice, in every batch."""
+    """However many draws are asked for, point estimates run once each and count the same, in every batch."""
     networks = [mlp(seed=s) for s in range(3)]
     ensemble = credo.Ensemble([credo.MAP(n, data_size=10) for n in networks])
     each = [n(x).softmax(-1) for n in networks]
     even = credo.predict(ensemble, x, draws=3, batch_size=5)
     close(even.probs, sum(each) / 3)
-    uneven = credo.predict(ensemble, x, draws=7, batch_size=5)
-    close(uneven.probs, (3 * each[0] + 2 * each[1] + 2 * each[2]) / 7)
+    for draws in (1, 2, 7):
+        other = credo.predict(ensemble, x, draws=draws, batch_size=5)
+        assert set(other.draws_used.tolist()) == {3}
+        assert torch.equal(other.probs, even.probs)
+        assert other.mc_error.max() == 0
+
+
+def test_random_members_get_the_same_number_of_draws(x: Tensor, mlp: Callable[..., nn.Module]) -> None:
+    members = [credo.BBB(mlp(seed=s), data_size=10, rho_init=-200.0, seed=s) for s in range(3)]  # hardly random
+    prediction = credo.predict(credo.Ensemble(members), x, draws=7, batch_size=5)
+    assert set(prediction.draws_used.tolist()) == {9}
+    close(prediction.probs, sum(m.model(x).softmax(-1) for m in members) / 3)
 
 
 def test_map_has_no_epistemic_uncertainty(x: Tensor, mlp: Callable[..., nn.Module]) -> None:

@@ -60,7 +60,7 @@ def test_batches_see_the_networks_of_a_manual_loop(
     kind: str, mlp: Network, conv: Network, slow_outputs: Callable[..., Tensor]
 ) -> None:
     posterior, x = posterior_of(kind, mlp, conv)
-    expected = slow_outputs(posterior, x, draws=14, seed=4).softmax(-1).mean(0)
+    expected = slow_outputs(posterior, x, draws=posterior.whole_draws(14), seed=4).softmax(-1).mean(0)
     actual = credo.predict(posterior, x, draws=14, shared_draws=True, batch_size=5, seed=4)
     torch.testing.assert_close(actual.probs, expected, rtol=1e-5, atol=1e-6)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.predict.strategies import Activation, Loop, Stacked, Strategy, choose_strategy
+from credo.predict.strategies import Activation, Batched, Loop, Stacked, Strategy, choose_strategy
 
 WIDE = {"data_size": 10, "std_init": 0.3}
 
@@ -126,7 +126,8 @@ class GroupedConv(nn.Module):
 def test_auto_takes_activations_for_a_linear_first_layer(mlp: Callable[..., nn.Module], x: Tensor) -> None:
     posterior = credo.BBB(mlp(), **WIDE)
     assert type(plan_for(posterior, x)) is Activation
-    assert type(plan_for(posterior, x, shared=True)) is Loop  # one network for all inputs needs weights
+    assert type(plan_for(posterior, x, shared=True)) is Batched  # one network for all inputs needs weights
+    assert type(plan_for(posterior, x, "batched")) is Batched
     assert type(plan_for(posterior, x, "stacked")) is Stacked
     assert type(plan_for(posterior, x, "loop")) is Loop
 
@@ -154,11 +155,43 @@ def test_networks_that_only_the_loop_can_run(network: Callable[[], nn.Module], x
 def test_networks_whose_first_layer_must_not_be_drawn_by_output(network: Callable[[], nn.Module], x: Tensor) -> None:
     """Rows of one input share their weights; so do two uses of a weight. Stacked weights are right for both."""
     posterior = credo.BBB(network(), **WIDE)
-    assert type(plan_for(posterior, x)) is Loop
+    assert type(plan_for(posterior, x)) is Batched
     with pytest.raises(ValueError, match="one row per input"):
         credo.predict(posterior, x, strategy="activation")
-    loop, stacked = (credo.predict(posterior, x, draws=12, strategy=s).probs for s in ("loop", "stacked"))
+    loop, stacked, batched = (
+        credo.predict(posterior, x, draws=12, strategy=s).probs for s in ("loop", "stacked", "batched")
+    )
     torch.testing.assert_close(stacked, loop)
+    torch.testing.assert_close(batched, loop)
+
+
+class Branches(nn.Module):
+    """Looks at its values, which a batched pass cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.last(hidden if hidden.sum() > 0 else hidden.tanh())
+
+
+def test_what_cannot_run_batched_is_looped() -> None:
+    posterior, x = credo.BBB(Branches(), **WIDE), torch.randn(5, 6)
+    assert type(plan_for(posterior, x, shared=True)) is Loop
+    with pytest.raises(ValueError, match="'batched' needs"):
+        credo.predict(posterior, x, strategy="batched")
+
+
+def test_an_ensemble_with_dropout_keeps_its_noise(x: Tensor) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(x.shape[1], 30), nn.Dropout(0.5), nn.Linear(30, 3))
+
+    ensemble = credo.Ensemble([credo.MCDropout(network(), data_size=10, seed=s) for s in range(2)])
+    assert type(plan_for(ensemble, x)) is Loop
+    single = credo.predict(ensemble, x, draws=2, seed=0).probs, credo.predict(ensemble, x, draws=2, seed=1).probs
+    assert not torch.allclose(*single)
 
 
 def test_grouped_first_conv_is_left_to_the_loop() -> None:

@@ -103,7 +103,10 @@ def _build(
     options: Mapping[str, Any] | None,
 ) -> torch.optim.Optimizer:
     if callable(choice):
-        return choice([*parameters, *undecayed])
+        made = choice([*parameters, *undecayed])
+        if isinstance(made, torch.optim.LBFGS):
+            raise ValueError("LBFGS evaluates the loss several times a step: use an optimiser that steps once.")
+        return made
     if choice not in OPTIMIZERS:
         raise ValueError(unknown("optimizer", choice, OPTIMIZERS))
     if not (math.isfinite(lr) and lr >= 0):

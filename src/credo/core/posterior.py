@@ -42,8 +42,6 @@ class Posterior(nn.Module, ABC):
 
     model: nn.Module
     likelihood: Likelihood
-    # Whether draws differ at all; prediction runs a point estimate once.
-    is_random = True
 
     def __init__(
         self,
@@ -88,6 +86,21 @@ class Posterior(nn.Module, ABC):
             yield
         finally:
             self._generator = before
+
+    @property
+    def parts(self) -> list[Posterior]:
+        """The posteriors that this one is an equal mixture of; itself, if it is none."""
+        return [self]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether there is more than its parts to draw; a point estimate is not random."""
+        return True
+
+    def whole_draws(self, wanted: int) -> int:
+        """How many draws to make where `wanted` are asked for: the same number from every part, one if not random."""
+        count = len(self.parts)
+        return -(-wanted // count) * count if self.is_random else count
 
     @abstractmethod
     def draw(self) -> dict[str, Tensor]:

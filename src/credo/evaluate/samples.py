@@ -51,6 +51,7 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
         raise TypeError("sample_study counts right labels: it needs a class likelihood.")
     if draws < 1:
         raise ValueError(f"draws={draws}: at least one is needed.")
+    draws = draws if posterior.is_random else posterior.whole_draws(draws)
     right = torch.zeros(draws, dtype=torch.float64)
     ensemble_right, total = 0.0, 0
     plan = None

@@ -85,6 +85,8 @@ def _classes(
 
 def _detection(inside: ClassPrediction, outside: ClassPrediction, scores: tuple[str, ...]) -> dict[str, Any]:
     def score(name: str, prediction: ClassPrediction) -> Tensor:
+        if name == "variance":
+            return prediction.uncertainty("covariance").epistemic
         return ood_score(name, prediction.probs, epistemic=prediction.epistemic)
 
     return {name: asdict(ood_detection(score(name, inside), score(name, outside))) for name in scores}

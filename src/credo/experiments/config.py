@@ -242,8 +242,9 @@ def _likelihood(dataset: Dataset) -> dict[str, Any]:
 
 
 def _outputs(dataset: Dataset, likelihood: Any) -> int:
+    kind = likelihood.get("kind") if isinstance(likelihood, Mapping) else likelihood
     if dataset.classes is not None:
-        return dataset.classes
+        return 1 if kind == "bernoulli" else dataset.classes
     targets = dataset.train.y.shape[1]
     doubled = isinstance(likelihood, Mapping) and likelihood.get("heteroscedastic", False)
     return 2 * targets if doubled else targets

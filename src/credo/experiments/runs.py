@@ -24,7 +24,7 @@ from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
 from credo.experiments.toml import dump_toml
-from credo.predict import predict
+from credo.predict import Prediction, RegressionPrediction, predict, rescaled
 from credo.training import EpochRecord, describe, load, save
 from credo.training.progress import shown
 from credo.version import __version__
@@ -107,7 +107,7 @@ class Run:
                 write_text(self.folder / LOG, "\n".join(lines) + "\n")
                 yield record
             prediction = predict(prepared.posterior, prepared.test_batches(), draws=draws)
-            metrics = measure(prediction)
+            metrics = measure(in_target_units(prediction, prepared.dataset))
             save(prepared.posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
             write_json(self.folder / RESULT, make_result(experiment, prepared.posterior, records, metrics, draws))
 
@@ -166,6 +166,13 @@ def make_result(
     }
 
 
+def in_target_units(prediction: Prediction, dataset: Dataset) -> Prediction:
+    """A regression in the units of the table it was read from: tables are standardised for training."""
+    if not isinstance(prediction, RegressionPrediction) or dataset.target_mean is None or dataset.target_std is None:
+        return prediction
+    return rescaled(prediction, dataset.target_mean, dataset.target_std)
+
+
 def data_facts(dataset: Dataset) -> dict[str, Any]:
     """What prediction on new inputs must know of the data, so that a shipped model does not need it."""
     tensors = {key: getattr(dataset, key) for key in ("input_mean", "input_std", "target_mean", "target_std")}
@@ -205,7 +212,8 @@ def evaluate_run(
         raise ValueError("Out-of-distribution detection scores class probabilities; this run is a regression.")
 
     def run_on(split: Split) -> Any:
-        return predict(posterior, in_order(split, batch_size), draws=draws, tolerance=tolerance)
+        prediction = predict(posterior, in_order(split, batch_size), draws=draws, tolerance=tolerance)
+        return in_target_units(prediction, dataset)
 
     inside = run_on(dataset.test)
     outside = {}

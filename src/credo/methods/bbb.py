@@ -10,7 +10,7 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from credo.core.weights import Layout, Random, one_device, random_names, substit
 from credo.methods.activation_noise import NOISES
 from credo.methods.initial import MeanInit, initial_rho, initialise_mean_
 from credo.methods.point import trainable
+from credo.methods.slopes import Slopes
 
 NOISE_NAMES = ("weights", *NOISES)
 KL_NAMES = ("auto", "closed", "monte-carlo")
@@ -135,53 +136,52 @@ class BBB(GaussianPosterior):
         """
         self.descent.clear()
         with torch.no_grad():
-            mean, std = self._moments()
+            slopes = Slopes(*self._moments())
         weight = self.temperature * self.kl_weight(self.steps) / self.data_size
         share = 1 / self.step_draws
-        slope_mean, slope_std = torch.zeros_like(mean), torch.zeros_like(std)
         data_term = kl = 0.0
         for index in range(self.step_draws):
             eps = self._normal()
             # Only the first draw counts as data for running statistics.
             with frozen_statistics(self.model) if index else nullcontext():
-                data_term += share * self._add_nll_slopes(nll, mean, std, eps, share, slope_mean, slope_std)
+                data_term += share * self._add_nll(nll, eps, share, slopes)
             if not self.closed_form:
-                estimate = partial(self._monte_carlo_kl, eps=eps)
-                kl += share * _add_slopes(estimate, mean, std, weight * share, slope_mean, slope_std)
+                kl += share * slopes.add(partial(self._monte_carlo_kl, eps=eps), weight * share)
         if self.closed_form:
-            kl = _add_slopes(self._closed_kl, mean, std, weight, slope_mean, slope_std)
+            kl = slopes.add(self._closed_kl, weight)
         loss = data_term + weight * kl
         self.descent.check(loss, at=self.steps)
-        self._set_gradients(slope_mean, slope_std)
+        self._set_gradients(slopes)
         self.descent.apply(at=self.steps, scale=self.lr_scale)
         self.steps += 1
         return Terms(loss=loss, nll=data_term, penalty=weight * kl, kl=kl)
 
-    def _add_nll_slopes(
-        self, nll: Nll, mean: Tensor, std: Tensor, eps: Tensor, share: float, slope_mean: Tensor, slope_std: Tensor
-    ) -> float:
-        """The batch's NLL under one sample of the noise; adds `share` of its derivatives to the slopes."""
-        weights = _leaves(self.layout.split(torch.addcmul(mean, std, eps)))
-        deviations = std.detach().requires_grad_(self.noise_name != "weights")
+    def _add_nll(self, nll: Nll, eps: Tensor, share: float, slopes: Slopes) -> float:
+        """The batch's NLL under one sample of the noise; `share` of its derivatives goes to the slopes."""
+        draw = self.layout.split(torch.addcmul(slopes.at_mean, slopes.at_std, eps))
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in draw.items()}
+        std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
 
-        def backward(net: nn.Module) -> Tensor:
-            value = nll(net)
+        def backward(value: Tensor) -> float:
             self.descent.check(value.item(), at=self.steps)
-            # Here, with the draw still in place: checkpointed parts of a network run again in their backward pass.
             (value * share).backward()
-            return value.detach()
+            return value.item()
 
-        value = self._sampled_nll(backward, weights, deviations)
+        if self.noise_name == "weights":
+            # Backward with the draw still in place: checkpointed parts of a network run again there.
+            with substituted(self.model, weights, self._aliases):
+                result = backward(nll(self.model))
+        else:
+            result = backward(self._tried_noisy_nll(nll, weights, std))
         slope = self.layout.flatten({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()})
-        slope_mean.add_(slope)
-        slope_std.add_(slope.mul_(eps))
-        if deviations.grad is not None:
-            slope_std.add_(deviations.grad)
-        return value.item()
+        slopes.add_weights(slope, eps)
+        if std.grad is not None:
+            slopes.std.add_(std.grad)
+        return result
 
-    def _sampled_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
+    def _tried_noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         statistics: AbstractContextManager[None] = nullcontext()
-        while self.noise_name != "weights":
+        while True:
             try:
                 with statistics:
                     return self._noisy_nll(nll, weights, std)
@@ -190,8 +190,6 @@ class BBB(GaussianPosterior):
                 self._by_weight.update(error.paths)
                 # The pass just thrown away has counted as data for running statistics already.
                 statistics = frozen_statistics(self.model)
-        with substituted(self.model, weights, self._aliases):
-            return nll(self.model)
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         """NLL with activation noise on the covered layers and `weights` for all other random parameters."""
@@ -207,10 +205,10 @@ class BBB(GaussianPosterior):
         with substituted(self.model, rest, self._aliases), tapped(layers, make):
             return nll(self.model)
 
-    def _set_gradients(self, slope_mean: Tensor, slope_std: Tensor) -> None:
+    def _set_gradients(self, slopes: Slopes) -> None:
         """Hand the slopes to the optimiser; the means of layers with activation noise have a share already."""
-        self.rho.grad = slope_std.mul_(torch.sigmoid(self.rho.detach()))
-        pieces = self.layout.split(slope_mean)
+        self.rho.grad = slopes.std.mul_(torch.sigmoid(self.rho.detach()))
+        pieces = self.layout.split(slopes.mean)
         for name, parameter in self._parameters_at(self.layout.names).items():
             parameter.grad = pieces[name] if parameter.grad is None else parameter.grad.add_(pieces[name])
 
@@ -272,27 +270,6 @@ class BBB(GaussianPosterior):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.descent.optimizer
-
-
-def _leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
-
-
-def _add_slopes(
-    value: Callable[[Tensor, Tensor], Tensor],
-    mean: Tensor,
-    std: Tensor,
-    weight: float,
-    slope_mean: Tensor,
-    slope_std: Tensor,
-) -> float:
-    """A function of means and deviations at these; adds `weight` times its derivatives to the slopes."""
-    mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
-    result = value(mean, std)
-    for_mean, for_std = torch.autograd.grad(result, (mean, std))
-    slope_mean.add_(for_mean, alpha=weight)
-    slope_std.add_(for_std, alpha=weight)
-    return result.item()
 
 
 def _check_choices(noise: str, kl: str, draws: int, temperature: float) -> None:

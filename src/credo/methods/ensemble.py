@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 
 
@@ -34,19 +32,14 @@ class Ensemble(Posterior):
         self._use(first)
 
     @property
-    def likelihood(self) -> Likelihood:  # type: ignore[override]
-        """The members' likelihood; where each learns its noise, the one with their mean noise variance."""
-        each = [part.likelihood for part in self.parts]
-        learned = [one for one in each if isinstance(one, GaussianNoise) and one.learn]
-        if not learned:
-            return each[0]
-        variance = sum(float(F.softplus(one.noise_rho.detach())) ** 2 for one in learned) / len(learned)
-        return GaussianNoise(variance**0.5).to(self.device)
-
-    @property
     def parts(self) -> list[Posterior]:
         """The members."""
         return list(self.members)  # type: ignore[arg-type]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any member is."""
+        return any(part.is_random for part in self.parts)
 
     def draw(self) -> dict[str, Tensor]:
         """One member's draw, the member chosen at random."""
@@ -110,6 +103,12 @@ def _check(members: Sequence[Posterior]) -> None:
     shapes = [{n: t.shape for n, t in m.model.state_dict().items()} for m in members]
     if any(shape != shapes[0] for shape in shapes):
         raise UnsupportedModelError("Members must have the same architecture: parameter names or shapes differ.")
+    kinds = {(type(m.likelihood), getattr(m.likelihood, "heteroscedastic", False)) for m in members}
+    if len(kinds) > 1:
+        raise UnsupportedModelError("Members must have the same kind of likelihood (their noise may differ).")
+    learned = [id(m.likelihood) for m in members if any(p.requires_grad for p in m.likelihood.parameters())]
+    if len(set(learned)) < len(learned):
+        raise ValueError("Members share one likelihood that learns its noise: give each its own.")
     if len({type(m) for m in members}) > 1:
         raise UnsupportedModelError(
             f"Members must be of one method, got {sorted({type(m).__name__ for m in members})}."

@@ -25,8 +25,6 @@ class MAP(Posterior):
     `prior` (None: maximum likelihood) acts on the parameters that `random` chooses.
     """
 
-    is_random = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -56,6 +54,11 @@ class MAP(Posterior):
             self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
             self._config["random"] = list(self.layout.names)
         self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm)
+
+    @property
+    def is_random(self) -> bool:
+        """No: all draws are the same network."""
+        return False
 
     def draw(self) -> dict[str, Tensor]:
         """`{}`: the point estimate."""

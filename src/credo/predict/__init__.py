@@ -1,7 +1,7 @@
 """Prediction with honest uncertainty."""
 
 from credo.predict.engine import predict, predict_classes, predict_values
-from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
+from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, rescaled
 from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "predict",
     "predict_classes",
     "predict_values",
+    "rescaled",
 ]

@@ -38,10 +38,11 @@ def predict(
 
     `inputs` is a tensor (cut into batches here) or an iterable of batches, each a tensor or (inputs, targets). The
     network runs in eval mode; modes, generators and parameters are as before afterwards, and the same seed gives the
-    same prediction. `shared_draws` uses the same networks for all inputs, which "the accuracy of one sampled model"
-    needs. `tolerance` stops drawing for an input once the Monte-Carlo standard error of its class probabilities
-    (regression: of its mean, as a share of the predictive std) is below it; `draws` is the most then, and
-    `draws_used` says how many it took.
+    same prediction. A mixture makes the same number of draws of every member (rounded up), a point estimate one.
+    `shared_draws` uses the same networks for all inputs, which "the accuracy of one sampled model" needs. `tolerance`
+    stops drawing for an input once the Monte-Carlo standard error of its class probabilities (regression: of its mean,
+    as a share of the predictive std) is below it; `draws` is the most then, and `draws_used` says how many it took.
+    Memory holds one batch at a time: sums over draws, and one entropy for each draw and input.
     """
     if draws < 1:
         raise ValueError(f"draws={draws}: at least one is needed.")
@@ -53,7 +54,8 @@ def predict(
         raise ValueError(f"tolerance={tolerance} must be positive, or None for a fixed number of draws.")
     parts: list[Prediction] = []
     plan: Strategy | None = None
-    draws = draws if posterior.is_random else 1
+    draws = posterior.whole_draws(draws)
+    tolerance = tolerance if posterior.is_random else None
     with evaluating(posterior), posterior.seeded(seed):
         for x, y in batches_of(inputs, batch_size):
             x = x.to(posterior.device)
@@ -93,11 +95,12 @@ def _predict_batch(
     rows = torch.arange(len(x), device=x.device)
     moments: Moments | None = None
     done = 0
+    chunk = posterior.whole_draws(_CHUNK)  # looked at only when every part of a mixture had its turn
     while done < draws and len(rows):
-        count = min(_CHUNK, draws - done)
+        count = min(chunk, draws - done)
         outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
         if moments is None:
-            moments = make_moments(posterior.likelihood, outputs, y)
+            moments = make_moments([part.likelihood for part in posterior.parts], outputs, y)
         moments.add(outputs, rows)
         done += count
         if tolerance is not None and done < draws:
@@ -130,7 +133,7 @@ def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[tupl
     for batch in inputs:
         if isinstance(batch, Tensor):
             yield batch, None
-        elif isinstance(batch, tuple | list) and len(batch) >= 2 and isinstance(batch[0], Tensor):
+        elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
             yield batch[0], batch[1]
         elif isinstance(batch, tuple | list) and len(batch) == 1:
             yield batch[0], None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -99,9 +100,10 @@ class ClassMoments(Moments):
 class RegressionMoments(Moments):
     """Sums of means, of their squares, and of noise variances."""
 
-    def __init__(self, likelihood: GaussianNoise, outputs: Tensor, targets: Tensor | None) -> None:
-        self.likelihood, self.targets = likelihood, targets
-        mean, _ = likelihood.moments(outputs[0])
+    def __init__(self, likelihoods: Sequence[GaussianNoise], outputs: Tensor, targets: Tensor | None) -> None:
+        self.likelihoods, self.targets = likelihoods, targets
+        self.draws = 0
+        mean, _ = likelihoods[0].moments(outputs[0])
         if targets is not None and targets.shape != mean.shape:
             raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape)}.")
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
@@ -112,7 +114,7 @@ class RegressionMoments(Moments):
 
     def add(self, outputs: Tensor, rows: Tensor) -> None:
         """Fold in the predicted means and noise of some draws."""
-        mean, std = self.likelihood.moments(outputs)
+        mean, std = self._moments(outputs)
         shifted = mean - self.origin[rows]
         self.count[rows] += len(outputs)
         self.total[rows] += shifted.sum(0)
@@ -152,6 +154,15 @@ class RegressionMoments(Moments):
         n = self._broadcast_count()
         return (self.squares / n - (self.total / n).square()).clamp_min(0)
 
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Each draw's mean and noise, by the likelihood of the member that it is of."""
+        if len(self.likelihoods) == 1:
+            return self.likelihoods[0].moments(outputs)
+        members = [self.likelihoods[(self.draws + i) % len(self.likelihoods)] for i in range(len(outputs))]
+        self.draws += len(outputs)
+        pairs = [member.moments(one) for member, one in zip(members, outputs, strict=True)]
+        return torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
+
 
 def summable(outputs: Tensor) -> Tensor:
     """Half-precision outputs as float32: sums over draws would lose what the draws differ by."""
@@ -183,10 +194,12 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
     return labels
 
 
-def make_moments(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None) -> Moments:
-    """The sums that belong to a likelihood."""
-    if isinstance(likelihood, ClassLikelihood):
-        return ClassMoments(likelihood, outputs, targets)
-    if isinstance(likelihood, GaussianNoise):
-        return RegressionMoments(likelihood, outputs, targets)
-    raise TypeError(f"predict knows class and Gaussian likelihoods, not {type(likelihood).__name__}.")
+def make_moments(likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None) -> Moments:
+    """The sums that belong to a likelihood; a mixture's draws are of its members in turn, each with its own."""
+    first = likelihoods[0]
+    if isinstance(first, ClassLikelihood):
+        return ClassMoments(first, outputs, targets)
+    gaussian = [one for one in likelihoods if isinstance(one, GaussianNoise)]
+    if len(gaussian) == len(likelihoods):
+        return RegressionMoments(gaussian, outputs, targets)
+    raise TypeError(f"predict knows class and Gaussian likelihoods, not {type(first).__name__}.")

@@ -101,6 +101,19 @@ class RegressionPrediction(Prediction):
         return (self.aleatoric.square() + self.epistemic.square()).sqrt()
 
 
+def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
+    """The prediction in the units that targets had before (target − mean)/std."""
+    targets, density = prediction.targets, prediction.log_likelihood
+    return RegressionPrediction(
+        draws_used=prediction.draws_used,
+        targets=None if targets is None else targets * std + mean,
+        log_likelihood=None if density is None else density - std.log().sum(),
+        mean=prediction.mean * std + mean,
+        aleatoric=prediction.aleatoric * std,
+        epistemic=prediction.epistemic * std,
+    )
+
+
 def concatenate(parts: list[P]) -> P:
     """One prediction from those of consecutive batches."""
     if not parts:

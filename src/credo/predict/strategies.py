@@ -7,8 +7,7 @@ draws at once, or, where it is linear and its weights independent Gaussians, its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
@@ -16,14 +15,16 @@ from torch import Tensor, nn
 
 from credo.core.layers import RULES, output_variance
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.taps import covered_layers, parameter_names
+from credo.core.taps import parameter_names
 from credo.core.weights import Draw, Layout, substituted
-from credo.methods import Ensemble
+from credo.predict.first_layer import first_layer, is_alone, returning, seen_by
 
-STRATEGIES = ("auto", "loop", "stacked", "activation")
+STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 # A first conv layer on few channels is too small to fill the machine: stacking pays there and only there.
 _FEW_CHANNELS = 4
 _CACHE_BYTES = 256 * 2**20
+# Random numbers made in one call: more do not get cheaper and take memory.
+_TOGETHER = 4 * 2**20
 
 
 class Strategy(ABC):
@@ -85,6 +86,33 @@ class Stacked(Strategy):
         return list(wide.chunk(len(draws), dim=rule.feature_dim))
 
 
+class Batched(Strategy):
+    """All layers for several draws at once, as batched matrix products (`torch.func.vmap`): for networks of small
+    linear layers, whose passes cost more in calls than in arithmetic.
+    """
+
+    def __init__(self, posterior: Posterior, draws: _Draws) -> None:
+        self.posterior, self.draws = posterior, draws
+
+    def outputs(self, x: Tensor, count: int) -> Tensor:
+        """One pass for all `count` draws."""
+        draws = list(self.draws.take(count))
+        stack = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+        model = self.posterior.model
+
+        def run(weights: dict[str, Tensor]) -> Tensor:
+            result: Tensor = torch.func.functional_call(model, weights, (x,))
+            return result
+
+        with self.posterior.noise():
+            outputs: Tensor = torch.func.vmap(run)(stack)
+        return outputs
+
+    def restart(self) -> None:
+        """Back to the first draw."""
+        self.draws.restart()
+
+
 class Activation(Strategy):
     """The first linear layer's outputs drawn from their own Gaussian: exact for each input, its weights never made.
 
@@ -115,13 +143,18 @@ class Activation(Strategy):
                 results.append(net(x))
         return torch.stack(results)
 
-    def _rest(self, count: int) -> list[dict[str, Tensor]]:
+    def _rest(self, count: int) -> Iterable[dict[str, Tensor]]:
         if self.layout is None:
             return [{}] * count
-        return [self.layout.split(weights) for weights in self._normal(self.mean, self.std, count)]
+        return (self.layout.split(weights) for weights in self._normal(self.mean, self.std, count))
 
-    def _normal(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
-        """`count` draws of N(mean, std²)."""
+    def _normal(self, mean: Tensor, std: Tensor, count: int) -> Iterator[Tensor]:
+        """`count` draws of N(mean, std²), made together where they are small."""
+        together = max(1, min(count, _TOGETHER // max(mean.numel(), 1)))
+        for start in range(0, count, together):
+            yield from self._block(mean, std, min(together, count - start))
+
+    def _block(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
         shape = (count, *mean.shape)
         z = torch.randn(shape, generator=self.posterior.generator, device=mean.device, dtype=mean.dtype)
         return z.mul_(std).add_(mean)
@@ -155,19 +188,26 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
     # Trying out must not use up random numbers: every strategy shall see the same draws.
     with posterior.seeded(seed):
         source = _Draws(posterior, draws, shared)
-        found = None if name == "loop" else _first_layer(posterior, x)
+        found = None if name == "loop" else first_layer(posterior, x)
     if name == "loop":
         return Loop(posterior, source)
     linear = found is not None and type(found[1]) is nn.Linear
     if name in ("auto", "activation") and not shared and linear and isinstance(posterior, GaussianPosterior):
         assert found is not None
-        if _is_alone(posterior, *found, x[:2]):
+        if is_alone(posterior, *found, x[:2]):
             return Activation(posterior, *found)
     if name == "activation":
         raise ValueError(
             "strategy='activation' needs an independent Gaussian posterior, a network whose first layer is nn.Linear "
             "and runs once on one row per input, and draws that are not shared; use strategy='auto'."
         )
+    if name == "batched" or (name == "auto" and linear):
+        with posterior.seeded(seed):
+            possible = _is_linear_chain(posterior) and _can_batch(posterior, x)
+        if possible:
+            return Batched(posterior, source)
+    if name == "batched":
+        raise ValueError("strategy='batched' needs weight draws and a network of nn.Linear layers that vmap can run.")
     if found is not None and (name == "stacked" or (not linear and _is_small_conv(found[1]))):
         return Stacked(posterior, source, *found)
     if name == "stacked":
@@ -175,98 +215,29 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
     return Loop(posterior, source)
 
 
+def _is_linear_chain(posterior: Posterior) -> bool:
+    """Whether draws are sets of weights, and all parameters are those of linear layers."""
+    owners = {type(m) for m in posterior.model.modules() if m._parameters}
+    return owners == {nn.Linear} and bool(posterior.draw())
+
+
+def _can_batch(posterior: Posterior, x: Tensor) -> bool:
+    """Whether a batched pass works and says what a plain one says; a network may branch on its values, say."""
+    try:
+        batched = Batched(posterior, _Draws(posterior, 1, shared=True))
+        plain = Loop(posterior, batched.draws)
+        results = []
+        for strategy in (batched, plain):
+            with posterior.seeded(0):
+                strategy.restart()
+                results.append(strategy.outputs(x[:2], 1))
+    except Exception:  # whatever the network says, it says it again in the real pass
+        return False
+    return torch.allclose(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
 def _is_small_conv(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.in_channels <= _FEW_CHANNELS
-
-
-@torch.no_grad()
-def _first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | None:
-    """The layer that runs first, once, on an input that no random weight has touched; None if there is none."""
-    model = posterior.model
-    tied = {name for group in posterior._aliases.values() if len(group) > 1 for name in group}
-    layers = {p: m for p, m in covered_layers(model, tied).items() if getattr(m, "groups", 1) == 1}
-    seen: list[list[tuple[str, Tensor]]] = []
-    draw: Draw = {}
-    # Each member of a mixture has parameters and running statistics of its own before the layer.
-    tries = max(2, len(posterior.parts)) if isinstance(posterior, Ensemble) else 2
-    try:
-        for draw in posterior.draws(tries):
-            with posterior.sampled(draw), _recorded(layers) as fired:
-                model(x[:2])
-            seen.append(fired)
-    except Exception:  # whatever the network says, it says it again in the real pass
-        return None
-    if not seen[0] or not draw:
-        return None
-    path, inputs = seen[0][0]
-    again = [fired[0] for fired in seen[1:] if fired]
-    once = sum(p == path for p, _ in seen[0]) == 1
-    right_rank = inputs.dim() == RULES[type(layers[path])].min_dim
-    random = any(name in draw for name in parameter_names(path, layers[path]))
-    same = [p == path and other.shape == inputs.shape and torch.equal(inputs, other) for p, other in again]
-    untouched = all(same) and len(same) == len(seen) - 1
-    return (path, layers[path]) if once and right_rank and random and untouched else None
-
-
-@torch.no_grad()
-def _is_alone(posterior: Posterior, path: str, layer: nn.Module, x: Tensor) -> bool:
-    """Whether the layer sees one row per input, and nothing but the layer reads its weights."""
-    model = posterior.model
-    with seen_by(model, layer, x) as inputs:
-        hidden = layer(inputs)
-    if len(inputs) != len(x):
-        return False  # several rows of one input need the same weights
-    poison = {name: torch.full_like(model.get_parameter(name), torch.nan) for name in parameter_names(path, layer)}
-    with substituted(model, poison, posterior._aliases), returning(layer, hidden):
-        return bool(torch.isfinite(model(x)).all())
-
-
-@contextmanager
-def _recorded(layers: dict[str, nn.Module]) -> Iterator[list[tuple[str, Tensor]]]:
-    fired: list[tuple[str, Tensor]] = []
-
-    def hook_for(path: str) -> object:
-        return lambda layer, inputs: fired.append((path, inputs[0].clone()))
-
-    handles = [m.register_forward_pre_hook(hook_for(p)) for p, m in layers.items()]  # type: ignore[arg-type]
-    try:
-        yield fired
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Seen(Exception):  # noqa: N818 - control flow: nothing is wrong
-    pass
-
-
-@contextmanager
-def seen_by(model: nn.Module, layer: nn.Module, x: Tensor) -> Iterator[Tensor]:
-    """What reaches `layer` when the network gets `x`: the pass stops there."""
-    inputs: list[Tensor] = []
-
-    def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0])
-        raise _Seen
-
-    handle = layer.register_forward_pre_hook(stop)
-    try:
-        model(x)
-    except _Seen:
-        pass
-    finally:
-        handle.remove()
-    yield inputs[0]
-
-
-@contextmanager
-def returning(layer: nn.Module, output: Tensor) -> Iterator[None]:
-    """While open, the layer's work is already done: it returns `output`."""
-    layer.__dict__["forward"] = lambda *inputs: output
-    try:
-        yield
-    finally:
-        del layer.__dict__["forward"]
 
 
 def _of(draw: Draw, name: str, model: nn.Module) -> Tensor:

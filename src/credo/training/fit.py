@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from credo.core.errors import CredoError, unknown
 from credo.core.posterior import Posterior, Terms
 from credo.evaluate.suite import quick_metrics
-from credo.methods import Ensemble
 from credo.predict import predict
 from credo.training.checkpoint import load_checkpoint, save_checkpoint
 from credo.training.schedule import Schedule, make_schedule
@@ -108,10 +107,7 @@ def train(
         posterior.train()
         with seeded_epoch(loader, seed, progress.epoch, posterior.device):
             terms = _run_epoch(posterior, loader, batch_nll, scale, progress.epoch, on_step)
-        metrics: dict[str, float] = {}
-        if validation is not None:
-            prediction = predict(posterior, validation, draws=validation_draws, seed=progress.epoch)
-            metrics = quick_metrics(prediction)
+        metrics = _validate(posterior, validation, validation_draws, progress.epoch)
         best = _judge(posterior, progress, metrics, monitor, keep=patience is not None)
         rate, seconds = posterior.lr_scale, time.perf_counter() - start
         record = EpochRecord(
@@ -141,8 +137,7 @@ def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = T
 
 
 def _likelihood_nll(posterior: Posterior) -> BatchNll:
-    parts = posterior.parts if isinstance(posterior, Ensemble) else [posterior]
-    likelihoods = {id(part.model): part.likelihood for part in parts}
+    likelihoods = {id(part.model): part.likelihood for part in posterior.parts}
 
     def nll(net: nn.Module, batch: Any) -> Tensor:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -173,6 +168,10 @@ def _run_epoch(
         raise CredoError("The loader gave no batch.")
     means = {key: value / count for key, value in sums.items()}
     return Terms(means["loss"], means["nll"], means["penalty"], means["kl"] if has_kl else None)
+
+
+def _validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, epoch: int) -> dict[str, float]:
+    return {} if batches is None else quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
 
 
 def _judge(posterior: Posterior, progress: _Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
@@ -211,7 +210,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
     likelihood = options.get("likelihood") or {}
     if likelihood.get("learn"):
         del likelihood["std"]  # moves with training
-    members = posterior.parts if isinstance(posterior, Ensemble) else []
+    members = [part for part in posterior.parts if part is not posterior]
     return {
         "method": type(posterior).__name__,
         "options": options,
