@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/benchmarks.md from the records in results/.
+"""Write the tables of docs/results.md from the records in results/.
 
 `python docs/make_results.py` replaces what stands between the markers `<!-- table: NAME -->` and `<!-- end -->`.
 """

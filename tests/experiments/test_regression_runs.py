@@ -95,7 +95,7 @@ def linear(small: Small, table: Path) -> Experiment:
 def test_a_table_is_learned(tmp_path: Path, small: Small, table: Path) -> None:
     run = trained(tmp_path / "run", linear(small, table))
     metrics = run.result()["test"]
-    assert metrics["rmse"] < 0.05  # of a standard deviation of y, which is about 30; the noise alone is 0.003
+    assert metrics["rmse"] < 1.5  # in the units of y, whose standard deviation is about 30
     assert run.dataset().target_std is not None
 
 
