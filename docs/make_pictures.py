@@ -24,15 +24,15 @@ def gap() -> None:
     noise = {"kind": "gaussian", "std": 0.2, "learn": True}
 
     def network(seed: int) -> torch.nn.Module:
-        return build_model("mlp", inputs=[1], classes=1, hidden=[50, 50], activation="tanh", seed=seed)
+        return build_model("mlp", inputs=[1], classes=1, hidden=[100, 100], seed=seed)
 
     plain = credo.MAP(network(0), data_size=size, lr=5e-3, likelihood=noise)
     members = [
-        credo.BBB(network(seed), data_size=size, lr=5e-3, prior=1.0, temperature=0.02, likelihood=noise, seed=seed)
-        for seed in range(5)
+        credo.BBB(network(seed), data_size=size, lr=5e-3, prior=1.0, temperature=0.005, likelihood=noise, seed=seed)
+        for seed in range(10)
     ]
-    posteriors = {"plain network": plain, "Credo: ensemble of five Bayesian networks": credo.Ensemble(members)}
-    x = torch.linspace(-2.4, 2.4, 200).unsqueeze(1)
+    posteriors = {"plain network": plain, "Credo: ensemble of ten Bayesian networks": credo.Ensemble(members)}
+    x = torch.linspace(-3.0, 3.0, 240).unsqueeze(1)
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
     for axis, (title, posterior) in zip(axes, posteriors.items(), strict=True):
         credo.fit(posterior, Batches(data.train, batch_size=50), epochs=500, schedule="cosine")
