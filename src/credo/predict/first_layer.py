@@ -102,3 +102,29 @@ def returning(layer: nn.Module, output: Tensor) -> Iterator[None]:
         yield
     finally:
         del layer.__dict__["forward"]
+
+
+def run_before(model: nn.Module, layer: nn.Module, x: Tensor) -> list[nn.Module]:
+    """Modules without children that run before `layer`, and only once in the whole pass: input scaling, say."""
+    order: list[nn.Module] = []
+    leaves = [m for m in model.modules() if not m._modules]
+    handles = [m.register_forward_pre_hook(lambda m, inputs: order.append(m)) for m in leaves]
+    try:
+        model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    before = order[: order.index(layer)]
+    return [m for m in before if sum(m is other for other in order) == 1]
+
+
+def read_before(model: nn.Module, layer: nn.Module, before: list[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """What reaches `layer`, and what the modules `before` it say, for this input."""
+    said: dict[int, Tensor] = {}
+    handles = [m.register_forward_hook(lambda m, inputs, output: said.update({id(m): output})) for m in before]
+    try:
+        with seen_by(model, layer, x) as inputs:
+            return inputs, [said[id(m)] for m in before]
+    finally:
+        for handle in handles:
+            handle.remove()

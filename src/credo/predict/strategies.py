@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 
 import torch
@@ -17,11 +18,9 @@ from credo.core.layers import RULES, output_variance
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import parameter_names
 from credo.core.weights import Draw, Layout, substituted
-from credo.predict.first_layer import first_layer, is_alone, returning, seen_by
+from credo.predict.first_layer import first_layer, is_alone, read_before, returning, run_before, seen_by
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
-# A first conv layer on few channels is too small to fill the machine: stacking pays there and only there.
-_FEW_CHANNELS = 4
 _CACHE_BYTES = 256 * 2**20
 # Random numbers made in one call: more do not get cheaper and take memory.
 _TOGETHER = 4 * 2**20
@@ -121,6 +120,7 @@ class Activation(Strategy):
 
     def __init__(self, posterior: GaussianPosterior, path: str, layer: nn.Module) -> None:
         self.posterior, self.path, self.layer = posterior, path, layer
+        self.before: list[nn.Module] | None = None
         mean, std = posterior.mean(), posterior.std()
         mine = parameter_names(path, layer)
         self.first_std = [std.get(name) for name in mine] + [None]
@@ -131,11 +131,21 @@ class Activation(Strategy):
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """The first layer's moments once, then a pass per draw for the rest."""
-        with seen_by(self.posterior.model, self.layer, x) as inputs:
-            rule = RULES[type(self.layer)]
-            # Not a call of the layer: its own hooks run once, in the pass for the rest.
-            mean = rule.apply(self.layer, inputs, self.layer.weight, self.layer.bias)  # type: ignore[arg-type]
-            std = output_variance(rule, self.layer, inputs, self.first_std[0], self.first_std[1]).clamp_min(0).sqrt()
+        model = self.posterior.model
+        if self.before is None:
+            self.before = run_before(model, self.layer, x[:2])
+        inputs, said = read_before(model, self.layer, self.before, x)
+        with ExitStack() as done:
+            # What comes before the first layer is the same for all draws, and done.
+            for module, output in zip(self.before, said, strict=True):
+                done.enter_context(returning(module, output))
+            return self._passes(x, inputs, count)
+
+    def _passes(self, x: Tensor, inputs: Tensor, count: int) -> Tensor:
+        rule = RULES[type(self.layer)]
+        # Not a call of the layer: its own hooks run once, in the pass for the rest.
+        mean = rule.apply(self.layer, inputs, self.layer.weight, self.layer.bias)  # type: ignore[arg-type]
+        std = output_variance(rule, self.layer, inputs, self.first_std[0], self.first_std[1]).clamp_min(0).sqrt()
         results = []
         for hidden, rest in zip(self._normal(mean, std, count), self._rest(count), strict=True):
             network = substituted(self.posterior.model, rest, self.posterior._aliases)
@@ -208,7 +218,7 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
             return Batched(posterior, source)
     if name == "batched":
         raise ValueError("strategy='batched' needs weight draws and a network of nn.Linear layers that vmap can run.")
-    if found is not None and (name == "stacked" or (not linear and _is_small_conv(found[1]))):
+    if found is not None and name == "stacked":
         return Stacked(posterior, source, *found)
     if name == "stacked":
         raise ValueError("strategy='stacked' needs a first layer that is nn.Linear or an ungrouped convolution.")
@@ -234,10 +244,6 @@ def _can_batch(posterior: Posterior, x: Tensor) -> bool:
     except Exception:  # whatever the network says, it says it again in the real pass
         return False
     return torch.allclose(results[0], results[1], rtol=1e-4, atol=1e-5)
-
-
-def _is_small_conv(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.in_channels <= _FEW_CHANNELS
 
 
 def _of(draw: Draw, name: str, model: nn.Module) -> Tensor:
