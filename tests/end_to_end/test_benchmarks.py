@@ -47,7 +47,14 @@ def test_step_cost_as_a_user_runs_it(tmp_path):
 def test_predict_cost_as_a_user_runs_it(tmp_path):
     output, record = run("predict_cost", tmp_path / "predict.json", "--cases", "mlp-200,digits")
     plain, trained = record["numbers"]["mlp-200"], record["numbers"]["digits"]
-    assert list(plain["time"]) == ["S forward passes", "bbb auto", "bbb loop", "bbb stacked", "bbb activation"]
+    assert list(plain["time"]) == [
+        "S forward passes",
+        "bbb auto",
+        "bbb loop",
+        "bbb stacked",
+        "bbb batched",
+        "bbb activation",
+    ]
     assert list(trained["time"]) == [*plain["time"], "bbb adaptive"]
     assert all(row["median"] > 0 for case in (plain, trained) for row in case["time"].values())
     full, adaptive = trained["quality"]["bbb auto"], trained["quality"]["bbb adaptive"]
