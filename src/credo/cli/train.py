@@ -18,7 +18,7 @@ def train_command(
         list[str] | None,
         typer.Argument(metavar="[EXPERIMENT.toml] [KEY=VALUE]…", help="A TOML file and changes to it."),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/<data>-<model>-<method>.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA-MODEL-METHOD.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the final test numbers.")] = 32,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,

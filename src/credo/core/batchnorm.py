@@ -48,6 +48,19 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
                 module.__dict__.pop(key, None)
 
 
+@contextmanager
+def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
+    """If what is inside fails, running statistics are as before: a NaN batch must not stay in them."""
+    kept = [(b, b.clone()) for m in _tracking(model) if m.training for b in m._buffers.values() if b is not None]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+        raise
+
+
 @torch.no_grad()
 def refresh_statistics(
     model: nn.Module, batches: Iterable[Any], *, draw: Draw | None = None, most: int | None = None

@@ -92,6 +92,18 @@ class Descent:
         return "The norm of the gradient"
 
 
+def scalar_loss(value: object) -> Tensor:
+    """What a user's `nll` returned, if it is a mean that gradients can flow from; else an error that says so."""
+    wanted = "nll(net) must return the batch's mean negative log-likelihood, one number computed with `net`"
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{wanted}; got a {type(value).__name__}.")
+    if value.numel() != 1:
+        raise ValueError(f"{wanted}; got a tensor of shape {list(value.shape)}: take its mean.")
+    if not value.requires_grad:
+        raise ValueError(f"{wanted}; got a tensor that depends on no parameter.")
+    return value.reshape(())
+
+
 _ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
 
 

@@ -52,6 +52,8 @@ class Posterior(nn.Module, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module) or isinstance(model, Posterior):
+            raise ValueError(f"{type(self).__name__} needs a network, an nn.Module instance; got {_name(model)}.")
         check_model(model)
         if not _is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
@@ -167,6 +169,10 @@ def _is_count(value: Any) -> bool:
     if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
         return False
     return math.isfinite(value) and int(value) == value and value >= 1  # type: ignore[arg-type]
+
+
+def _name(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
 class GaussianPosterior(Posterior, ABC):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.batchnorm import frozen_statistics
-from credo.core.descent import Descent, OptimizerChoice
+from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.descent import Descent, OptimizerChoice, scalar_loss
 from credo.core.errors import unknown
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
@@ -134,6 +134,10 @@ class BBB(GaussianPosterior):
         The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations: a third of
         the memory traffic of leaving it to autograd.
         """
+        with statistics_kept_on_error(self.model):
+            return self._step(nll)
+
+    def _step(self, nll: Nll) -> Terms:
         self.descent.clear()
         with torch.no_grad():
             slopes = Slopes(*self._moments())
@@ -163,6 +167,7 @@ class BBB(GaussianPosterior):
         std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
 
         def backward(value: Tensor) -> float:
+            value = scalar_loss(value)
             self.descent.check(value.item(), at=self.steps)
             (value * share).backward()
             return value.item()

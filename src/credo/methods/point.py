@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.descent import Descent, OptimizerChoice
+from credo.core.batchnorm import statistics_kept_on_error
+from credo.core.descent import Descent, OptimizerChoice, scalar_loss
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
@@ -66,12 +67,13 @@ class MAP(Posterior):
 
     def step(self, nll: Nll) -> Terms:
         """One step of the optimiser on mean NLL − log p(w)/data_size."""
-        with self.sampled() as net:
-            loss = data_term = nll(net)
-        if self.prior is not None:
-            weights = self.layout.flatten(dict(self.model.named_parameters()))
-            loss = data_term - self.prior.log_prob(weights) / self.data_size
-        self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+        with statistics_kept_on_error(self.model):
+            with self.sampled() as net:
+                loss = data_term = scalar_loss(nll(net))
+            if self.prior is not None:
+                weights = self.layout.flatten(dict(self.model.named_parameters()))
+                loss = data_term - self.prior.log_prob(weights) / self.data_size
+            self.descent.step(loss, at=self.steps, scale=self.lr_scale)
         self.steps += 1
         total, data = loss.item(), data_term.item()
         return Terms(loss=total, nll=data, penalty=total - data)
