@@ -37,3 +37,10 @@ def test_a_sampler_that_wants_the_epoch_is_told() -> None:
     with seeded_epoch(Loader(), seed=0, epoch=7, device=torch.device("cpu")):
         pass
     assert told == [7]
+
+
+def test_what_cannot_be_trained_or_predicted_says_so() -> None:
+    with pytest.raises(ValueError, match="epochs=-1 must not be negative"):
+        credo.fit(posterior(), [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))], epochs=-1)
+    with pytest.raises(ValueError, match="predict needs a posterior"):
+        credo.predict(torch.nn.Linear(3, 2), torch.randn(4, 3))

@@ -44,6 +44,10 @@ def predict(
     as a share of the predictive std) is below it; `draws` is the most then, and `draws_used` says how many it took.
     Memory holds one batch at a time: sums over draws, and one entropy for each draw and input.
     """
+    if not isinstance(posterior, Posterior):
+        raise ValueError(
+            f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(posterior).__name__}."
+        )
     if draws < 1:
         raise ValueError(f"draws={draws}: at least one is needed.")
     if batch_size < 1:

@@ -85,16 +85,7 @@ def train(
     the global generator is left as it was. The loss is the posterior's likelihood on (inputs, targets), or
     `nll(net, batch)`.
     """
-    if monitor not in MONITORS:
-        raise ValueError(unknown("monitor", monitor, MONITORS))
-    if patience is not None and validation is None:
-        raise ValueError("patience needs validation data: without it nothing says when to stop.")
-    if patience is not None and patience < 1:
-        raise ValueError(f"patience={patience}: the number of epochs without a gain to wait for, at least 1.")
-    if len(loader) == 0:
-        raise ValueError("The loader has no batches.")
-    if schedule == "steps":
-        raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
+    _check(loader, epochs, validation, monitor, patience, schedule)
     scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
@@ -121,6 +112,28 @@ def train(
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # a schedule's last rate is not meant for steps after it
+
+
+def _check(
+    loader: Loader,
+    epochs: int,
+    validation: Iterable[Any] | None,
+    monitor: str,
+    patience: int | None,
+    schedule: str | Schedule,
+) -> None:
+    if monitor not in MONITORS:
+        raise ValueError(unknown("monitor", monitor, MONITORS))
+    if patience is not None and validation is None:
+        raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience={patience}: the number of epochs without a gain to wait for, at least 1.")
+    if epochs < 0:
+        raise ValueError(f"epochs={epochs} must not be negative.")
+    if len(loader) == 0:
+        raise ValueError("The loader has no batches.")
+    if schedule == "steps":
+        raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
 
 
 def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
