@@ -124,7 +124,7 @@ class Gaussian(_Located):
 
 
 class _GaussianKL(torch.autograd.Function):
-    """The sum above with its derivatives by hand: a third of the passes over memory that autograd makes of it."""
+    """The sum above with its derivatives by hand: fewer passes over memory than autograd makes of it."""
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, std: Tensor, scale: float | Tensor) -> Tensor:

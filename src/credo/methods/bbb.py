@@ -131,8 +131,8 @@ class BBB(GaussianPosterior):
     def step(self, nll: Nll) -> Terms:
         """One step of the optimiser on the negative ELBO per example, averaged over the draws.
 
-        The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations: a third of
-        the memory traffic of leaving it to autograd.
+        The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations, which
+        saves autograd's own graph and temporaries over all weights.
         """
         with statistics_kept_on_error(self.model):
             return self._step(nll)
