@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
     "nadam": torch.optim.NAdam,
 }
+_DECAYS = {"adamw": 0.01}  # those that decay weights without being asked
 _FUSED = {"sgd", "adam", "adamw", "adagrad"}
 
 
@@ -47,7 +48,8 @@ class Descent:
         self.parameters = dict(parameters)
         self.clip_norm = clip_norm
         self.locate = locate
-        groups = [[p for n, p in self.parameters.items() if (n in undecayed) == apart] for apart in (False, True)]
+        spared = undecayed if callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer)) else ()
+        groups = [[p for n, p in self.parameters.items() if (n in spared) == apart] for apart in (False, True)]
         self.optimizer = _build(optimizer, groups[0], groups[1], lr, options)
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
@@ -61,23 +63,29 @@ class Descent:
 
     def clear(self) -> None:
         """Forget all gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def check(self, loss: float, *, at: int) -> None:
         """Refuse a loss that is NaN or infinite, before anything has changed."""
         if not math.isfinite(loss):
             raise NonFiniteError(f"The loss is {loss} at step {at}; {_ADVICE}")
 
-    def apply(self, *, at: int, scale: float = 1.0) -> None:
-        """Update from the gradients that are there."""
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if not grads:
+    def apply(
+        self, *, at: int, scale: float = 1.0, squares: float = 0.0, squared: Collection[nn.Parameter] = ()
+    ) -> None:
+        """Update from the gradients that are there; `squares` is the known sum of squares of those in `squared`."""
+        known = {id(p) for p in squared}
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in known]
+        if not grads and not known:
             raise RuntimeError("No parameter has a gradient: the loss does not depend on the network.")
-        norm = torch.nn.utils.get_total_norm(grads)
-        if not math.isfinite(norm.item()):
+        norm = math.hypot(math.sqrt(squares), torch.nn.utils.get_total_norm(grads).item() if grads else 0.0)
+        if not math.isfinite(norm):
             raise NonFiniteError(f"{self._culprit()} is not finite at step {at}; {_ADVICE}")
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters.values(), self.clip_norm, torch.tensor(norm, dtype=torch.float64)
+            )
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.step()

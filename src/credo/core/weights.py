@@ -45,9 +45,10 @@ class Layout:
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors as views of the vector (copies where their precision is another)."""
         pieces = flat.split(self.sizes)
+        shaped = zip(self.names, pieces, self.shapes.values(), self.dtypes.values(), strict=True)
         return {
-            name: piece.view(self.shapes[name]).to(self.dtypes[name])
-            for name, piece in zip(self.names, pieces, strict=True)
+            name: piece.view(shape) if piece.dtype is dtype else piece.view(shape).to(dtype)
+            for name, piece, shape, dtype in shaped
         }
 
     def name_at(self, index: int) -> str:
@@ -112,7 +113,7 @@ def substituted(
                 raise KeyError(unknown("parameter", name, names))
             for alias in names[name]:
                 path, _, key = alias.rpartition(".")
-                module = model.get_submodule(path)
+                module = _submodule(model, path)
                 place = _place(module, key)
                 undo.append((place, key, place[key]))
                 place[key] = tensor
@@ -124,6 +125,19 @@ def substituted(
         for place, key, original in reversed(undo):
             place[key] = original
         _refresh_flat_weights(recurrent.values())
+
+
+def parameters_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    """The network's parameters of these names."""
+    split = ((name, *name.rpartition(".")) for name in names)
+    return {name: cast(nn.Parameter, _submodule(model, path)._parameters[key]) for name, path, _, key in split}
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module:
+    # As torch's get_submodule, at a tenth of its price: steps of small networks feel it.
+    for part in path.split(".") if path else ():
+        model = cast(nn.Module, model._modules[part])
+    return model
 
 
 def _place(module: nn.Module, key: str) -> dict[str, Tensor | None]:

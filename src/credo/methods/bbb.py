@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,17 @@ from torch.nn import functional as F
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.descent import Descent, OptimizerChoice, scalar_loss
 from credo.core.errors import unknown
+from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import GaussianPosterior, Nll, Terms
-from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior, make_prior
+from credo.core.prior import HALF_LOG_2PI, Gaussian, LayerL2, Prior, make_prior
 from credo.core.taps import LayerUseError, covered_layers, parameter_names, tapped
-from credo.core.weights import Layout, Random, one_device, random_names, substituted
+from credo.core.weights import Layout, Random, one_device, parameters_at, random_names, substituted
 from credo.methods.activation_noise import NOISES
 from credo.methods.initial import MeanInit, initial_rho, initialise_mean_
 from credo.methods.point import trainable
-from credo.methods.slopes import Slopes
+from credo.methods.slopes import FusedSlopes, Slopes
 
 NOISE_NAMES = ("weights", *NOISES)
 KL_NAMES = ("auto", "closed", "monte-carlo")
@@ -89,7 +90,7 @@ class BBB(GaussianPosterior):
         }
         self.noise_name, self.step_draws, self.temperature = noise, draws, temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
-        parameters = self._parameters_at(random_names(model, random))
+        parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters)
         device = one_device(parameters)
         self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=device)
@@ -111,11 +112,15 @@ class BBB(GaussianPosterior):
 
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
+        means = parameters_at(self.model, self.layout.names)
+        if not torch.is_grad_enabled() and flat.fused([*means.values(), self.rho]):
+            listed = flat.TensorList(list(means.values()), self.layout.sizes)
+            return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
         """Posterior means: copies of the network's own parameters."""
-        return {name: p.detach().clone() for name, p in self._parameters_at(self.layout.names).items()}
+        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
 
     def std(self) -> dict[str, Tensor]:
         """Posterior standard deviations, softplus(ρ)."""
@@ -139,50 +144,79 @@ class BBB(GaussianPosterior):
 
     def _step(self, nll: Nll) -> Terms:
         self.descent.clear()
+        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        means = parameters_at(self.model, self.layout.names)
+        fused = self.noise_name == "weights" and self.closed_form and FusedSlopes.covers(means, self.rho, self.prior)
+        data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
+        self.descent.apply(
+            at=self.steps, scale=self.lr_scale, squares=squares, squared=(*means.values(), self.rho) if fused else ()
+        )
+        self.steps += 1
+        return Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
+
+    def _slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, float]:
+        """Set all gradients; returns mean NLL and KL."""
         with torch.no_grad():
             slopes = Slopes(*self._moments())
-        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
         share = 1 / self.step_draws
         data_term = kl = 0.0
         for index in range(self.step_draws):
             eps = self._normal()
-            # Only the first draw counts as data for running statistics.
-            with frozen_statistics(self.model) if index else nullcontext():
-                data_term += share * self._add_nll(nll, eps, share, slopes)
+            draw = torch.addcmul(slopes.at_mean, slopes.at_std, eps)
+            std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
+            value, gradients = self._pass(nll, draw, std, index)
+            data_term += share * value
+            slope = {n: torch.zeros(self.layout.shapes[n]).to(eps) if g is None else g for n, g in gradients.items()}
+            slopes.add_weights(self.layout.flatten(slope), eps)
+            if std.grad is not None:
+                slopes.std.add_(std.grad)
             if not self.closed_form:
                 kl += share * slopes.add(partial(self._monte_carlo_kl, eps=eps), weight * share)
         if self.closed_form:
             kl = slopes.add(self._closed_kl, weight)
-        loss = data_term + weight * kl
-        self.descent.check(loss, at=self.steps)
-        self._set_gradients(slopes)
-        self.descent.apply(at=self.steps, scale=self.lr_scale)
-        self.steps += 1
-        return Terms(loss=loss, nll=data_term, penalty=weight * kl, kl=kl)
+        self.descent.check(data_term + weight * kl, at=self.steps)
+        self.rho.grad = slopes.std.mul_(torch.sigmoid(self.rho.detach()))
+        for name, piece in self.layout.split(slopes.mean).items():
+            # The means of layers with activation noise have a share already.
+            grad = means[name].grad
+            means[name].grad = piece if grad is None else grad.add_(piece)
+        return data_term, kl, 0.0
 
-    def _add_nll(self, nll: Nll, eps: Tensor, share: float, slopes: Slopes) -> float:
-        """The batch's NLL under one sample of the noise; `share` of its derivatives goes to the slopes."""
-        draw = self.layout.split(torch.addcmul(slopes.at_mean, slopes.at_std, eps))
-        weights = {name: tensor.detach().requires_grad_() for name, tensor in draw.items()}
-        std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
+    def _fused_slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, float]:
+        """The same in compiled passes, for weight draws under a Gaussian prior; also the squared norm."""
+        slopes = FusedSlopes(means, self.rho, cast(Gaussian, self.prior), self.generator)
+        data_term = 0.0
+        for index in range(self.step_draws):
+            value, gradients = self._pass(nll, slopes.draw(), None, index)
+            data_term += value / self.step_draws
+            slopes.add_weights(gradients, weight)
+        self.descent.check(data_term + weight * slopes.kl, at=self.steps)
+        self.rho.grad = slopes.rho
+        for parameter, gradient in zip(means.values(), slopes.mean, strict=True):
+            parameter.grad = gradient
+        return data_term, slopes.kl, slopes.squares
+
+    def _pass(self, nll: Nll, draw: Tensor, std: Tensor | None, index: int) -> tuple[float, dict[str, Tensor | None]]:
+        """The batch's NLL under one sample of the noise, and its share of the derivatives by the weights drawn."""
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in self.layout.split(draw).items()}
 
         def backward(value: Tensor) -> float:
             value = scalar_loss(value)
-            self.descent.check(value.item(), at=self.steps)
-            (value * share).backward()
-            return value.item()
+            number = value.item()
+            self.descent.check(number, at=self.steps)
+            (value / self.step_draws if self.step_draws > 1 else value).backward()
+            return number
 
-        if self.noise_name == "weights":
-            # Backward with the draw still in place: checkpointed parts of a network run again there.
-            with substituted(self.model, weights, self._aliases):
-                result = backward(nll(self.model))
-        else:
-            result = backward(self._tried_noisy_nll(nll, weights, std))
-        slope = self.layout.flatten({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()})
-        slopes.add_weights(slope, eps)
-        if std.grad is not None:
-            slopes.std.add_(std.grad)
-        return result
+        # Only the first draw counts as data for running statistics.
+        with frozen_statistics(self.model) if index else nullcontext():
+            if self.noise_name == "weights":
+                # Backward with the draw still in place: checkpointed parts of a network run again there.
+                with substituted(self.model, weights, self._aliases):
+                    result = backward(nll(self.model))
+            else:
+                assert std is not None
+                result = backward(self._tried_noisy_nll(nll, weights, std))
+        return result, {name: tensor.grad for name, tensor in weights.items()}
 
     def _tried_noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         statistics: AbstractContextManager[None] = nullcontext()
@@ -210,13 +244,6 @@ class BBB(GaussianPosterior):
         with substituted(self.model, rest, self._aliases), tapped(layers, make):
             return nll(self.model)
 
-    def _set_gradients(self, slopes: Slopes) -> None:
-        """Hand the slopes to the optimiser; the means of layers with activation noise have a share already."""
-        self.rho.grad = slopes.std.mul_(torch.sigmoid(self.rho.detach()))
-        pieces = self.layout.split(slopes.mean)
-        for name, parameter in self._parameters_at(self.layout.names).items():
-            parameter.grad = pieces[name] if parameter.grad is None else parameter.grad.add_(pieces[name])
-
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
         kl = self.prior.kl(mean, std)
         assert kl is not None  # settled in the constructor
@@ -229,13 +256,10 @@ class BBB(GaussianPosterior):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Means and standard deviations as flat vectors, in the graph."""
-        return self.layout.flatten(self._parameters_at(self.layout.names)), F.softplus(self.rho)
-
-    def _parameters_at(self, names: Any) -> dict[str, nn.Parameter]:
-        return {name: self.model.get_parameter(name) for name in names}
+        return self.layout.flatten(parameters_at(self.model, self.layout.names)), F.softplus(self.rho)
 
     def _normal(self) -> Tensor:
-        return torch.randn(self.rho.shape, generator=self.generator, device=self.rho.device, dtype=self.rho.dtype)
+        return flat.normal(self.layout.size, self.generator, device=self.rho.device, dtype=self.rho.dtype)
 
     def _choose_kl(self, choice: str) -> bool:
         if isinstance(self.prior, LayerL2):

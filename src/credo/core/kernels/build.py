@@ -1,0 +1,113 @@
+"""Compile the C++ sources beside this file on first use; without a compiler there is simply no library.
+
+`CREDO_KERNELS=0` turns compiled code off. Libraries are kept in the user's cache, named by source, flags, compiler and
+processor, so that another machine with the same home directory builds its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+_FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread")
+# Left out one after another where a compiler does not know them.
+_OPTIONAL = (
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-fopenmp",),
+    (),
+)
+_SECONDS = 120
+
+_lock = threading.Lock()
+_loaded: dict[str, ctypes.CDLL | None] = {}
+
+
+def library(name: str) -> ctypes.CDLL | None:
+    """The compiled `name`.cpp, built if need be; None where compiled code is off or impossible."""
+    if not enabled():
+        return None
+    if name not in _loaded:
+        with _lock:
+            if name not in _loaded:
+                _loaded[name] = _open(Path(__file__).with_name(f"{name}.cpp"))
+    return _loaded[name]
+
+
+def enabled() -> bool:
+    """Whether compiled code may be used; read at each call, so that one process can compare both paths."""
+    return os.environ.get("CREDO_KERNELS", "1") not in ("0", "off", "false")
+
+
+def _open(source: Path) -> ctypes.CDLL | None:
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    try:
+        folder = _folder()
+        path = folder / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+        if not path.exists() and not _compile(compiler, source, path):
+            return None
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def _compiler() -> str | None:
+    for candidate in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        found = shutil.which(candidate) if candidate else None
+        if found:
+            return found
+    return None
+
+
+def _folder() -> Path:
+    """A folder of the user's own: code is loaded from it, so it must not be one that others can write to."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "kernels"
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.getuid():
+            return cache
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="credo-kernels-"))
+
+
+def _fingerprint(source: Path, compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=False).stdout
+    parts = (source.read_bytes(), repr((_FLAGS, _OPTIONAL)).encode(), version, _processor().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _compile(compiler: str, source: Path, target: Path) -> bool:
+    """Build beside the target and rename, so that nobody ever loads half a library."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        for optional in _OPTIONAL:
+            command = [compiler, *_FLAGS, *optional, str(source), "-o", str(part)]
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+            if done.returncode == 0:
+                part.replace(target)
+                return True
+        return False
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,287 @@
+// Passes over flat vectors of weights: Gaussian draws with their noise made on the fly, and the way back.
+//
+// Noise comes from Philox4x32-7 (Salmon et al. 2011: the fewest rounds that pass BigCrush) through Box-Muller: entry i of the noise with key k is a pure
+// function of (k, i), so the way back makes the same numbers again instead of keeping them.
+// Vectors are processed in blocks of B entries that stay in cache; loops are written for the vectoriser.
+// Means and gradients come as lists of tensors behind one another, everything else as one vector.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t B = 1024;  // entries a block
+constexpr int ROUNDS = 7;
+constexpr int Q = B / 4;     // Philox counters a block: each gives four numbers
+
+inline float bits_to_float(uint32_t x) { float f; std::memcpy(&f, &x, 4); return f; }
+inline uint32_t float_to_bits(float f) { uint32_t x; std::memcpy(&x, &f, 4); return x; }
+
+// Natural logarithm of a positive normal number: mantissa to [√½, √2), then a polynomial (Cephes' coefficients).
+inline float fast_log(float x) {
+    uint32_t u = float_to_bits(x);
+    const int32_t shifted = static_cast<int32_t>(u) - 0x3f3504f3;
+    const float e = static_cast<float>(shifted >> 23);
+    u = static_cast<uint32_t>((shifted & 0x007fffff) + 0x3f3504f3);
+    const float m = bits_to_float(u) - 1.0f;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    const float z = m * m;
+    float y = m * z * p;
+    y += e * -2.12194440e-4f;
+    y -= 0.5f * z;
+    return m + y + e * 0.693359375f;
+}
+
+// exp for arguments in [-87, 88]; smaller ones give exp(-87), about 1e-38.
+inline float fast_exp(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float n = std::nearbyint(x * 1.44269504088896341f);
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
+}
+
+// softplus and its derivative. log1p(e) = 2·artanh(e / (2 + e)) as a series keeps its relative precision for tiny e.
+inline void softplus(float rho, float& value, float& slope) {
+    const float e = fast_exp(-std::fabs(rho));
+    const float u = 1.0f + e, v = 2.0f + e, both = 1.0f / (u * v);
+    const float s = e * u * both, z = s * s;  // s = e / (2 + e), at most 1/3
+    float p = 0.11615537f;
+    p = p * z + 0.10848088f;
+    p = p * z + 0.1429697f;
+    p = p * z + 0.19999818f;
+    p = p * z + 0.33333334f;
+    value = std::max(rho, 0.0f) + 2.0f * (s + s * z * p);
+    slope = (rho >= 0.0f ? 1.0f : e) * v * both;
+}
+
+// cos and sin of 2·pi·x for x in [0, 1): reduce to an eighth of the circle.
+inline void turn(float x, float& c, float& s) {
+    const float k = std::nearbyint(x * 4.0f);
+    const float r = (x - 0.25f * k) * 6.28318530717958647692f;  // in [-pi/4, pi/4]
+    const float z = r * r;
+    const float sr = r + r * z * (-1.6666654611e-1f + z * (8.3321608736e-3f + z * -1.9515295891e-4f));
+    const float cr = 1.0f - 0.5f * z
+        + z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
+    const int32_t q = static_cast<int32_t>(k);
+    const float a = (q & 1) ? sr : cr, b = (q & 1) ? cr : sr;
+    c = ((q + 1) & 2) ? -a : a;
+    s = (q & 2) ? -b : b;
+}
+
+// Two standard normals from two words. The radius' argument lies in (0, 1], so its logarithm is finite; its smallest
+// value, 2^-33, is 6.8 standard deviations out.
+inline void box_muller(uint32_t a, uint32_t b, float& first, float& second) {
+    const float u = (static_cast<float>(a) + 0.5f) * 2.3283064365386963e-10f;
+    const float radius = std::sqrt(std::max(-2.0f * fast_log(u), 0.0f));
+    float c, s;
+    turn(static_cast<float>(b >> 8) * 5.9604644775390625e-8f, c, s);
+    first = radius * c;
+    second = radius * s;
+}
+
+constexpr uint32_t M0 = 0xD2511F53u, M1 = 0xCD9E8D57u, W0 = 0x9E3779B9u, W1 = 0xBB67AE85u;
+
+// The words of counters first … first + Q - 1: word w of counter j at words[w * Q + j]. Q divides 2^32, so that all
+// counters of a block share their upper half.
+#if defined(__AVX512F__)
+void philox(uint64_t key, uint64_t first, uint32_t* words) {
+    const __m512i step = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i m0 = _mm512_set1_epi64(M0), m1 = _mm512_set1_epi64(M1);
+    for (int j = 0; j < Q; j += 8) {
+        // One counter in each 64-bit lane: multiplication reads lower halves only, so what is above does not matter.
+        __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(first) + j), step);
+        __m512i c1 = _mm512_srli_epi64(c0, 32), c2 = _mm512_setzero_si512(), c3 = c2;
+        uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
+        for (int round = 0; round < ROUNDS; ++round) {
+            const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
+            c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, _mm512_set1_epi64(k0), 0x96);
+            c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, _mm512_set1_epi64(k1), 0x96);
+            c1 = p1;
+            c3 = p0;
+            k0 += W0;
+            k1 += W1;
+        }
+        const __m512i out[4] = {c0, c1, c2, c3};
+        for (int w = 0; w < 4; ++w)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(words + w * Q + j), _mm512_cvtepi64_epi32(out[w]));
+    }
+}
+#else
+void philox(uint64_t key, uint64_t first, uint32_t* words) {
+    for (uint32_t j = 0; j < Q; ++j) {
+        uint32_t c0 = static_cast<uint32_t>(first) + j, c1 = static_cast<uint32_t>(first >> 32), c2 = 0, c3 = 0;
+        uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
+        for (int round = 0; round < ROUNDS; ++round) {
+            const uint64_t p0 = static_cast<uint64_t>(M0) * c0, p1 = static_cast<uint64_t>(M1) * c2;
+            c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+            c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+            c1 = static_cast<uint32_t>(p1);
+            c3 = static_cast<uint32_t>(p0);
+            k0 += W0;
+            k1 += W1;
+        }
+        words[j] = c0;
+        words[Q + j] = c1;
+        words[2 * Q + j] = c2;
+        words[3 * Q + j] = c3;
+    }
+}
+#endif
+
+// B standard normals: entries [block * B, (block + 1) * B) of the noise with this key.
+void normals(uint64_t key, uint64_t block, float* out) {
+    alignas(64) uint32_t words[B];
+    philox(key, block * Q, words);
+    for (int half = 0; half < B; half += 2 * Q)
+        for (int j = half; j < half + Q; ++j) box_muller(words[j], words[Q + j], out[j], out[Q + j]);
+}
+
+// Copy entries [begin, end) of tensors that lie behind one another (null: zeros); `at` remembers the place.
+struct Tensors {
+    float* const* data;
+    const int64_t* sizes;
+    int64_t count;
+
+    template <class Use> void each(int64_t begin, int64_t end, Use use) const {
+        int64_t start = 0;
+        for (int64_t t = 0; t < count && start < end; ++t) {
+            const int64_t stop = start + sizes[t];
+            if (stop > begin) {
+                const int64_t a = std::max(begin, start), b = std::min(end, stop);
+                use(data[t] == nullptr ? nullptr : data[t] + (a - start), a - begin, b - a);
+            }
+            start = stop;
+        }
+    }
+    void read(int64_t begin, int64_t end, float* out) const {
+        each(begin, end, [out](const float* p, int64_t at, int64_t n) {
+            if (p == nullptr) std::fill(out + at, out + at + n, 0.0f);
+            else std::memcpy(out + at, p, sizeof(float) * n);
+        });
+    }
+    void write(int64_t begin, int64_t end, const float* in) const {
+        each(begin, end, [in](float* p, int64_t at, int64_t n) {
+            if (p != nullptr) std::memcpy(p, in + at, sizeof(float) * n);
+        });
+    }
+};
+
+double sum(const float* x, int64_t n) {
+    double lanes[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) lanes[l] += x[i + l];
+    for (; i < n; ++i) lanes[i & 15] += x[i];
+    double total = 0;
+    for (double lane : lanes) total += lane;
+    return total;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The raw words of one block, for the tests: known answers of the generator.
+void credo_philox(uint64_t key, uint64_t block, uint32_t* words) { philox(key, block * Q, words); }
+
+void credo_normal(uint64_t key, int64_t size, float* out, int threads) {
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B];
+        normals(key, static_cast<uint64_t>(b), eps);
+        std::memcpy(out + b * B, eps, sizeof(float) * std::min(B, size - b * B));
+    }
+}
+
+void credo_softplus(const float* rho, int64_t size, float* std, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t i = 0; i < size; ++i) {
+        float slope;
+        softplus(rho[i], std[i], slope);
+    }
+}
+
+// out = mean + softplus(rho)·eps(key)
+void credo_softplus_draw(float* const* means, const int64_t* sizes, int64_t count, const float* rho, uint64_t key,
+                         int64_t size, float* out, int threads) {
+    const Tensors mean{means, sizes, count};
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B], mu[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        normals(key, static_cast<uint64_t>(b), eps);
+        mean.read(begin, begin + n, mu);
+        for (int64_t i = 0; i < n; ++i) {
+            float std, slope;
+            softplus(rho[begin + i], std, slope);
+            out[begin + i] = mu[i] + std * eps[i];
+        }
+    }
+}
+
+// The way back from derivatives g by w = mean + softplus(rho)·eps(key):
+//   by the mean: g;   by rho: g·eps·sigmoid(rho),
+// plus `kl_weight` times the derivatives of KL(N(mean, std²) ‖ N(prior_mean, 1/prior_precision)).
+// g is overwritten by (or, with `add`, both are added to) the totals: `by_mean` and `by_rho` receive them. `by_mean`
+// may be g itself. Returns in `sums`: the KL without its constant (Σ −log std + ½·precision·(std² + offset²)), and the
+// sum of squares of both totals.
+void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t count, const float* rho, uint64_t key,
+                         int64_t size, float* const* gradients, float* const* by_means, float* by_rho, int add,
+                         float kl_weight, float prior_mean, float prior_precision, double* sums, int threads) {
+    const Tensors mean{means, sizes, count}, gradient{gradients, sizes, count}, by_mean{by_means, sizes, count};
+    const int64_t blocks = (size + B - 1) / B;
+    double kl = 0, squares = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : kl, squares) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B], mu[B], g[B], old[B], terms[B], total[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        normals(key, static_cast<uint64_t>(b), eps);
+        mean.read(begin, begin + n, mu);
+        gradient.read(begin, begin + n, g);
+        if (add) by_mean.read(begin, begin + n, old);
+        else std::fill(old, old + n, 0.0f);
+        for (int64_t i = 0; i < n; ++i) {
+            float std, slope;
+            softplus(rho[begin + i], std, slope);
+            const float offset = mu[i] - prior_mean;
+            terms[i] = 0.5f * prior_precision * (std * std + offset * offset) - fast_log(std);
+            const float m = g[i] + kl_weight * prior_precision * offset + old[i];
+            const float before = add ? by_rho[begin + i] : 0.0f;
+            const float r = before + slope * (g[i] * eps[i] + kl_weight * (prior_precision * std - 1.0f / std));
+            by_rho[begin + i] = r;
+            mu[i] = m;
+            total[i] = m * m + r * r;
+        }
+        by_mean.write(begin, begin + n, mu);
+        kl += sum(terms, n);
+        squares += sum(total, n);
+    }
+    sums[0] = kl;
+    sums[1] = squares;
+}
+
+}  // extern "C"

@@ -1,0 +1,185 @@
+"""Compiled passes over flat vectors against torch, and their noise against known answers."""
+
+import ctypes
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional as F
+
+from credo.core.kernels import flat
+from credo.core.kernels.build import library
+
+pytestmark = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
+CPU = torch.device("cpu")
+
+
+def noise(size: int, key: int, threads: int = 1) -> Tensor:
+    out = torch.empty(size)
+    kernels = library("flat")
+    assert kernels is not None
+    kernels.credo_normal(ctypes.c_uint64(key), ctypes.c_int64(size), ctypes.c_void_p(out.data_ptr()), threads)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("key", "first"),
+    [
+        # Philox4x32-7 of Random123's known answers for key and counter zero.
+        (0, (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+    ],
+)
+def test_words_are_the_published_ones(key: int, first: tuple[int, ...]) -> None:
+    words = (ctypes.c_uint32 * 1024)()
+    kernels = library("flat")
+    assert kernels is not None
+    kernels.credo_philox(ctypes.c_uint64(key), ctypes.c_uint64(0), words)
+    assert tuple(words[i * 256] for i in range(4)) == first
+
+
+def plain_philox(key: int, counter: int) -> list[int]:
+    words, (k0, k1) = [counter & 0xFFFFFFFF, counter >> 32, 0, 0], (key & 0xFFFFFFFF, key >> 32)
+    for _ in range(7):
+        p0, p1 = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [(p1 >> 32) ^ words[1] ^ k0, p1 & 0xFFFFFFFF, (p0 >> 32) ^ words[3] ^ k1, p0 & 0xFFFFFFFF]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return words
+
+
+@pytest.mark.parametrize("block", [0, 1, 7, 2**24 - 1, 2**24, 2**30])
+def test_words_equal_the_slow_way(block: int) -> None:
+    key = 0x0123456789ABCDEF
+    words = (ctypes.c_uint32 * 1024)()
+    kernels = library("flat")
+    assert kernels is not None
+    kernels.credo_philox(ctypes.c_uint64(key), ctypes.c_uint64(block), words)
+    for j in (0, 1, 8, 100, 255):
+        assert [words[w * 256 + j] for w in range(4)] == plain_philox(key, block * 256 + j)
+
+
+def test_noise_is_standard_normal() -> None:
+    # Fixed keys; on fresh ones each comparison would fail once in 10,000 runs.
+    x = noise(2_000_000, 12345).double()
+    n = len(x)
+    assert stats.kstest(x.numpy(), "norm").pvalue > 1e-4
+    for power, moment, spread in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)]:
+        z = (x.pow(power).mean() - moment) * (n / spread) ** 0.5
+        assert abs(float(z)) < 3.9, f"moment {power}"
+    # Neighbours, also those that share a Philox counter (256 apart), are uncorrelated.
+    for lag in (1, 2, 256, 512, 768, 1024):
+        assert abs(float((x[:-lag] * x[lag:]).mean()) * n**0.5) < 3.9, f"lag {lag}"
+    # The tail beyond four standard deviations: 127 expected.
+    assert 85 < int((x.abs() > 4).sum()) < 175
+
+
+def test_other_keys_give_other_noise() -> None:
+    a, b = noise(200_000, 1).double(), noise(200_000, 2).double()
+    assert abs(float((a * b).mean()) * len(a) ** 0.5) < 3.9
+
+
+def test_noise_does_not_depend_on_threads_or_length() -> None:
+    whole = noise(100_000, 9)
+    assert torch.equal(noise(100_000, 9, threads=2), whole)
+    assert torch.equal(noise(5_001, 9), whole[:5_001])
+
+
+def test_normal_moves_the_generator_and_repeats() -> None:
+    generator = torch.Generator().manual_seed(3)
+    a, b = (flat.normal(100, generator, device=CPU, dtype=torch.float32) for _ in range(2))
+    assert not torch.equal(a, b)
+    again = flat.normal(100, torch.Generator().manual_seed(3), device=CPU, dtype=torch.float32)
+    assert torch.equal(a, again)
+
+
+def test_double_precision_takes_torch() -> None:
+    x = flat.normal(10, torch.Generator().manual_seed(0), device=CPU, dtype=torch.float64)
+    assert torch.equal(x, torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+
+
+def test_softplus_to_the_last_digits() -> None:
+    rho = torch.cat([torch.linspace(-80, 40, 100_001), torch.tensor([-85.0, 0.0, 80.0])])
+    out = torch.empty_like(rho)
+    kernels = library("flat")
+    assert kernels is not None
+    kernels.credo_softplus(flat._at(rho), ctypes.c_int64(len(rho)), flat._at(out), 1)
+    exact = torch.logaddexp(rho.double(), torch.zeros_like(rho, dtype=torch.float64))
+    exact = torch.where(rho < -20, torch.log1p(rho.double().exp()), exact)
+    assert float(((out - exact) / exact).abs().max()) < 5e-7
+
+
+SHAPES = [(3, 5), (7,), (40, 33), (1,), (1021,), (2, 3, 4), (1500,)]
+
+
+def case(seed: int) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    means = [torch.randn(s, generator=g) for s in SHAPES]
+    gradients = [torch.randn(s, generator=g) for s in SHAPES]
+    rho = torch.randn(sum(m.numel() for m in means), generator=g) * 3 - 2
+    return means, rho, gradients
+
+
+def listed(tensors: list[Tensor]) -> flat.TensorList:
+    return flat.TensorList(tensors, [t.numel() for t in tensors])
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def test_draw_against_torch() -> None:
+    means, rho, _ = case(0)
+    expected = joined(means).double() + F.softplus(rho.double()) * noise(len(rho), 77).double()
+    torch.testing.assert_close(flat.softplus_draw(listed(means), rho, 77).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_way_back_against_autograd(add: bool) -> None:
+    means, rho, gradients = case(1)
+    mean, deep = joined(means).double().requires_grad_(), rho.double().requires_grad_()
+    std, eps, g = F.softplus(deep), noise(len(rho), 5).double(), joined(gradients).double()
+    kl = (torch.log(0.7 / std) + (std**2 + (mean - 0.2) ** 2) / (2 * 0.7**2) - 0.5).sum()
+    ((mean + std * eps) @ g + 0.03 * kl).backward()
+    assert mean.grad is not None
+    assert deep.grad is not None
+    before, before_rho = [torch.full_like(t, 0.25) for t in means], torch.full_like(rho, -0.5)
+    into = before if add else gradients
+    value, squares = flat.softplus_back(
+        listed(means), rho, 5, listed(gradients), listed(into), before_rho,
+        add=add, kl_weight=0.03, prior_mean=0.2, prior_precision=1 / 0.7**2,
+    )  # fmt: skip
+    constant = -0.5 * len(rho) * (1 + torch.tensor(1 / 0.7**2).log())
+    torch.testing.assert_close(value + float(constant), float(kl.detach()), rtol=1e-5, atol=0)
+    expected_mean = mean.grad + (0.25 if add else 0)
+    expected_rho = deep.grad + (-0.5 if add else 0)
+    torch.testing.assert_close(joined(into).double(), expected_mean, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(before_rho.double(), expected_rho, rtol=2e-5, atol=2e-5)
+    total = float(expected_mean.square().sum() + expected_rho.square().sum())
+    torch.testing.assert_close(squares, total, rtol=1e-5, atol=0)
+
+
+def test_a_missing_gradient_counts_as_zero() -> None:
+    means, rho, gradients = case(2)
+    some: list[Tensor | None] = [*gradients]
+    some[2] = None
+    sizes = [t.numel() for t in means]
+    outcomes = []
+    for given in (some, [*gradients[:2], torch.zeros_like(gradients[2]), *gradients[3:]]):
+        by_mean, by_rho = [torch.empty_like(m) for m in means], torch.empty_like(rho)
+        flat.softplus_back(
+            listed(means), rho, 5, flat.TensorList(given, sizes), listed(by_mean), by_rho,
+            add=False, kl_weight=0.1, prior_mean=0.0, prior_precision=1.0,
+        )  # fmt: skip
+        outcomes.append((joined(by_mean), by_rho))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+def test_nan_is_seen_in_the_squares() -> None:
+    means, rho, gradients = case(3)
+    gradients[4][17] = float("nan")
+    _, squares = flat.softplus_back(
+        listed(means), rho, 5, listed(gradients), listed(gradients), torch.empty_like(rho),
+        add=False, kl_weight=0.1, prior_mean=0.0, prior_precision=1.0,
+    )  # fmt: skip
+    assert squares != squares

@@ -1,0 +1,125 @@
+"""BBB's compiled passes give the step that torch gives, and neither path is needed."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import credo
+from credo.core.kernels.build import library
+from credo.methods.slopes import FusedSlopes
+
+needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
+
+
+class Net(nn.Module):
+    """Conv and BatchNorm, a tied weight, a parameter that is never used, one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+        self.a, self.b, self.unused = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.out = nn.Linear(16, 3)
+        self.out.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x)), inplace=True).mean(1).flatten(1)
+        return self.out(self.b(torch.tanh(self.a(x))))
+
+
+def trained(steps: int, **options: Any) -> tuple[credo.BBB, list[credo.Terms]]:
+    torch.manual_seed(0)
+    posterior = credo.BBB(Net(), data_size=50, std_init=0.05, lr=0.01, seed=4, **options)
+    x, y = torch.randn(10, 1, 6, 6), torch.randint(3, (10,))
+    return posterior, [posterior.step(lambda net: F.cross_entropy(net(x), y)) for _ in range(steps)]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"draws": 3},
+        {"prior": credo.Gaussian(mean=0.3, std=0.2), "temperature": 5.0},
+        {"clip_norm": 0.01, "optimizer": "sgd"},
+        {"random": "weights", "optimizer_options": {"weight_decay": 0.1}},
+    ],
+)
+def test_compiled_steps_equal_torch_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, fused_terms = trained(8, **options)
+    monkeypatch.setattr(FusedSlopes, "covers", staticmethod(lambda *_: False))
+    plain, plain_terms = trained(8, **options)
+    for (name, a), b in zip(fused.state_dict().items(), plain.state_dict().values(), strict=True):
+        if isinstance(a, Tensor):
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for one, other in zip(fused_terms, plain_terms, strict=True):
+        assert one.nll == pytest.approx(other.nll, rel=1e-4)
+        assert one.kl == pytest.approx(other.kl, rel=1e-4)
+
+
+@needs_kernels
+def test_the_compiled_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credo.BBB, "_slopes", lambda *_: pytest.fail("torch's path"))
+    trained(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"draws": 2}, {"noise": "lrt"}, {"prior": credo.ScaleMixture()}])
+def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDO_KERNELS", "0")
+    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    posterior, terms = trained(40, **options)
+    assert terms[-1].nll < terms[0].nll
+    again, _ = trained(40, **options)
+    assert torch.equal(posterior.rho, again.rho)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [{"noise": "lrt"}, {"kl": "monte-carlo"}, {"prior": credo.Laplace()}, {"prior": credo.Gaussian(0.0, {"*": 1.0})}],
+)
+def test_what_the_compiled_path_leaves_to_torch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    trained(1, **options)
+
+
+def test_double_precision_leaves_it_to_torch() -> None:
+    torch.manual_seed(0)
+    posterior = credo.BBB(nn.Linear(3, 2).double(), data_size=10)
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.randint(2, (4,))
+    posterior.step(lambda net: F.cross_entropy(net(x), y))
+    assert posterior.draw()["weight"].dtype is torch.float64
+
+
+@needs_kernels
+def test_same_draw_with_and_without_gradients() -> None:
+    posterior, _ = trained(2)
+    with posterior.seeded(1), torch.no_grad():
+        a = posterior.draw()
+    with posterior.seeded(1):
+        b = posterior.draw()
+    assert all(torch.allclose(a[n], b[n], atol=1e-6) for n in a)
+    assert b["conv.weight"].requires_grad
+
+
+@needs_kernels
+def test_a_nan_gradient_changes_nothing_and_is_named() -> None:
+    posterior, _ = trained(1)
+    before = {n: p.clone() for n, p in posterior.named_parameters()}
+
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * float("nan")
+
+    x = torch.randn(10, 1, 6, 6)
+    with pytest.raises(credo.NonFiniteError, match=r"conv\.weight"):
+        posterior.step(lambda net: Bad.apply(net(x)).mean())
+    assert all(torch.equal(before[n], p) for n, p in posterior.named_parameters())
