@@ -46,7 +46,7 @@ def test_stops_early_where_it_may(
     assert (adaptive.mc_error[stopped] <= TOLERANCE).all()
     assert (full.draws_used == DRAWS).all()
     # Certain answers are the ones that stop first.
-    assert full.confidence[used == 10].median() > 0.97
+    assert full.confidence[used == 10].median() > 0.95
     assert full.confidence[used == DRAWS].median() < 0.8
     # What was saved cost no more than Monte-Carlo error: five standard errors of both estimates together, for 300
     # inputs that are not independent; a normal deviate beyond five has probability 6e-7.

@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from credo.core.kernels import flat
 from credo.core.layers import RULES, output_variance
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import parameter_names
@@ -22,8 +23,6 @@ from credo.predict.first_layer import first_layer, is_alone, read_before, return
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
-# Random numbers made in one call: more do not get cheaper and take memory.
-_TOGETHER = 4 * 2**20
 
 
 class Strategy(ABC):
@@ -159,15 +158,7 @@ class Activation(Strategy):
         return (self.layout.split(weights) for weights in self._normal(self.mean, self.std, count))
 
     def _normal(self, mean: Tensor, std: Tensor, count: int) -> Iterator[Tensor]:
-        """`count` draws of N(mean, std²), made together where they are small."""
-        together = max(1, min(count, _TOGETHER // max(mean.numel(), 1)))
-        for start in range(0, count, together):
-            yield from self._block(mean, std, min(together, count - start))
-
-    def _block(self, mean: Tensor, std: Tensor, count: int) -> Tensor:
-        shape = (count, *mean.shape)
-        z = torch.randn(shape, generator=self.posterior.generator, device=mean.device, dtype=mean.dtype)
-        return z.mul_(std).add_(mean)
+        return (flat.gaussian(mean, std, self.posterior.generator) for _ in range(count))
 
 
 class _Draws:

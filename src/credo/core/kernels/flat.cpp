@@ -216,6 +216,19 @@ void credo_normal(uint64_t key, int64_t size, float* out, int threads) {
     }
 }
 
+// out = mean + deviation·eps(key)
+void credo_gaussian(const float* mean, const float* deviation, uint64_t key, int64_t size, float* out,
+                    int threads) {
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        normals(key, static_cast<uint64_t>(b), eps);
+        for (int64_t i = 0; i < n; ++i) out[begin + i] = mean[begin + i] + deviation[begin + i] * eps[i];
+    }
+}
+
 void credo_softplus(const float* rho, int64_t size, float* std, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t i = 0; i < size; ++i) {

@@ -31,6 +31,19 @@ def normal(size: int, generator: torch.Generator, *, device: torch.device, dtype
     return out
 
 
+def gaussian(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
+    """A draw of N(mean, std²), entry by entry; both of one shape."""
+    kernels = _kernels(mean.device, mean.dtype) if std.dtype is mean.dtype else None
+    if kernels is None:
+        z = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        return z.mul_(std).add_(mean)
+    mean, std = mean.contiguous(), std.contiguous()
+    out = torch.empty_like(mean)
+    size = mean.numel()
+    kernels.credo_gaussian(_at(mean), _at(std), _word(new_key(generator)), _INT64(size), _at(out), _threads(size))
+    return out
+
+
 def new_key(generator: torch.Generator) -> int:
     """A key for compiled noise; the generator moves on by one number."""
     return int(torch.randint(_KEYS, (), generator=generator, device=generator.device))
