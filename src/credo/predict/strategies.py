@@ -23,6 +23,7 @@ from credo.predict.first_layer import first_layer, is_alone, read_before, return
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
+_FEW_WEIGHTS = 2**20
 
 
 class Strategy(ABC):
@@ -37,14 +38,19 @@ class Strategy(ABC):
 
 
 class Loop(Strategy):
-    """One pass after the other: nothing beats it for conv nets on a CPU."""
+    """One pass after the other: nothing beats it for conv nets on a CPU.
 
-    def __init__(self, posterior: Posterior, draws: _Draws) -> None:
-        self.posterior, self.draws = posterior, draws
+    `channels_last` lays images out with their channels together, which small conv nets run faster on.
+    """
+
+    def __init__(self, posterior: Posterior, draws: _Draws, *, channels_last: bool = False) -> None:
+        self.posterior, self.draws, self.channels_last = posterior, draws, channels_last
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """A pass per draw."""
         results = []
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         for draw in self.draws.take(count):
             with self.posterior.sampled(draw) as net:
                 results.append(net(x))
@@ -213,7 +219,8 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
         return Stacked(posterior, source, *found)
     if name == "stacked":
         raise ValueError("strategy='stacked' needs a first layer that is nn.Linear or an ungrouped convolution.")
-    return Loop(posterior, source)
+    with posterior.seeded(seed):
+        return Loop(posterior, source, channels_last=draws > 1 and _likes_channels_last(posterior, x))
 
 
 def _is_linear_chain(posterior: Posterior) -> bool:
@@ -235,6 +242,24 @@ def _can_batch(posterior: Posterior, x: Tensor) -> bool:
     except Exception:  # whatever the network says, it says it again in the real pass
         return False
     return torch.allclose(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
+    """Whether images with their channels together are faster and give the same; a rule, no timing: results repeat.
+
+    Weights are new with every draw and must be laid out anew for it, which pays where they are few.
+    """
+    layers = [m for m in posterior.model.modules() if type(m) is nn.Conv2d]
+    weights = sum(layer.weight.numel() for layer in layers)
+    if x.device.type != "cpu" or x.dim() != 4 or not 0 < weights <= _FEW_WEIGHTS:
+        return False
+    try:
+        with posterior.sampled() as net:
+            plain = net(x[:2])
+            last = net(x[:2].contiguous(memory_format=torch.channels_last))
+    except Exception:  # `view` in a network refuses this layout, say
+        return False
+    return isinstance(plain, Tensor) and torch.allclose(plain, last, rtol=1e-3, atol=1e-4)
 
 
 def _of(draw: Draw, name: str, model: nn.Module) -> Tensor:
