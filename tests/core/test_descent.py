@@ -141,3 +141,9 @@ def test_gradients_left_by_others_are_not_added_and_none_are_left_behind() -> No
         Descent(dict(net.named_parameters()), "sgd", 0.1).step(loss_of(net), at=0)
         assert all(p.grad is None for p in net.parameters())
     assert torch.equal(weights(clean), weights(dirty))
+
+
+@pytest.mark.parametrize("lr", ["0.1", None, True, float("nan"), -1.0])
+def test_a_rate_that_is_no_number_is_refused(lr: object) -> None:
+    with pytest.raises(ValueError, match="must be a non-negative number"):
+        Descent(dict(network().named_parameters()), "sgd", lr)  # type: ignore[arg-type]

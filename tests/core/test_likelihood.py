@@ -178,3 +178,8 @@ def test_make_likelihood() -> None:
         make_likelihood("gausian")
     with pytest.raises(ValueError, match="sd"):
         make_likelihood({"kind": "gaussian", "sd": 0.1})
+
+
+def test_labels_that_have_no_output_are_named() -> None:
+    with pytest.raises(ValueError, match=r"Labels run from 1 to 4, but the network has outputs for 3 classes"):
+        Categorical().nll(torch.zeros(2, 3), torch.tensor([1, 4]))

@@ -181,7 +181,7 @@ def test_scores_say_what_they_need():
     for name in ("mutual-information", "variance", "variation-ratio"):
         with pytest.raises(ValueError, match=f"'{name}' needs member_probs"):
             ood_score(name, probs)
-    with pytest.raises(ValueError, match="did you mean 'entropy'"):
+    with pytest.raises(ValueError, match="Did you mean 'entropy'"):
         ood_score("entrpy", probs)
     with pytest.raises(ValueError, match="member_probs and probs have shapes"):
         ood_score("variance", probs, member_probs=torch.full((3, 2, 2), 0.5))

@@ -129,8 +129,8 @@ def _build(
         return made
     if choice not in OPTIMIZERS:
         raise ValueError(unknown("optimizer", choice, OPTIMIZERS))
-    if not (math.isfinite(lr) and lr >= 0):
-        raise ValueError(f"lr={lr} must be a non-negative number.")
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not (math.isfinite(lr) and lr >= 0):
+        raise ValueError(f"lr={lr!r} must be a non-negative number.")
     chosen = dict(options or {})
     if (
         choice in _FUSED

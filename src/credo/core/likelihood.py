@@ -51,7 +51,13 @@ class Categorical(ClassLikelihood):
                 f"Labels must be integers of shape {list(outputs.shape[:-1])} for outputs of shape "
                 f"{list(outputs.shape)}; got {y.dtype} of shape {list(y.shape)}."
             )
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten().long())
+        try:
+            return F.cross_entropy(outputs.flatten(0, -2), y.flatten().long())
+        except IndexError as error:
+            raise ValueError(
+                f"Labels run from {int(y.min())} to {int(y.max())}, but the network has outputs for "
+                f"{outputs.shape[-1]} classes, counted from 0."
+            ) from error
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """log softmax."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from pathlib import Path
 
+from credo.core.errors import unknown
 from credo.data import sources
 from credo.data.files import DatasetSpec, data_root, require_files
 from credo.data.splits import Dataset
@@ -55,17 +55,15 @@ def find_spec(name: str) -> DatasetSpec:
     """The entry of that name, or an error with the nearest one."""
     if name in DATASETS:
         return DATASETS[name]
-    near = difflib.get_close_matches(name, DATASETS, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"there is no data set {name!r}.{hint} Possible are {', '.join(DATASETS)}")
+    raise ValueError(unknown("data set", name, DATASETS))
 
 
 def _check_options(name: str, spec: DatasetSpec, options: dict[str, object]) -> None:
     known = {p.name: p for p in inspect.signature(spec.load).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    strangers = sorted(set(options) - set(known))
+    if strangers:
         possible = f"possible are {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"{name} has no option {', '.join(unknown)}: {possible}")
+        raise ValueError(f"{name} has no option {', '.join(strangers)}: {possible}")
     needed = [one for one, p in known.items() if p.default is p.empty and one not in options]
     if needed:
         raise ValueError(f"{name} needs the option {', '.join(needed)}")

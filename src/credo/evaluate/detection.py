@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from credo.core.errors import unknown
 from credo.evaluate.checks import check_probs, check_scores
 from credo.evaluate.classification import correct
 
@@ -102,9 +102,7 @@ def ood_score(
     returns, and `member_probs`.
     """
     if name not in OOD_SCORES:
-        near = get_close_matches(name, OOD_SCORES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no uncertainty score is called {name!r}; there are {', '.join(OOD_SCORES)}{hint}")
+        raise ValueError(unknown("uncertainty score", name, OOD_SCORES))
     probs = check_probs(probs)
     if member_probs is not None:
         member_probs = check_probs(member_probs, name="member_probs", dims=3)
