@@ -27,6 +27,8 @@ class Peer:
     distribution: str
     twin: Callable[[nn.Module], nn.Module]
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    own_step: Callable[[nn.Module], Step] | None = None
+    own_predictor: Callable[[nn.Module, int], Callable[[Tensor], Tensor]] | None = None
 
     def version(self) -> str | None:
         """The installed version; None if there is none."""
@@ -36,11 +38,15 @@ class Peer:
             return None
 
     def step(self, net: nn.Module) -> Step:
-        """One draw, cross-entropy and KL, backward, Adam."""
+        """One draw, cross-entropy and KL, backward, Adam; an optimiser's own step where the library is one."""
+        if self.own_step is not None:
+            return self.own_step(net)
         return descent_step(self.twin(net), self.loss)
 
     def predictor(self, net: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
         """Class probabilities averaged over a plain loop of `draws` passes."""
+        if self.own_predictor is not None:
+            return self.own_predictor(net, draws)
         twin = self.twin(net).eval()
 
         @torch.no_grad()
@@ -159,7 +165,50 @@ def _torchbnn_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(net(x), y) + 0.01 * kl
 
 
+# -- ivon-opt: an optimiser ----------------------------------------------------------------------------------
+
+
+def _ivon(net: nn.Module) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = import_module("ivon").IVON(net.parameters(), lr=0.1, ess=DATA_SIZE)
+    return made
+
+
+def _ivon_step(net: nn.Module) -> Step:
+    optimizer = _ivon(net)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        with optimizer.sampled_params(train=True):  # type: ignore[attr-defined]
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _ivon_predictor(net: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
+    optimizer = _ivon(net.eval())
+
+    @torch.no_grad()
+    def predict(x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for _ in range(draws):
+            with optimizer.sampled_params():  # type: ignore[attr-defined]
+                total = total + F.softmax(net(x), dim=-1)
+        return total / draws
+
+    return predict
+
+
+def _unchanged(net: nn.Module) -> nn.Module:
+    return net
+
+
+def _no_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    raise NotImplementedError("ivon-opt has no loss of its own")
+
+
 PEERS = {
+    "ivon-opt": Peer("ivon-opt", _unchanged, _no_loss, _ivon_step, _ivon_predictor),
     "bayesian-torch": Peer(
         "bayesian-torch", partial(_bayesian_torch_twin, kind="Reparameterization"), _bayesian_torch_loss
     ),

@@ -9,7 +9,20 @@ from pathlib import Path
 import credo
 
 SOURCE = Path(credo.__file__).parent
-ORDER = ("core", "methods", "predict", "evaluate", "data", "models", "training", "experiments", "report", "cli")
+ORDER = (
+    "core",
+    "methods",
+    "predict",
+    "evaluate",
+    "doctor",
+    "data",
+    "models",
+    "training",
+    "experiments",
+    "report",
+    "sklearn",
+    "cli",
+)
 
 
 def imported(path: Path) -> Iterator[list[str]]:

@@ -8,22 +8,29 @@ from credo.core.errors import CredoError, FileFormatError, NonFiniteError, Unsup
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
+from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import measure, sample_study
-from credo.methods import BBB, MAP, METHODS, Ensemble, MCDropout
+from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, Ensemble, MCDropout, NoisyKFAC
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
 
 __all__ = [
     "BBB",
+    "IVON",
+    "KFAC",
     "MAP",
     "METHODS",
+    "OGN",
+    "VOGN",
     "Bernoulli",
     "Categorical",
     "ClassPrediction",
     "CredoError",
+    "Diagnosis",
     "Ensemble",
     "FileFormatError",
+    "Finding",
     "Gaussian",
     "GaussianNoise",
     "GaussianPosterior",
@@ -31,6 +38,7 @@ __all__ = [
     "LayerL2",
     "Likelihood",
     "MCDropout",
+    "NoisyKFAC",
     "NonFiniteError",
     "Posterior",
     "Prior",
@@ -40,6 +48,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "describe",
+    "diagnose",
     "fit",
     "frozen_statistics",
     "load",

@@ -89,8 +89,8 @@ def test_a_missing_file(call: Call, tiny_mnist: Path) -> None:
 
 
 def test_an_unknown_name(refused: Refused) -> None:
-    assert "no data set 'minst'. Did you mean mnist?" in refused("data", "minst")
-    assert "no data set 'minst'" in refused("data", "minst", "--download")
+    assert "data set 'minst'. Did you mean 'mnist'?" in refused("data", "minst")
+    assert "data set 'minst'" in refused("data", "minst", "--download")
 
 
 def test_download_needs_a_name_and_something_to_fetch(refused: Refused) -> None:

@@ -16,7 +16,7 @@ from credo.methods import METHODS
 from credo.models import MODELS
 
 Call = Callable[..., Any]
-COMMANDS = ("list", "data", "train", "evaluate", "predict", "reproduce", "demo")
+COMMANDS = ("list", "data", "train", "evaluate", "predict", "report", "doctor", "reproduce", "figure", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

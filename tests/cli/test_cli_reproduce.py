@@ -88,7 +88,20 @@ def test_records_of_another_scale_are_not_taken(call: Call, refused: Refused, fe
 
 def test_what_there_is(call: Call) -> None:
     assert "weight-sampling" in call("reproduce", "list").stdout
-    assert list(json.loads(call("reproduce", "list", "--json").stdout)) == ["weight-sampling"]
+    assert list(json.loads(call("reproduce", "list", "--json").stdout)) == ["weight-sampling", "vogn"]
+
+
+def test_chosen_rows(call: Call) -> None:
+    study = ("reproduce", "vogn", "--jobs", 1, "--output", "out", "--json")
+    first = json.loads(call(*study, "--rows", "lenet5-vogn").stdout)[0]
+    assert [row[0] for row in first["rows"]] == ["LeNet-5 (no DA) VOGN"]
+    result = call(*study, "--rows", "resnet18-vogn, lenet5-vogn")
+    both = json.loads(result.stdout)[0]
+    assert both["rows"][0] == first["rows"][0]
+    assert [row[:2] for row in both["rows"][1:]] == [["ResNet-18 VOGN", "91.62 / 84.27"]]
+    assert "2/2 resnet18-vogn" in result.stderr
+    assert sorted(path.name for path in Path("out/table1").glob("*.json")) == ["lenet5-vogn.json", "resnet18-vogn.json"]
+    assert json.loads(Path("out/table1.json").read_text())["rows"] == both["rows"]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +111,8 @@ def test_what_there_is(call: Call) -> None:
         (("weight-sampling", "--scale", "smok"), "Unknown scale 'smok'. Did you mean 'smoke'?"),
         (("weight-sampling", "--table", "99"), "Unknown table of weight-sampling '99'. Possible: 1"),
         (("weight-sampling", "--table", "1", "--table", "99"), "Unknown table of weight-sampling '99'"),
+        (("weight-sampling", "--rows", "bayesian"), "--rows bayesian: weight-sampling has no rows to choose"),
+        (("vogn", "--rows", "lenet5,alexnett"), "Unknown row 'alexnett'. Did you mean 'alexnet'?"),
     ],
 )
 def test_unknown_names(refused: Refused, few_cells: list[str], arguments: tuple[str, ...], message: str) -> None:

@@ -76,7 +76,7 @@ def test_a_folder_in_use(refused: Refused) -> None:
         ("training.epochs=many", "training.epochs='many' must be a whole number"),
         ("training.monitor=acc", "Unknown monitor 'acc'. Did you mean 'accuracy'?"),
         ("data=3", "data must be a section"),
-        ("data.name=blob", "no data set 'blob'. Did you mean blobs?"),
+        ("data.name=blob", "data set 'blob'. Did you mean 'blobs'?"),
         ("model.name=lenet", "Unknown model 'lenet'. Did you mean 'lenet5'?"),
         ("model.name=lenet5", "Unknown option of lenet5 'hidden'"),
         ("nothing.toml", "There is no file nothing.toml"),
@@ -156,7 +156,7 @@ def test_evaluate_a_regression(call: Call, gap_run: Path) -> None:
     ("options", "message"),
     [
         (("--ood", "gap"), "gap has inputs of shape (1,), the run was trained on (1, 8, 8)"),
-        (("--ood", "photo-patch"), "Did you mean photo-patches?"),
+        (("--ood", "photo-patch"), "Did you mean 'photo-patches'?"),
         (("--ood", "mnist"), "CREDO_DATA"),
         (("--draws", "0"), "draws=0"),
         (("--tolerance", "0"), "tolerance=0.0 must be positive"),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
-from credo.methods import BBB, MAP, Ensemble, MCDropout
+from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NoisyKFAC
 
 Network = Callable[[int], nn.Module]
 Build = Callable[..., Posterior]
@@ -46,8 +46,22 @@ METHODS: dict[str, Build] = {
     "bbb weights": of(BBB, lr=0.05, std_init=0.1, draws=2),
     "bbb lrt": of(BBB, lr=0.05, std_init=0.1, noise="lrt"),
     "bbb flipout": of(BBB, lr=0.05, std_init=0.1, noise="flipout", draws=2, **SGD),
+    "vogn": of(VOGN, lr=0.05, draws=2, curvature_init=0.5, prior_precision=2.0),
+    "vogn first at mean": of(VOGN, lr=0.05, averaged=True, prior_precision={"*weight": 2.0, "*": 1.0}),
+    "ogn": of(OGN, lr=0.05),
+    "ivon": of(IVON, lr=0.3, draws=2, curvature_decay=0.9),
+    "ivon squares": of(IVON, lr={"*bias": 0.05, "*": 0.1}, estimator="squares", random="all", clip=0.5),
+    "kfac": of(KFAC, lr=0.05, inverse_every=2),
+    "noisy-kfac": of(NoisyKFAC, lr=0.05, draws=2, inverse_every=2, prior_precision={"*weight": 2.0, "*": 1.0}),
+    "noisy-kfac sampled": of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, fisher="sampled", factor_every=2),
+    "ensemble of vogn": ensemble_of(VOGN, lr=0.05, curvature_init=0.5),
     "bbb scale mixture": of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"),
 }
+
+
+POINT = ("map", "ogn", "kfac")
+FIRST_AT_MEAN = ("vogn first at mean", "noisy-kfac", "noisy-kfac sampled")
+GAUSSIAN = [name for name in METHODS if any(kind in name for kind in ("bbb", "vogn", "ivon"))]
 
 
 @pytest.fixture(params=METHODS)
@@ -56,13 +70,13 @@ def build(request: pytest.FixtureRequest) -> Build:
     return METHODS[request.param]
 
 
-@pytest.fixture(params=[name for name in METHODS if name != "map"])
+@pytest.fixture(params=[name for name in METHODS if name not in (*POINT, *FIRST_AT_MEAN)])
 def build_stochastic(request: pytest.FixtureRequest) -> Build:
     """Methods whose passes differ."""
     return METHODS[request.param]
 
 
-@pytest.fixture(params=[name for name in METHODS if name not in ("map", "ensemble of map")])
+@pytest.fixture(params=[name for name in METHODS if name not in (*POINT, "ensemble of map")])
 def build_noisy(request: pytest.FixtureRequest) -> Build:
     """Methods whose training is random."""
     return METHODS[request.param]
@@ -74,13 +88,13 @@ def build_weights(request: pytest.FixtureRequest) -> Build:
     return METHODS[request.param]
 
 
-@pytest.fixture(params=[name for name in METHODS if "bbb" in name])
+@pytest.fixture(params=GAUSSIAN)
 def build_gaussian(request: pytest.FixtureRequest) -> Build:
     """Gaussian posteriors and mixtures of them."""
     return METHODS[request.param]
 
 
-@pytest.fixture(params=[name for name in METHODS if "bbb" not in name])
+@pytest.fixture(params=[name for name in METHODS if name not in GAUSSIAN])
 def build_point(request: pytest.FixtureRequest) -> Build:
     """Methods without a KL."""
     return METHODS[request.param]

@@ -36,10 +36,10 @@ def test_training_lowers_the_loss_and_reports_its_terms(build, plain, train) -> 
 def test_steps_are_counted_and_lr_scale_zero_moves_nothing(build, plain, train, same) -> None:
     posterior = build(plain)
     train(posterior, 2)
-    before = tensors(posterior)
+    before = {name: p.detach().clone() for name, p in posterior.named_parameters()}
     posterior.lr_scale = 0.0
     train(posterior, 2)
-    assert same(tensors(posterior), before)
+    assert same({name: p.detach() for name, p in posterior.named_parameters()}, before)
     assert posterior.steps == 4
 
 
@@ -161,7 +161,7 @@ def test_an_infinite_gradient_of_a_finite_loss_is_named_and_changes_no_parameter
 
 def test_a_loss_that_ignores_the_network_is_an_error(build_point, plain) -> None:
     posterior = build_point(plain, prior=None)
-    with pytest.raises(RuntimeError, match="does not"):
+    with pytest.raises(RuntimeError, match=r"does not|No gradient"):
         posterior.step(lambda net: torch.tensor(1.0, requires_grad=True) * 1)
 
 

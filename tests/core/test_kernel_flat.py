@@ -183,3 +183,36 @@ def test_nan_is_seen_in_the_squares() -> None:
         add=False, kl_weight=0.1, prior_mean=0.0, prior_precision=1.0,
     )  # fmt: skip
     assert squares != squares
+
+
+def test_draw_from_a_precision_against_torch() -> None:
+    means, curvature, _ = case(4)
+    curvature = curvature.exp()
+    drawn = flat.precision_draw(listed(means), curvature, 31, scale=0.02, shift=0.3)
+    expected = joined(means).double() + noise(len(curvature), 31).double() * (0.02 / (curvature.double() + 0.3)).sqrt()
+    torch.testing.assert_close(drawn.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_prices_estimate_against_torch() -> None:
+    _, curvature, gradients = case(5)
+    curvature = curvature.exp()
+    found = torch.ones_like(curvature)
+    flat.price_(found, listed(gradients), curvature, 8, scale=0.02, shift=0.3, add=True)
+    std = (0.02 / (curvature.double() + 0.3)).sqrt()
+    expected = 1 + joined(gradients).double() * noise(len(curvature), 8).double() / std
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    flat.price_(found, listed(gradients), curvature, 8, scale=0.02, shift=0.3, add=False)
+    torch.testing.assert_close(found.double(), expected - 1, rtol=1e-5, atol=1e-5)
+
+
+def test_gaussian_against_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mean, std = torch.randn(70, 50, generator=torch.Generator().manual_seed(0)), torch.rand(70, 50) + 0.1
+    drawn = flat.gaussian(mean, std, torch.Generator().manual_seed(6))
+    key = flat.new_key(torch.Generator().manual_seed(6))
+    torch.testing.assert_close(drawn, mean + std * noise(3500, key).view(70, 50), rtol=1e-6, atol=1e-6)
+    turned = flat.gaussian(mean.t(), std.t(), torch.Generator().manual_seed(6))  # not contiguous
+    torch.testing.assert_close(turned, mean.t() + std.t() * noise(3500, key).view(50, 70), rtol=1e-6, atol=1e-6)
+    monkeypatch.setenv("CREDO_KERNELS", "0")
+    plain = flat.gaussian(mean, std, torch.Generator().manual_seed(6))
+    eps = torch.randn(70, 50, generator=torch.Generator().manual_seed(6))
+    torch.testing.assert_close(plain, mean + std * eps, rtol=1e-6, atol=1e-6)

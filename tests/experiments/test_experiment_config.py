@@ -56,7 +56,7 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"method": {"name": "ensemble", "of": {"nam": "bbb"}}}, "Unknown option of map 'nam'"),
         ({"method": {"name": "ensemble", "of": {"name": "bb"}}}, "Unknown method 'bb'. Did you mean 'bbb'?"),
         ({"model": {"name": "mpl"}}, "Unknown model 'mpl'. Did you mean 'mlp'?"),
-        ({"data": {"name": "didgits"}}, "no data set 'didgits'. Did you mean digits?"),
+        ({"data": {"name": "didgits"}}, "data set 'didgits'. Did you mean 'digits'?"),
         # What the experiment fills in by itself cannot be given.
         ({"method": {"name": "bbb", "batches": 3}}, "Unknown option of bbb 'batches'"),
         ({"method": {"name": "bbb", "data_size": 3}}, "Unknown option of bbb 'data_size'"),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from credo.experiments import runs
 from credo.experiments.config import Experiment
 from credo.experiments.runs import Run
-from credo.methods import BBB, MAP, METHODS
+from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, NoisyKFAC
 
 Small = Callable[..., Experiment]
 STEPS = 3  # batches of an epoch: 90 examples in thirty-twos
@@ -23,6 +23,11 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "mc-dropout": {"name": "mc-dropout", "rate": 0.2},
     "ensemble": {"name": "ensemble", "members": 2, "of": {"name": "bbb", "lr": 0.01}},
     "bbb": {"name": "bbb", "lr": 0.01, "prior": {"kind": "scale-mixture"}, "kl_weight": "blundell"},
+    "vogn": {"name": "vogn", "lr": 0.01, "draws": 2, "temperature_start": 0.1, "warmup_steps": 5},
+    "ogn": {"name": "ogn", "lr": 0.01, "averaged": True},
+    "ivon": {"name": "ivon", "lr": 0.1, "curvature_decay": 0.99},
+    "kfac": {"name": "kfac", "lr": 0.01, "inverse_every": 3},
+    "noisy-kfac": {"name": "noisy-kfac", "lr": 0.01, "inverse_every": 3, "factor_every": 2},
 }
 
 
@@ -46,7 +51,7 @@ def failing_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return run
 
     with monkeypatch.context() as patch:
-        for cls in (BBB, MAP):
+        for cls in (BBB, IVON, KFAC, MAP, OGN, VOGN, NoisyKFAC):
             patch.setattr(cls, "step", broken(cls.step))
         yield
 

@@ -221,6 +221,12 @@ def test_out_of_distribution_numbers_equal_scikit_learn(tmp_path: Path, small: S
         assert found[name]["auroc"] == pytest.approx(roc_auc_score(truth, values), abs=1e-6)
 
 
+def test_a_foreign_set_may_have_more_classes(tmp_path: Path, small: Small) -> None:
+    run = trained(tmp_path, small(data={"name": "moons"}, training={"epochs": 1}))
+    assert load_dataset("blobs").classes > run.dataset().classes
+    assert 0 <= evaluate_run(run, ood=("blobs",))["ood"]["blobs"]["entropy"]["auroc"] <= 1
+
+
 def test_evaluating_again_gives_the_numbers_of_training(tmp_path: Path, small: Small) -> None:
     run = trained(tmp_path, small(), draws=6)
     again = evaluate_run(run, draws=6)

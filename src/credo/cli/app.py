@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from credo.cli import data, demo, evaluate, listing, predict, reproduce, train
+from credo.cli import data, demo, doctor, evaluate, figure, listing, predict, report, reproduce, train
 from credo.version import __version__
 
 app = typer.Typer(
@@ -40,7 +40,10 @@ app.command("data")(data.data_command)
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("predict")(predict.predict_command)
+app.command("doctor")(doctor.doctor_command)
+app.command("report")(report.report_command)
 app.command("reproduce")(reproduce.reproduce_command)
+app.command("figure")(figure.figure_command)
 app.command("demo")(demo.demo_command)
 
 

@@ -9,11 +9,16 @@ import torch
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.experiments.config import make_experiment
-from credo.experiments.runs import Run, evaluate_run
+from credo.cli.report import shown_progress
+from credo.core.files import write_json
+from credo.evaluate import sample_study
+from credo.experiments.config import in_order, make_experiment
+from credo.experiments.runs import Run
+from credo.report import Content, gather, write_report
 
 FOREIGN = "photo-patches"
 DRAWS = 50
+SAMPLES = 100
 
 # The same network and number of epochs for all, so that the table compares methods.
 _COMMON: dict[str, Any] = {
@@ -30,35 +35,70 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 def demo_command(
-    folder: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a plain network and three Bayesian ones on bundled digits and compare them.
+    """Train a plain network and three Bayesian ones on bundled digits and compare them in a report.
 
-    Runs that are there already are not trained again. Foreign inputs are patches of photographs.
+    Runs that are there already are not trained again. Foreign inputs are patches of photographs. The last line is the
+    path of the report, an HTML file for the browser.
     """
     with errors_explained():
         # Networks this small gain nothing from a second thread, and lose much when the machine is busy.
         torch.set_num_threads(1)
-        results = {name: _run(name, folder / name) for name in _METHODS}
+        for name in _METHODS:
+            _train(name, folder / name)
+        with shown_progress() as on_progress:
+            content = gather(
+                [folder / name for name in _METHODS],
+                ood=(FOREIGN,),
+                draws=DRAWS,
+                title="Credo on handwritten digits",
+                on_progress=on_progress,
+            )
+        report = write_report(content, folder / "report.html")
         if as_json:
-            print_json(results)
+            print_json({run.name: {**run.metrics, "seconds": run.result["seconds"]} for run in content.runs})
+            say(f"the report is {report}")
             return
-        rows = [
-            [name, m["accuracy"], m["nll"], m["ece"], m["ood"][FOREIGN]["entropy"]["auroc"], m["seconds"]]
-            for name, m in results.items()
-        ]
-        columns = ["method", "accuracy", "NLL", "ECE", "OOD AUROC", "training s"]
-        print_table(f"digits, {DRAWS} draws; foreign inputs: {FOREIGN}", columns, rows)
-        say(f"runs are in {folder}; look at one with: credo evaluate {folder / 'bbb'} --samples 100")
+        _print(content)
+        say(f"runs are in {folder}; look at one with: credo evaluate {folder / 'bbb'} --samples {SAMPLES}")
+        typer.echo(report)
 
 
-def _run(name: str, folder: Path) -> dict[str, Any]:
+def _train(name: str, folder: Path) -> None:
     run = Run(folder)
     experiment = make_experiment({**_COMMON, "method": _METHODS[name]})
-    if not run.finished:
+    before = run.finished
+    if not before:
         say(f"training {name} …")
     for _ in run.train(experiment, draws=DRAWS):
         pass
-    metrics = evaluate_run(run, draws=DRAWS, ood=(FOREIGN,))
-    return {**metrics, "seconds": run.result()["seconds"]}
+    if before and (folder / "evaluation.json").exists():
+        return
+    study = sample_study(run.posterior(), in_order(run.dataset().test), draws=SAMPLES)
+    samples = {
+        "draws": len(study.accuracies),
+        "lowest": study.lowest,
+        "highest": study.highest,
+        "mean": study.mean,
+        "ensembled": study.ensembled,
+        "accuracies": study.accuracies.tolist(),
+    }
+    write_json(folder / "evaluation.json", {**run.result()["test"], "samples": samples})
+
+
+def _print(content: Content) -> None:
+    rows = [
+        [
+            run.name,
+            run.metrics["accuracy"],
+            run.metrics["nll"],
+            run.metrics["ece"],
+            run.metrics["ood"][FOREIGN]["entropy"]["auroc"],
+            run.result["seconds"],
+        ]
+        for run in content.runs
+    ]
+    columns = ["method", "accuracy", "NLL", "ECE", "OOD AUROC", "training s"]
+    print_table(f"{content.dataset.name}, {content.draws} draws; foreign inputs: {FOREIGN}", columns, rows)

@@ -47,6 +47,7 @@ def evaluate_command(
                 "highest": study.highest,
                 "mean": study.mean,
                 "ensembled": study.ensembled,
+                "accuracies": study.accuracies.tolist(),
             }
         write_json(place.folder / "evaluation.json", metrics)
         if as_json:

@@ -20,6 +20,12 @@ def reproduce_command(
     table: Annotated[
         list[int] | None, typer.Option(help="Table number; may be given several times. All by default.")
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows to run, by commas, where a study has them to choose: `lenet5,alexnet` or `lenet5-vogn`."
+        ),
+    ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke (a minute, bundled data), cpu (hours), paper (the full setting).")
     ] = "smoke",
@@ -32,6 +38,8 @@ def reproduce_command(
     Every network has its own record and checkpoint: stop at any time, and the same command goes on from there.
 
         credo reproduce weight-sampling --table 1 --scale cpu
+
+        credo reproduce vogn --rows lenet5 --scale cpu
     """
     with errors_explained():
         if study == "list":
@@ -46,7 +54,8 @@ def reproduce_command(
             if number not in known:
                 raise ValueError(unknown(f"table of {study}", str(number), map(str, known)))
         folder = output or default_folder(study, scale)
-        results = [_run(study, number, scale, folder, jobs) for number in table or sorted(known)]
+        choice = _choice(study, rows)
+        results = [_run(study, number, scale, folder, jobs, choice) for number in table or sorted(known)]
         if as_json:
             print_json([asdict(result) for result in results])
             return
@@ -62,16 +71,26 @@ def _list_studies(as_json: bool) -> None:
         print_table("studies", ["name", "what"], list(titles.items()))
 
 
-def _run(study: str, number: int, scale: str, folder: Path, jobs: int) -> Table:
+def _choice(study: str, rows: str | None) -> dict[str, tuple[str, ...]]:
+    """What of the study is wanted, as arguments of its functions."""
+    if rows is None:
+        return {}
+    if not STUDIES[study].rows:
+        raise ValueError(f"--rows {rows}: {study} has no rows to choose; its tables are run as a whole.")
+    return {"rows": tuple(row.strip() for row in rows.split(",") if row.strip())}
+
+
+def _run(study: str, number: int, scale: str, folder: Path, jobs: int, choice: dict[str, tuple[str, ...]]) -> Table:
     chosen = STUDIES[study]
+    total = chosen.count[number](scale, **choice)
     records: dict[str, dict[str, Any]] = {}
     with make_progress() as bar:
-        task = bar.add_task(f"{study} table {number}", total=chosen.count[number](scale), text="")
-        for cell, record in chosen.cells[number](folder, scale=scale, jobs=jobs):
+        task = bar.add_task(f"{study} table {number}", total=total, text="")
+        for cell, record in chosen.cells[number](folder, scale=scale, jobs=jobs, **choice):
             records[cell.name] = record
             bar.update(task, advance=1, text=cell.name)
             if not bar.console.is_terminal:
-                say(f"{len(records)}/{chosen.count[number](scale)} {cell.name}")
+                say(f"{len(records)}/{total} {cell.name}")
     result = chosen.table[number](records, scale)
     write_json(folder / f"table{number}.json", {"scale": scale, **asdict(result)})
     for note in result.notes:

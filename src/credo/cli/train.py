@@ -79,6 +79,8 @@ def print_metrics(title: str, metrics: dict[str, Any]) -> None:
 
 
 def _flat(key: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, list):
+        return []  # in the JSON only
     if not isinstance(value, dict):
         return [(key, value)]
     return [pair for inner, entry in value.items() for pair in _flat(f"{key} {inner}", entry)]

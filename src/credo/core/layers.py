@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.squares import norm_rules, rules
+
 Apply = Callable[[nn.Module, Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -73,3 +75,17 @@ def sign_shapes(rule: LayerRule, x: Tensor, out: Tensor) -> tuple[list[int], lis
         return sizes
 
     return shape(x), shape(out)
+
+
+# How the gradients of single examples follow from what goes in and what comes back.
+EXAMPLE_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module], rules.ExampleGradients]] = {
+    nn.Linear: rules.linear,
+    nn.Conv1d: rules.conv,
+    nn.Conv2d: rules.conv,
+    nn.Conv3d: rules.conv,
+    nn.ConvTranspose1d: rules.transposed_conv,
+    nn.ConvTranspose2d: rules.transposed_conv,
+    nn.ConvTranspose3d: rules.transposed_conv,
+    nn.Embedding: rules.embedding,
+    **dict.fromkeys(norm_rules.NORMALISE, norm_rules.norm),
+}

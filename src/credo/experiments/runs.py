@@ -211,8 +211,11 @@ def evaluate_run(
     if ood and dataset.classes is None:
         raise ValueError("Out-of-distribution detection scores class probabilities; this run is a regression.")
 
-    def run_on(split: Split) -> Any:
-        prediction = predict(posterior, in_order(split, batch_size), draws=draws, tolerance=tolerance)
+    def run_on(split: Split, *, foreign: bool = False) -> Any:
+        batches: Any = in_order(split, batch_size)
+        # Labels of another data set mean nothing here, and may not even be possible.
+        batches = (x for x, _ in batches) if foreign else batches
+        prediction = predict(posterior, batches, draws=draws, tolerance=tolerance)
         return in_target_units(prediction, dataset)
 
     inside = run_on(dataset.test)
@@ -224,7 +227,7 @@ def evaluate_run(
                 f"{name} has inputs of shape {foreign.input_shape}, the run was trained on {dataset.input_shape}: "
                 "an out-of-distribution set must have the same shape."
             )
-        outside[name] = run_on(foreign.test)
+        outside[name] = run_on(foreign.test, foreign=True)
     return measure(inside, bins=bins, outside=outside)
 
 

@@ -4,13 +4,22 @@ from credo.core.posterior import Posterior
 from credo.methods.bbb import BBB
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
+from credo.methods.ivon import IVON
+from credo.methods.kfac import KFAC
+from credo.methods.noisy_kfac import NoisyKFAC
 from credo.methods.point import MAP
+from credo.methods.vogn import OGN, VOGN
 
 METHODS: dict[str, type[Posterior]] = {
     "map": MAP,
     "mc-dropout": MCDropout,
     "ensemble": Ensemble,
     "bbb": BBB,
+    "vogn": VOGN,
+    "ogn": OGN,
+    "ivon": IVON,
+    "kfac": KFAC,
+    "noisy-kfac": NoisyKFAC,
 }
 
-__all__ = ["BBB", "MAP", "METHODS", "Ensemble", "MCDropout"]
+__all__ = ["BBB", "IVON", "KFAC", "MAP", "METHODS", "OGN", "VOGN", "Ensemble", "MCDropout", "NoisyKFAC"]

@@ -297,4 +297,107 @@ void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t coun
     sums[1] = squares;
 }
 
+// out = mean + eps(key)·sqrt(scale / (curvature + shift))
+void credo_precision_draw(float* const* means, const int64_t* sizes, int64_t count, const float* curvature,
+                          uint64_t key, int64_t size, float scale, float shift, float* out, int threads) {
+    const Tensors mean{means, sizes, count};
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B], mu[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        normals(key, static_cast<uint64_t>(b), eps);
+        mean.read(begin, begin + n, mu);
+        for (int64_t i = 0; i < n; ++i)
+            out[begin + i] = mu[i] + eps[i] * std::sqrt(scale / (curvature[begin + i] + shift));
+    }
+}
+
+// Price's estimate of the Hessian's diagonal from derivatives g by the draw above: g·eps / std, times `share`, written
+// or added to `hessian`.
+void credo_price(float* const* gradients, const int64_t* sizes, int64_t count, const float* curvature, uint64_t key,
+                 int64_t size, float scale, float shift, float share, int add, float* hessian, int threads) {
+    const Tensors gradient{gradients, sizes, count};
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float eps[B], g[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        normals(key, static_cast<uint64_t>(b), eps);
+        gradient.read(begin, begin + n, g);
+        for (int64_t i = 0; i < n; ++i) {
+            const float h = share * g[i] * eps[i] * std::sqrt((curvature[begin + i] + shift) / scale);
+            hessian[begin + i] = (add ? hessian[begin + i] : 0.0f) + h;
+        }
+    }
+}
+
+// What an update needs; the same struct in flat.py.
+struct Update {
+    float lr;            // step size
+    float keep;          // weight of the old momentum
+    float take;          // weight of the new gradient in it
+    float debias;        // momentum is multiplied by this for the step
+    float decay;         // weight of the old curvature
+    float renew;         // weight of the new one
+    float shift;         // prior's share of the denominator
+    float damping;       // the rest of it
+    float prior_mean;
+    float clip;          // largest entry of the direction, or infinity
+    float gradient_scale, curvature_scale;  // what was gathered, times these, are means
+    float correction;    // curvature's second-order correction: ½·renew² (h − ĥ)² / (h + shift), times this
+    int coupled;         // whether the prior's pull goes through the momentum
+    float variance;      // for the KL: variance = this / (curvature + shift + damping); 0: no KL
+    float prior_precision;
+};
+
+// momentum ← keep·momentum + take·(g + coupled·pull), curvature ← decay·curvature + renew·h (+ correction),
+// mean ← mean − lr·clip((debias·momentum + (1 − coupled)·pull) / (curvature + shift + damping)),
+// where pull = shift·(mean − prior_mean). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
+// and the sum of squares of g and h (NaN if any of them is).
+void credo_update(float* const* means, float* const* gradients, float* const* curvatures, const int64_t* sizes,
+                  int64_t count, float* momentum, float* curvature, int64_t size, const Update* update, int dry,
+                  double* sums, int threads) {
+    const Tensors mean{means, sizes, count}, gradient{gradients, sizes, count}, fresh{curvatures, sizes, count};
+    const Update u = *update;
+    const int64_t blocks = (size + B - 1) / B;
+    double kl = 0, squares = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : kl, squares) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float mu[B], g[B], h[B], terms[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        mean.read(begin, begin + n, mu);
+        gradient.read(begin, begin + n, g);
+        fresh.read(begin, begin + n, h);
+        float *m = momentum + begin, *s = curvature + begin;
+        if (dry) {
+            for (int64_t i = 0; i < n; ++i) terms[i] = g[i] * g[i] + h[i] * h[i];
+            squares += sum(terms, n);
+            if (u.variance > 0.0f) {
+                for (int64_t i = 0; i < n; ++i) {
+                    const float ratio = u.prior_precision * u.variance / (s[i] + u.shift + u.damping);
+                    const float offset = mu[i] - u.prior_mean;
+                    terms[i] = 0.5f * (ratio - 1.0f - fast_log(ratio) + u.prior_precision * offset * offset);
+                }
+                kl += sum(terms, n);
+            }
+            continue;
+        }
+        const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through;
+        for (int64_t i = 0; i < n; ++i) {
+            const float pull = u.shift * (mu[i] - u.prior_mean), found = h[i] * u.curvature_scale;
+            const float gap = s[i] - found;
+            const float second = u.correction * 0.5f * u.renew * u.renew * gap * gap / std::max(s[i] + u.shift, 1e-30f);
+            s[i] = u.decay * s[i] + u.renew * found + (u.correction > 0.0f ? second : 0.0f);
+            m[i] = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
+            const float below = std::max(s[i] + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
+            const float direction = (u.debias * m[i] + beside * pull) / below;
+            mu[i] -= u.lr * std::min(std::max(direction, -u.clip), u.clip);
+        }
+        mean.write(begin, begin + n, mu);
+    }
+    sums[0] = kl;
+    sums[1] = squares;
+}
+
 }  // extern "C"

@@ -8,7 +8,7 @@ the same numbers: `CREDO_KERNELS=0` gives torch's everywhere.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -105,6 +105,60 @@ def softplus_back(
         means.pointers, means.sizes, _INT64(means.count), _at(rho), _word(key), _INT64(rho.numel()), gradients.pointers,
         by_means.pointers, _at(by_rho), int(add), ctypes.c_float(kl_weight), ctypes.c_float(prior_mean),
         ctypes.c_float(prior_precision), sums, _threads(rho.numel()),
+    )  # fmt: skip
+    return sums[0], sums[1]
+
+
+def precision_draw(means: TensorList, curvature: Tensor, key: int, *, scale: float, shift: float) -> Tensor:
+    """means + noise(key)·√(scale/(curvature + shift)), as one vector."""
+    out = torch.empty_like(curvature)
+    size = curvature.numel()
+    _loaded().credo_precision_draw(
+        means.pointers, means.sizes, _INT64(means.count), _at(curvature), _word(key), _INT64(size),
+        ctypes.c_float(scale), ctypes.c_float(shift), _at(out), _threads(size),
+    )  # fmt: skip
+    return out
+
+
+def price_(
+    hessian: Tensor, gradients: TensorList, curvature: Tensor, key: int, *, scale: float, shift: float, add: bool
+) -> None:
+    """gradients·noise(key)/std, the std that of `precision_draw`, written or added to `hessian`."""
+    size = curvature.numel()
+    _loaded().credo_price(
+        gradients.pointers, gradients.sizes, _INT64(gradients.count), _at(curvature), _word(key), _INT64(size),
+        ctypes.c_float(scale), ctypes.c_float(shift), ctypes.c_float(1.0), int(add), _at(hessian), _threads(size),
+    )  # fmt: skip
+
+
+class Update(ctypes.Structure):
+    """The numbers of one natural-gradient update; flat.cpp says what they mean."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int if name == "coupled" else ctypes.c_float)
+        for name in (
+            "lr", "keep", "take", "debias", "decay", "renew", "shift", "damping", "prior_mean", "clip",
+            "gradient_scale", "curvature_scale", "correction", "coupled", "variance", "prior_precision",
+        )
+    )  # fmt: skip
+
+
+def update_(
+    means: TensorList,
+    gradients: TensorList,
+    curvatures: TensorList,
+    momentum: Tensor,
+    curvature: Tensor,
+    numbers: Mapping[str, float],
+    *,
+    dry: bool,
+) -> tuple[float, float]:
+    """One update of means, momentum and curvature; `dry` changes nothing and returns KL and squared norm instead."""
+    sums = (ctypes.c_double * 2)()
+    size = momentum.numel()
+    _loaded().credo_update(
+        means.pointers, gradients.pointers, curvatures.pointers, means.sizes, _INT64(means.count), _at(momentum),
+        _at(curvature), _INT64(size), ctypes.byref(Update(**numbers)), int(dry), sums, _threads(size),
     )  # fmt: skip
     return sums[0], sums[1]
 

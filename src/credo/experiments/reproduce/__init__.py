@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from credo.experiments.reproduce import weight_sampling
+from credo.experiments.reproduce import vogn, weight_sampling
 from credo.experiments.reproduce.tables import SCALES, Cell, Table
+from credo.experiments.reproduce.vogn_rows import NETWORKS
 
 Cells = Callable[..., Iterator[tuple[Cell, dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
 class Study:
-    """A work whose tables can be run: what it is, and for each table number its cells and its final form."""
+    """A work whose tables can be run: what it is, and for each table number its cells and its final form.
+
+    Where there are `rows`, some of them can be chosen: `count` and `cells` then take `rows=`, names or none for the
+    scale's own choice.
+    """
 
     title: str
-    count: dict[int, Callable[[str], int]]
+    count: dict[int, Callable[..., int]]
     cells: dict[int, Cells]
     table: dict[int, Callable[[dict[str, dict[str, Any]], str], Table]]
+    rows: tuple[str, ...] = ()
 
 
 STUDIES: dict[str, Study] = {
@@ -29,6 +35,13 @@ STUDIES: dict[str, Study] = {
         count={1: lambda scale: len(weight_sampling.table_1_cells(scale))},
         cells={1: weight_sampling.table_1},
         table={1: weight_sampling.table_1_result},
+    ),
+    "vogn": Study(
+        "Practical deep learning with Bayesian principles: VOGN on CIFAR-10 (Osawa et al. 2019)",
+        count={1: lambda scale, rows=(): len(vogn.table_1_cells(scale, rows))},
+        cells={1: vogn.table_1},
+        table={1: vogn.table_1_result},
+        rows=tuple(NETWORKS),
     ),
 }
 

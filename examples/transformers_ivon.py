@@ -1,0 +1,59 @@
+"""A Hugging Face transformer with a posterior over all its weights: a plain loop with IVON, no download."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import credo
+import credo.optim
+
+try:
+    from transformers import BertConfig, BertForSequenceClassification
+except ImportError:
+    sys.exit("This example needs transformers: pip install transformers")
+
+WORDS, LENGTH, STEPS = 40, 12, 300
+
+
+def sentences(count: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random words with word 1 or word 2 among them; the label says which of the two, and is wrong in 10 %."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, WORDS, (count, LENGTH), generator=generator)
+    kinds = torch.randint(2, (count, 1), generator=generator)
+    places = torch.randint(LENGTH, (count, 1), generator=generator)
+    wrong = torch.rand(count, generator=generator) < 0.1
+    return tokens.scatter(1, places, kinds + 1), kinds.squeeze(1) ^ wrong
+
+
+class Logits(nn.Module):
+    """The transformer as a function from tokens to logits, which is what `credo.predict` wants."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, labels] of tokens [batch, length]."""
+        return self.transformer(input_ids=tokens).logits
+
+
+torch.manual_seed(0)  # for the first weights and the transformer's own dropout
+sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+config = BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=2, **sizes)
+model = Logits(BertForSequenceClassification(config))
+x, y = sentences(4000, seed=0)
+optimizer = credo.optim.IVON(model, data_size=len(x), lr=1.0, curvature_decay=0.999, weight_decay=1e-4)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=STEPS, cycle_momentum=False)
+for step in range(STEPS):
+    rows = torch.arange(64 * step, 64 * (step + 1)) % len(x)
+    with optimizer.sampled_params(train=True):
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+    optimizer.step()
+    scheduler.step()
+
+prediction = credo.predict(optimizer.posterior, [sentences(1000, seed=1)], draws=16)
+metrics = credo.measure(prediction, intervals=False)
+confidence = prediction.confidence.mean().item()
+print(f"accuracy {metrics['accuracy']:.2f}, mean confidence {confidence:.2f}, ECE {metrics['ece']:.3f}")

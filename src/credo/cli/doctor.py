@@ -1,0 +1,93 @@
+"""`credo doctor`: why is this Bayesian network worse than the plain one?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.doctor import STAGES, Diagnosis, Finding
+from credo.doctor.diagnose import OnStage
+from credo.doctor.findings import score_rows
+from credo.experiments.diagnosis import DIAGNOSIS, diagnose_run
+from credo.experiments.runs import Run
+from credo.training.progress import make_progress
+
+_STYLES = {"alarm": "bold red", "warning": "bold yellow", "note": "bold"}
+
+
+def doctor_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    twin: Annotated[
+        Path | None, typer.Option(help="Run of the plain network (method.name=map) on the same data.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
+    examples: Annotated[int, typer.Option(help="Training and test examples to measure on, at most.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong with a run, if anything, and which argument to change.
+
+    Also written to RUN/diagnosis.json.
+
+        credo train method.name=map --run runs/plain
+        credo doctor runs/first --twin runs/plain
+    """
+    with errors_explained():
+        place = Run(run)
+        with _progress() as show:
+            diagnosis = diagnose_run(
+                place, draws=draws, examples=examples, twin=None if twin is None else Run(twin), on_stage=show
+            )
+        if as_json:
+            print_json(diagnosis.to_dict())
+            return
+        print_diagnosis(str(run), diagnosis)
+        say(f"written to {place.folder / DIAGNOSIS}")
+
+
+def print_diagnosis(title: str, diagnosis: Diagnosis) -> None:
+    """Verdict, scores, findings with their advice, and the layers."""
+    # Piped into a file nothing must be cut at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False, markup=False)
+    console.print(diagnosis.verdict, style="bold", soft_wrap=True)
+    scores = diagnosis.measurements.get("scores")
+    if scores is not None:
+        print_table(f"{title}: who is how good", ["", scores["metric"], "NLL"], score_rows(scores))
+    for finding in diagnosis.findings:
+        console.print(_text(finding), soft_wrap=True)
+    if diagnosis.layers:
+        rows = [
+            [layer["name"], *(_short(layer[k]) for k in ("snr", "std_ratio", "collapsed"))]
+            for layer in diagnosis.layers
+        ]
+        print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "back at the prior"], rows)
+
+
+def _text(finding: Finding) -> Text:
+    text = Text.assemble((finding.severity, _STYLES[finding.severity]), f"  {finding.name}\n", f"  {finding.text}\n")
+    text.append(f"  → {finding.advice}\n")
+    if finding.argument:
+        text.append(f"  → {finding.argument}\n", style="bold cyan")
+    return text
+
+
+def _short(value: Any) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
+@contextmanager
+def _progress() -> Iterator[OnStage]:
+    with make_progress() as bar:
+        task = bar.add_task("examining", total=len(STAGES), text="")
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, text=stage)
+
+        yield show

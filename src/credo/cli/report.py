@@ -1,0 +1,91 @@
+"""`credo report`: runs side by side in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from credo.cli.output import errors_explained, print_json, say
+from credo.report import Content, gather, write_report
+from credo.report.compare import judged, metrics_of
+from credo.report.content import OnProgress
+from credo.training.progress import make_progress
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs on the same data.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    ood: Annotated[
+        list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Weight draws for the predictions.")] = 50,
+    title: Annotated[str | None, typer.Option(help="Heading of the page; default: data and runs.")] = None,
+    examples: Annotated[int, typer.Option(help="Inputs to show of each kind; 0 for none.")] = 8,
+    doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Also show what the doctor finds.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report as JSON.")] = False,
+) -> None:
+    """Compare runs in one HTML file that needs no network: metrics with intervals, figures, examples, findings.
+
+    The first run is the one that the others are compared with. Prints the path of the file.
+
+        credo report runs/map runs/bbb --ood photo-patches --out report.html
+    """
+    with errors_explained():
+        if examples < 0:
+            raise ValueError(f"--examples {examples}: 0 or more.")
+        if out.is_dir():
+            raise ValueError(f"{out} is a folder; --out names the file to write.")
+        with shown_progress() as on_progress:
+            content = gather(runs, ood=ood or (), draws=draws, title=title, doctor=doctor, on_progress=on_progress)
+            on_progress(f"writing {out}", 1, 1)
+            path = write_report(content, out, examples=examples)
+        if as_json:
+            print_json(as_dict(content, path))
+        else:
+            typer.echo(path)
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress]:
+    """A bar on a terminal, a line for each thing that is begun elsewhere."""
+    with make_progress() as bar:
+        task = bar.add_task("report", total=None, text="")
+        last = ""
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal last
+            bar.update(task, completed=done, total=total, text=what)
+            if what != last and not bar.console.is_terminal:
+                say(f"{what} …")
+            last = what
+
+        yield show
+
+
+def as_dict(content: Content, path: Path) -> dict[str, Any]:
+    """The report's numbers: metrics of every run and their differences from the first one."""
+    better = {metric.key: metric.better for metric in metrics_of(content.dataset.task, content.foreign)}
+    return {
+        "report": str(path),
+        "title": content.title,
+        "data": content.dataset.name,
+        "draws": content.draws,
+        "runs": {
+            run.name: {
+                "folder": str(run.folder),
+                "metrics": run.metrics,
+                "intervals": run.intervals,
+                "differences": {
+                    key: {**asdict(found), "verdict": judged(found, better[key])}
+                    for key, found in run.differences.items()
+                },
+                "diagnosis": run.diagnosis,
+            }
+            for run in content.runs
+        },
+    }

@@ -1,0 +1,170 @@
+"""Per-example weight gradients of convolutions as matrix products, a few examples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+# Entries of all temporaries together that a chunk of examples may have.
+_CHUNK = 1 << 20
+# From this many weights on, a block of them at a time: entries that stay in a core's second-level cache.
+_MANY, _BLOCK = 1 << 17, 1 << 16
+# Entries of input patches that may exist at once.
+_PATCHES = 1 << 24
+# Up to this many positions, squares by pairs of positions (one matrix product each over all examples) are cheaper.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """The numbers of a convolution, one entry for each spatial dimension; padding is zeros on both sides."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def sums(x: Tensor, g: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
+    """Σ g and Σ g² from a convolution's input [batch, channels, …] and output gradient [batch, outputs, …]."""
+    total, squares = _zeros(x, g, shape), _zeros(x, g, shape)
+    if g.numel() > 0 and prod(g.shape[2:]) <= _FEW:
+        rows, patches = _rows(g, shape), _patches(x, g, shape)
+        _add_products(total, rows, patches)
+        _add_pair_squares(squares, rows, patches)
+    elif g.numel() > 0:
+        add = _add_chunks if total.numel() < _MANY else _add_blocks
+        add(total, squares, x, g, shape)
+    return _weight_order(total, shape), _weight_order(squares, shape)
+
+
+def per_example(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    """Every example's weight gradient, [batch, outputs, channels / groups, *kernel]."""
+    each = torch.matmul(_rows(g, shape), _patches(x, g, shape))
+    return _weight_order(each, shape)
+
+
+def linear_squares(x: Tensor, g: Tensor) -> Tensor:
+    """Σ g² for a linear map from [batch, positions, in] to [batch, positions, out] that all positions share."""
+    squares = g.new_zeros(1, g.shape[-1], x.shape[-1])
+    rows, patches = g.transpose(1, 2).unsqueeze(1), x.unsqueeze(1)
+    if 0 < g.shape[1] <= _FEW:
+        _add_pair_squares(squares, rows, patches)
+    elif g.numel() > 0:
+        for part in _chunks(rows.shape[0], rows.shape[2:].numel() + patches.shape[2:].numel() + squares.numel()):
+            squares += torch.matmul(rows[part], patches[part]).square_().sum(0)
+    return squares[0]
+
+
+# -- as matrix products: rows [batch, groups, outputs, positions] × patches [batch, groups, positions, …] -----------
+
+
+def _rows(g: Tensor, shape: ConvShape) -> Tensor:
+    return g.reshape(g.shape[0], shape.groups, g.shape[1] // shape.groups, -1)
+
+
+def _patches(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    """What each position sees, channels last, so that every copied run is long."""
+    padded = _channels_last(x, g, shape)
+    batch, groups, *spatial, channels = padded.stride()
+    strides = [
+        batch,
+        groups,
+        *(s * step for s, step in zip(spatial, shape.stride, strict=True)),
+        *(s * step for s, step in zip(spatial, shape.dilation, strict=True)),
+        channels,
+    ]
+    sizes = [*padded.shape[:2], *g.shape[2:], *shape.kernel, padded.shape[-1]]
+    view = padded.as_strided(sizes, strides)
+    return view.reshape(*padded.shape[:2], prod(g.shape[2:]), prod(shape.kernel) * padded.shape[-1])
+
+
+def _channels_last(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    """The padded input as [batch, groups, …, channels / groups]; only what some position sees."""
+    sizes = [
+        (out - 1) * stride + dilation * (kernel - 1) + 1
+        for out, stride, dilation, kernel in zip(g.shape[2:], shape.stride, shape.dilation, shape.kernel, strict=True)
+    ]
+    inputs: Tensor = x.unflatten(1, (shape.groups, -1)).movedim(2, -1)
+    padded: Tensor = x.new_zeros(x.shape[0], shape.groups, *sizes, inputs.shape[-1])
+    inside, source = padded, inputs
+    for dim, (size, pad, have) in enumerate(zip(sizes, shape.padding, x.shape[2:], strict=True), start=2):
+        count = max(0, min(have, size - pad))
+        inside, source = inside.narrow(dim, min(pad, size), count), source.narrow(dim, 0, count)
+    inside.copy_(source)
+    return padded
+
+
+def _zeros(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    return g.new_zeros(shape.groups, g.shape[1] // shape.groups, x.shape[1] // shape.groups * prod(shape.kernel))
+
+
+def _weight_order(sums: Tensor, shape: ConvShape) -> Tensor:
+    """From […, groups, outputs / groups, kernel and channels] to the weight's own […, outputs, channels, *kernel]."""
+    weight: Tensor = sums.flatten(-3, -2).unflatten(-1, (*shape.kernel, -1))
+    return weight.movedim(-1, weight.dim() - 1 - len(shape.kernel)).contiguous()
+
+
+# -- sums over examples -------------------------------------------------------------------------------------------
+
+
+def _add_chunks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> None:
+    rows = _rows(g, shape)
+    groups, outputs, length = total.shape
+    positions = rows.shape[-1]
+    workspace: Tensor | None = None
+    for part in _chunks(x.shape[0], groups * (outputs * (positions + length) + positions * length)):
+        patches = _patches(x[part], g[part], shape).flatten(0, 1)
+        count = part.stop - part.start
+        if workspace is None:  # fresh memory for each chunk would cost more than the arithmetic
+            workspace = g.new_empty(count * groups, outputs, length)
+        each = workspace[: count * groups]
+        torch.bmm(rows[part].flatten(0, 1), patches, out=each)
+        flat = each.view(count, -1)
+        total += flat.sum(0).view_as(total)
+        squares += flat.square_().sum(0).view_as(squares)
+
+
+def _add_blocks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> None:
+    """For many weights: Σ g in one product, and a block of outputs at a time for every single example's square."""
+    groups, outputs, length = total.shape
+    rows = _rows(g, shape)
+    step = max(1, min(outputs, _BLOCK // length))
+    workspace = g.new_empty(step, length)
+    for part in _chunks(x.shape[0], groups * rows.shape[-1] * length, _PATCHES):
+        patches = _patches(x[part], g[part], shape)
+        _add_products(total, rows[part], patches)
+        for group in range(groups):
+            for start in range(0, outputs, step):
+                block = slice(start, min(outputs, start + step))
+                each = workspace[: block.stop - block.start]
+                for left, right in zip(rows[part, group, block], patches[:, group], strict=True):
+                    torch.mm(left, right, out=each)
+                    squares[group, block].addcmul_(each, each)
+
+
+def _add_products(total: Tensor, rows: Tensor, patches: Tensor) -> None:
+    groups, outputs, length = total.shape
+    left = rows.permute(1, 2, 0, 3).reshape(groups, outputs, -1)
+    total.baddbmm_(left, patches.transpose(0, 1).reshape(groups, -1, length))
+
+
+def _add_pair_squares(squares: Tensor, rows: Tensor, patches: Tensor) -> None:
+    """(Σ_l a_l)² = Σ_l a_l² + 2 Σ_{l<m} a_l a_m: each term is one matrix product over the examples."""
+    left, right = rows.permute(3, 1, 2, 0), patches.permute(2, 1, 0, 3)
+    for first in range(left.shape[0]):
+        for second in range(first, left.shape[0]):
+            alpha = 1 if first == second else 2
+            squares.baddbmm_(left[first] * left[second], right[first] * right[second], alpha=alpha)
+
+
+def _chunks(count: int, entries: int, most: int | None = None) -> Iterator[slice]:
+    """Slices of `count` examples, which have so many entries each and together about `most` (`_CHUNK`) of them."""
+    step = max(1, (most or _CHUNK) // max(1, entries))
+    for start in range(0, count, step):
+        yield slice(start, min(count, start + step))

@@ -1,0 +1,150 @@
+"""Kronecker factors of a layer's Fisher matrix and what is made of them: pure functions of tensors.
+
+A layer's weight, with the bias as its last column, is a matrix [groups, outputs, inputs]. Its Fisher matrix is taken as
+A ⊗ G, A the second moments of what goes in (a 1 behind it for the bias), G those of the gradients by what comes out
+(Martens and Grosse 2015). A convolution's A is summed over positions, its G averaged over them (Grosse and Martens
+2016). All functions take a stack of matrices: one for each group of a grouped convolution, one for all other layers.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo.core.errors import NonFiniteError
+
+# Entries of a convolution's patches that exist at once.
+_CHUNK = 1 << 22
+# Tenfold damping each time: by then it outweighs any matrix of finite second moments.
+_TRIES = 12
+
+
+def matrix_shape(layer: nn.Module, *, bias: bool) -> tuple[int, int, int]:
+    """Groups, outputs and inputs of a layer's matrix."""
+    weight: Any = layer.weight
+    groups: Any = getattr(layer, "groups", 1)
+    return groups, weight.shape[0] // groups, weight[0].numel() + bias
+
+
+def to_matrix(weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """[groups, outputs, inputs], the bias as the last column."""
+    rows = weight.reshape(groups, weight.shape[0] // groups, -1)
+    return rows if bias is None else torch.cat([rows, bias.reshape(groups, -1, 1)], dim=-1)
+
+
+def from_matrix(matrix: Tensor, shape: torch.Size, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The weight of that shape, and the bias; undoes `to_matrix`."""
+    if not bias:
+        return matrix.reshape(shape), None
+    return matrix[..., :-1].reshape(shape), matrix[..., -1].reshape(-1)
+
+
+# -- second moments --------------------------------------------------------------------------------------------------
+
+
+def moment_sums(layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool) -> tuple[Tensor, Tensor, int]:
+    """Σ a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are."""
+    groups: Any = getattr(layer, "groups", 1)
+    if isinstance(layer, nn.Linear):
+        rows = g.reshape(1, -1, g.shape[-1])
+        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias), _moments(rows), rows.shape[1]
+    rows = g.reshape(len(g), groups, g.shape[1] // groups, -1).permute(1, 0, 3, 2).flatten(1, 2)
+    _, _, size = matrix_shape(layer, bias=bias)
+    total = x.new_zeros(groups, size, size)
+    for part in x.split(max(1, _CHUNK // max(1, groups * size * prod(g.shape[2:])))):
+        total += _moments(patches(layer, part), bias=bias)
+    order = _weight_order(layer, size, x.device)
+    return total[:, order][:, :, order], _moments(rows), rows.shape[1]
+
+
+def patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """What each position of a convolution's output sees, [groups, examples · positions, kernel · channels / groups].
+
+    Channels last, unlike in the weight, so that every copied run is long.
+    """
+    conv: Any = layer
+    if any(conv._reversed_padding_repeated_twice):
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        x = F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+    x = x.unflatten(1, (conv.groups, -1)).movedim(2, -1).contiguous()
+    spatial = len(conv.kernel_size)
+    for dim, (size, stride, dilation) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True), 2):
+        x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    # [examples, groups, *positions, channels, *kernel]
+    channels = 2 + spatial
+    x = x.permute(1, 0, *range(2, channels), *range(channels + 1, x.dim()), channels)
+    return x.reshape(conv.groups, prod(x.shape[1:channels]), -1)
+
+
+def _weight_order(layer: nn.Module, size: int, device: torch.device) -> Tensor:
+    """Where the weight's entries, and the bias behind them, are in `patches`."""
+    weight: Any = layer.weight
+    channels, *kernel = weight.shape[1:]
+    order = torch.arange(channels * prod(kernel), device=device).view(-1, channels).t().flatten()
+    return torch.cat([order, torch.arange(len(order), size, device=device)])
+
+
+def _moments(rows: Tensor, *, bias: bool = False) -> Tensor:
+    """Σ r rᵀ over the rows of each matrix [groups, rows, size]; with a 1 behind each row for the bias."""
+    inner = rows.mT @ rows
+    if not bias:
+        return inner
+    groups, count, size = rows.shape
+    result = rows.new_empty(groups, size + 1, size + 1)
+    result[:, :size, :size] = inner
+    result[:, :size, size] = result[:, size, :size] = rows.sum(1)
+    result[:, size, size] = count
+    return result
+
+
+# -- damping, inverses and what is done with them ---------------------------------------------------------------------
+
+
+def damping_shares(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    """π√γ and √γ/π for A and G, [groups]: their product is γ, and both matrices are damped alike.
+
+    π² is the mean eigenvalue of A over that of G (Martens and Grosse 2015); 1 where one of them is zero.
+    """
+    ratio = (_mean_eigenvalue(inputs) / _mean_eigenvalue(outputs)).sqrt()
+    ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+    root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
+    return root * ratio, root / ratio
+
+
+def _mean_eigenvalue(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
+def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
+    """Upper triangles L with L Lᵀ = (matrix + damping·I)⁻¹.
+
+    Where rounding has left no positive definite matrix, that matrix gets more damping, tenfold until there is one.
+    """
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    least = torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
+    for _ in range(_TRIES):
+        lower, failed = torch.linalg.cholesky_ex(matrix + damping[..., None, None] * eye)
+        if not bool(failed.any()):
+            inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+            return inverse.mT.contiguous()
+        damping = torch.where(failed > 0, 10 * torch.maximum(damping, least), damping)
+    raise NonFiniteError(f"No Cholesky factor of a {list(matrix.shape)} curvature exists, whatever its damping.")
+
+
+def product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
+    """left · middle · rightᵀ: a preconditioned gradient from inverses, noise of the right covariance from roots."""
+    return left @ middle @ right.mT
+
+
+def inverse_diagonal(root: Tensor) -> Tensor:
+    """The diagonal of L Lᵀ."""
+    return root.square().sum(-1)
+
+
+def log_determinant(root: Tensor) -> Tensor:
+    """log det L Lᵀ of each matrix."""
+    return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -1,0 +1,224 @@
+"""Estimates of the curvature while a loss is computed and differentiated: Kronecker factors, squares for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import UnsupportedModelError
+from credo.core.kronecker import matrix_shape, moment_sums
+from credo.core.kronecker_layers import KroneckerLayer
+from credo.core.layers import RULES
+from credo.core.squares.plan import PlanChangedError, SquarePlan
+from credo.core.squares.sums import SquareSums, square_sums
+from credo.core.squares.units import first_size
+from credo.core.weights import parameters_at
+
+_ADVICE = "Give such parameters a diagonal: diagonal=[{names}]"
+
+
+class CurvaturePlan:
+    """Who answers for which parameter: layers with factors, and a `SquarePlan` for all other names."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[KroneckerLayer],
+        others: Sequence[str],
+        aliases: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self.model, self.layers, self.aliases = model, tuple(layers), aliases
+        self.others = tuple(others)
+        self.squares = SquarePlan(model, others, aliases) if others else None
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """While open, one forward and backward pass of the batch's mean loss also brings its curvature.
+
+        Inside `substituted`, if weights are substituted. All is undone on exit, also after an error.
+        """
+        with ExitStack() as stack:
+            sums = stack.enter_context(square_sums(self.squares)) if self.squares else None
+            watch = Watch(self, sums)
+            try:
+                watch.install()
+                yield watch
+            finally:
+                watch.restore()
+
+
+class Watch:
+    """What a pass inside `CurvaturePlan.watched` has brought."""
+
+    def __init__(self, plan: CurvaturePlan, sums: SquareSums | None) -> None:
+        self.plan, self.sums = plan, sums
+        self.active = False
+        self.size: int | None = None
+        self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._outside: set[str] = set()
+        self._own: dict[int, Tensor] = {}
+        self._nodes: dict[str, Any] = {}
+        self._undo: list[Callable[[], object]] = []
+
+    def result(self) -> dict[str, Tensor]:
+        """A and G by the layers' keys, mean squares of single examples' gradients by name; zeros for what is not used.
+
+        Raises `PlanChangedError` where squares need another pass, as `SquareSums.result` does.
+        """
+        self.restore()
+        if self._outside:
+            names = sorted(self._outside)
+            raise UnsupportedModelError(
+                f"{', '.join(names)}: read from outside of the own layer's call, where Kronecker factors do not see "
+                f"it. {_advice(names)}"
+            )
+        found: dict[str, Tensor] = {}
+        for tap in self.plan.layers:
+            found.update(zip(tap.keys, self._factors(tap), strict=True))
+        return {**found, **self._squares()}
+
+    def _factors(self, tap: KroneckerLayer) -> tuple[Tensor, Tensor]:
+        weight = parameters_at(self.plan.model, [tap.weight])[tap.weight]
+        groups, outputs, inputs = matrix_shape(tap.layer, bias=tap.bias is not None)
+        if tap.weight not in self._moments:
+            zeros = weight.detach().new_zeros((), dtype=_precision(weight))
+            return zeros.expand(groups, inputs, inputs).clone(), zeros.expand(groups, outputs, outputs).clone()
+        a, g, rows = self._moments[tap.weight]
+        assert self.size is not None
+        if rows % self.size:
+            raise UnsupportedModelError(
+                f"{tap.path or 'the network'} gets {rows} rows for {self.size} examples: not the same number for each. "
+                f"{_advice(tap.names)}"
+            )
+        # The mean's 1/size is in every gradient: size² Σ g gᵀ / rows.
+        return a / self.size, g * (self.size**2 / rows)
+
+    def _squares(self) -> dict[str, Tensor]:
+        if self.sums is None:
+            return {}
+        try:
+            squares = self.sums.result()
+        except PlanChangedError:
+            raise
+        except RuntimeError as error:
+            # None of these parameters was used, which is no error where layers with factors were.
+            if not self._moments or "No gradient has arrived" not in str(error):
+                raise
+            parameters = parameters_at(self.plan.model, self.plan.others)
+            return {name: torch.zeros_like(p.detach(), dtype=_precision(p)) for name, p in parameters.items()}
+        return {name: total / self.sums.batch_size for name, total in squares.items()}
+
+    # -- what passes tell --------------------------------------------------------------------------------------------
+
+    def _root_called(self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        size = first_size(args, options)
+        if not torch.is_grad_enabled() or size is None:
+            return
+        if self.size not in (None, size):
+            raise ValueError(
+                f"The loss ran the network on batches of {self.size} and {size} examples; Kronecker factors need the "
+                "same examples in every call: make several steps instead."
+            )
+        self.size = size
+
+    def _forward(self, tap: KroneckerLayer, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        layer, rule = tap.layer, RULES[type(tap.layer)]
+
+        def forward(*args: Any, **options: Any) -> Tensor:
+            out = self._plain(layer, inner, args, options)
+            if not (self.active and torch.is_grad_enabled() and out.requires_grad):
+                return out
+            x: Tensor = args[0] if args else next(iter(options.values()))
+            if x.dim() < rule.min_dim:
+                raise UnsupportedModelError(
+                    f"{tap.path or 'the network'} gets an input of shape {list(x.shape)}, without a batch. "
+                    f"{_advice(tap.names)}"
+                )
+            self.size = x.shape[0] if self.size is None else self.size
+            out.register_hook(partial(self._arrived, tap, x.detach()))
+            return out
+
+        return forward
+
+    def _arrived(self, tap: KroneckerLayer, x: Tensor, g: Tensor) -> None:
+        """Tensor hook: the gradient by a layer's output is here."""
+        if not self._expects(tap.weight):  # the loss differentiates by its inputs only, for an attack, say
+            return
+        dtype = _precision(cast(Tensor, tap.layer.weight))
+        with torch.autocast(g.device.type, enabled=False):
+            a, b, rows = moment_sums(tap.layer, x.to(dtype), g.detach().to(dtype), bias=tap.bias is not None)
+        if tap.weight in self._moments:  # uses of one layer count as positions
+            before = self._moments[tap.weight]
+            a, b, rows = a + before[0], b + before[1], rows + before[2]
+        self._moments[tap.weight] = (a, b, rows)
+
+    def _expects(self, name: str) -> bool:
+        try:
+            return bool(torch._C._will_engine_execute_node(self._nodes[name]))
+        except RuntimeError:  # torch.autograd.grad by this very parameter
+            return True
+
+    # -- putting in place and undoing --------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put forwards and watched weights in place."""
+        root = self.plan.model.register_forward_pre_hook(self._root_called, with_kwargs=True)
+        self._undo.append(root.remove)
+        with torch.enable_grad():
+            for tap in self.plan.layers:
+                for name in tap.names:
+                    self._watch(name)
+                self._set(tap.layer.__dict__, "forward", self._forward(tap, tap.layer.forward))
+        self.active = True
+
+    def restore(self) -> None:
+        """Undo `install`."""
+        self.active = False
+        while self._undo:
+            self._undo.pop()()
+
+    def _watch(self, name: str) -> None:
+        """Whoever reads the weight from outside of its layer's call gets a view, whose gradient gives that away."""
+        weight = parameters_at(self.plan.model, [name])[name]
+        view = weight.view_as(weight)
+        view.register_hook(lambda _: self._outside.add(name))
+        assert view.grad_fn is not None
+        self._nodes[name] = view.grad_fn.next_functions[0][0]
+        self._own[id(view)] = weight
+        for alias in self.plan.aliases[name]:
+            path, _, key = alias.rpartition(".")
+            self._set(self.plan.model.get_submodule(path)._parameters, key, view)
+
+    def _set(self, place: dict[str, Any], key: str, value: Any) -> None:
+        before = place.get(key)
+        undo = partial(place.pop, key, None) if before is None else partial(place.__setitem__, key, before)
+        self._undo.append(undo)
+        place[key] = value
+
+    def _plain(
+        self, layer: nn.Module, inner: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Tensor:
+        """The layer's forward with its weights as they are."""
+        place: Any = layer._parameters
+        watched = {key: view for key in place if id(view := dict.__getitem__(place, key)) in self._own}
+        for key, view in watched.items():
+            place[key] = self._own[id(view)]
+        try:
+            return inner(*args, **options)
+        finally:
+            for key, view in watched.items():
+                place[key] = view
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    """That of the parameter, single at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _advice(names: Iterable[str]) -> str:
+    return _ADVICE.format(names=", ".join(map(repr, names))) + "."

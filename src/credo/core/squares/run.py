@@ -1,0 +1,96 @@
+"""Loss, gradients and squares of one batch in a single call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.batchnorm import frozen_statistics
+from credo.core.descent import scalar_loss
+from credo.core.squares.plan import PlanChangedError, SquarePlan
+from credo.core.squares.sums import square_sums
+from credo.core.weights import substituted
+
+
+@dataclass(frozen=True)
+class GradientSums:
+    """What one pass over a batch gives: the mean loss, its gradients, and Σᵢ (∂ℓᵢ/∂w)² over the batch's examples.
+
+    Divide squares by `batch_size` for the mean square, the diagonal of the empirical Fisher matrix.
+    """
+
+    loss: float
+    gradients: dict[str, Tensor]
+    squares: dict[str, Tensor]
+    batch_size: int
+
+
+def gradients_and_squares(
+    plan: SquarePlan, weights: Mapping[str, Tensor], nll: Callable[[nn.Module], Tensor]
+) -> GradientSums:
+    """One forward and backward pass at `weights`, which must hold the plan's parameters.
+
+    Gradients of other parameters are added to their `.grad`, running statistics are updated, both as in any training
+    pass. The first passes may find that parameters are used in unusual ways and then run again: `nll` may be called
+    more than once.
+    """
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+    with _gradients_aside(plan.others) as forget:
+        statistics: AbstractContextManager[None] = nullcontext()
+        while True:
+            try:
+                with statistics, substituted(plan.model, leaves, plan.aliases), square_sums(plan) as sums:
+                    value = scalar_loss(nll(plan.model))
+                    value.backward()
+                    squares = sums.result()
+                break
+            except PlanChangedError:
+                # The pass just thrown away has counted as data for running statistics already.
+                statistics = frozen_statistics(plan.model)
+                forget()
+                for leaf in leaves.values():
+                    leaf.grad = None
+    gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
+    return GradientSums(value.item(), gradients, squares, sums.batch_size)
+
+
+def per_example_squares(
+    model: nn.Module, nll: Callable[[nn.Module], Tensor], names: Iterable[str] | None = None
+) -> GradientSums:
+    """Mean loss, gradients and sums of squared per-example gradients of a batch, for the parameters in `names`.
+
+    `nll(net)` is the batch's *mean* loss; None means every trainable parameter. Nothing of the network changes: not
+    its `.grad` fields, not its running statistics, though BatchNorm normalises by the batch in training mode. Raises
+    `UnsupportedModelError` where squares could not be right.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    plan = SquarePlan(model, trainable if names is None else names)
+    with _gradients_aside(plan.others) as forget, frozen_statistics(model):
+        found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll)
+        forget()
+    return found
+
+
+@contextmanager
+def _gradients_aside(parameters: Iterable[nn.Parameter]) -> Iterator[Callable[[], None]]:
+    """Passes inside find no gradients; at the end theirs are added to those from before. What it yields drops them."""
+    before = [(p, p.grad) for p in parameters if p.requires_grad]
+
+    def forget() -> None:
+        for parameter, _ in before:
+            parameter.grad = None
+
+    forget()
+    try:
+        yield forget
+    except BaseException:
+        forget()
+        raise
+    finally:
+        for parameter, old in before:
+            if old is not None:
+                parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)

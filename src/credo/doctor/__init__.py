@@ -1,0 +1,6 @@
+"""The doctor: measures a posterior and its predictions, and says in plain words what to change."""
+
+from credo.doctor.diagnose import STAGES, diagnose
+from credo.doctor.findings import Diagnosis, Finding
+
+__all__ = ["STAGES", "Diagnosis", "Finding", "diagnose"]

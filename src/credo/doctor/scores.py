@@ -1,0 +1,127 @@
+"""Accuracy (or RMSE) and NLL of the mean network, of single draws, of their ensemble, and of a plain twin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.doctor.forecast import ClassForecast, Forecast
+from credo.evaluate.intervals import Interval, paired_difference
+
+
+@dataclass(frozen=True)
+class Score:
+    """One predictor's metric (accuracy or RMSE) and NLL."""
+
+    metric: float
+    nll: float
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How much worse one predictor is than another on the same examples, each with a 95 % interval.
+
+    `error` is the difference of error rates (or of mean squared errors): positive is worse, as for `nll`.
+    """
+
+    nll: Interval
+    error: Interval
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All predictors on the examples to judge by; `train` is the ensemble on training examples.
+
+    `draw` is the average of single draws, `lowest` and `highest` the metric's range over them. `chance` is the best
+    constant forecast on training targets, and `learned` the share of its error that the ensemble takes away there:
+    1 is perfect, 0 is chance. `mean` is None for a mixture, which has no mean network.
+    """
+
+    metric: str
+    mean: Score | None
+    draw: Score
+    lowest: float
+    highest: float
+    ensemble: Score
+    twin: Score | None
+    train: Score
+    chance: Score
+    learned: float
+    ensemble_over_mean: Gap | None
+    ensemble_over_twin: Gap | None
+    mean_over_twin: Gap | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers by name; each score under the metric's own name."""
+        result: dict[str, Any] = {"metric": self.metric}
+        for name in ("mean", "draw", "ensemble", "twin", "train", "chance"):
+            score: Score | None = getattr(self, name)
+            result[name] = None if score is None else {self.metric: score.metric, "nll": score.nll}
+        result["draw"] |= {f"lowest_{self.metric}": self.lowest, f"highest_{self.metric}": self.highest}
+        result["learned"] = self.learned
+        for name in ("ensemble_over_mean", "ensemble_over_twin", "mean_over_twin"):
+            gap: Gap | None = getattr(self, name)
+            result[name] = None if gap is None else {"nll": bounds(gap.nll), "error": bounds(gap.error)}
+        return result
+
+
+def bounds(interval: Interval) -> dict[str, float]:
+    """An interval as plain numbers."""
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+def scores(
+    draws: Forecast, *, mean: Forecast | None, twin: Forecast | None, train: Forecast, train_targets: Tensor
+) -> Scores:
+    """The table that says where quality is lost: in the mean network, by the noise, or nowhere."""
+    chance = _chance(train, train_targets)
+    metric_of_draws = draws.metric_of_draws
+    return Scores(
+        metric=draws.metric_name,
+        mean=None if mean is None else score(mean),
+        draw=Score(float(metric_of_draws.mean()), float(draws.nll_of_draws.mean())),
+        lowest=float(metric_of_draws.min()),
+        highest=float(metric_of_draws.max()),
+        ensemble=score(draws),
+        twin=None if twin is None else score(twin),
+        train=score(train),
+        chance=chance,
+        learned=learned_share(train.metric_name, train.metric, chance.metric),
+        ensemble_over_mean=None if mean is None else gap(draws, mean),
+        ensemble_over_twin=None if twin is None else gap(draws, twin),
+        mean_over_twin=None if mean is None or twin is None else gap(mean, twin),
+    )
+
+
+def score(forecast: Forecast) -> Score:
+    """Metric and NLL of the mixture of all draws."""
+    return Score(forecast.metric, forecast.nll)
+
+
+def gap(first: Forecast, second: Forecast) -> Gap:
+    """How much worse the first is than the second, example by example."""
+    nll = paired_difference(-first.pooled_log_likelihood, -second.pooled_log_likelihood)
+    sign = -1 if first.metric_name == "accuracy" else 1
+    return Gap(nll, paired_difference(sign * first.metric_each, sign * second.metric_each))
+
+
+def learned_share(metric: str, value: float, chance: float) -> float:
+    """The share of a constant forecast's error that is gone: of its error rate, or of its mean squared error."""
+    if metric == "accuracy":
+        return (value - chance) / (1 - chance) if chance < 1 else 1.0
+    return 1 - (value / chance) ** 2 if chance > 0 else 1.0
+
+
+def _chance(train: Forecast, targets: Tensor) -> Score:
+    """The best constant forecast of these targets."""
+    if isinstance(train, ClassForecast):
+        counts = targets.flatten().long().bincount().double()
+        shares = counts / counts.sum()
+        return Score(float(shares.max()), float(torch.special.entr(shares).sum()))
+    variance = targets.double().reshape(len(targets), -1).var(0, correction=0)
+    nll = 0.5 * (2 * math.pi * math.e * variance.clamp_min(1e-300)).log()
+    return Score(math.sqrt(float(variance.mean())), float(nll.sum()))

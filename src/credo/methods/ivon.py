@@ -1,0 +1,287 @@
+"""IVON: the improved variational online Newton method, at the cost of Adam.
+
+q(w) = N(μ, σ²), σ² = 1/(λ(h + δ)), λ = N/temperature the effective sample size, λδ the prior's precision. Each step,
+with the gradient ĝ of the batch's mean loss at a draw μ + σε,
+
+    ĥ = ĝ·ε/σ,                                   g ← β₁g + (1 − β₁)ĝ,
+    h ← βh + (1 − β)ĥ + ½(1 − β)²(h − ĥ)²/(h + δ),
+    μ ← μ − lr·(h₀ + δ)·clip((g/(1 − β₁ᵗ) + δ(μ − μ₀))/(h + δ))
+
+(Lin et al. 2020; Shen et al. 2024). The last term of h keeps h + δ positive whatever ĥ is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.descent import scalar_loss
+from credo.core.errors import unknown
+from credo.core.kernels import flat
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import GaussianPosterior, Nll, Terms
+from credo.core.prior import Prior, Value
+from credo.core.weights import Random, one_device, parameters_at, substituted
+from credo.methods.natural import (
+    Gathered,
+    Split,
+    Update,
+    check_finite,
+    check_loss,
+    check_numbers,
+    gaussian_prior,
+    halves,
+    likelihood_descent,
+    likelihood_kept_on_error,
+    precision_of,
+    step_likelihood,
+)
+
+ESTIMATORS = ("price", "squares")
+
+
+class IVON(GaussianPosterior):
+    """Mean-field Gaussian posterior whose curvature comes from how gradients change with the noise.
+
+    Rates are those of SGD (0.01 to 0.5 here), since `rescale_lr` makes the first step equal one of SGD. Choose
+    `curvature_decay` so that (1 − decay)·steps is at least 1 or 2, else the variance never leaves what `curvature_init`
+    makes it. `prior_precision`, or `weight_decay` in torch's sense (precision/N), or `prior`. `estimator`: Price's
+    (unbiased, may be negative) or the squared mini-batch gradient. Parameters that are not random move as under SGD.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        lr: float | Mapping[str, float] = 0.1,
+        prior_precision: Value | None = None,
+        prior: Prior | Mapping[str, Any] | float | None = None,
+        weight_decay: float | None = None,
+        momentum: float = 0.9,
+        curvature_decay: float = 0.9999,
+        curvature_init: float = 1.0,
+        estimator: str = "price",
+        draws: int = 1,
+        temperature: float = 1.0,
+        clip: float | None = None,
+        rescale_lr: bool = True,
+        debias: bool = True,
+        random: Random = "*",
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
+        check_numbers(momentum=momentum, decay=curvature_decay, damping=0.0, draws=draws, temperature=temperature)
+        if not 0 < curvature_init < math.inf:
+            raise ValueError(f"curvature_init={curvature_init} must be positive: it is the first curvature.")
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip={clip} must be positive, or None for no clipping.")
+        if estimator not in ESTIMATORS:
+            raise ValueError(unknown("estimator", estimator, ESTIMATORS))
+        if weight_decay is not None:
+            if prior is not None or prior_precision is not None:
+                raise ValueError("weight_decay, prior_precision and prior exclude each other.")
+            prior_precision = weight_decay * data_size / temperature
+        self._config: dict[str, Any] = {
+            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
+            "momentum": momentum,
+            "curvature_decay": curvature_decay,
+            "curvature_init": curvature_init,
+            "estimator": estimator,
+            "draws": draws,
+            "temperature": temperature,
+            "clip": clip,
+            "rescale_lr": rescale_lr,
+            "debias": debias,
+        }
+        self.step_draws, self.temperature, self.estimator = draws, temperature, estimator
+        self.effective_size = data_size / temperature
+        self.split = Split(model, random)
+        self.layout = self.split.random_layout
+        device = one_device(parameters_at(model, self.split.layout.names))
+        self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
+        self.rates = self.split.rates(lr)
+        zeros = torch.zeros(self.split.layout.size, dtype=self.split.layout.dtype, device=device)
+        self.momentum: Tensor
+        self.curvature: Tensor
+        self.register_buffer("momentum", zeros)
+        self.register_buffer("curvature", torch.full_like(zeros, curvature_init))
+        # A tensor, so that it is in saved files too: the momentum is, and debiasing it needs to know its age.
+        self.progress: Tensor
+        self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
+        self.descent = likelihood_descent(self.likelihood)
+        self._gathered = Gathered()
+
+    # -- the distribution ------------------------------------------------------------------------------------
+
+    def draw(self) -> dict[str, Tensor]:
+        """μ + σ·ε for every random parameter."""
+        flat_draw = self._sample()[0]
+        if not torch.is_grad_enabled():
+            return self.layout.split(flat_draw)
+        means = self.layout.flatten(parameters_at(self.model, self.layout.names))
+        return self.layout.split(means + (flat_draw - means.detach()))
+
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means: copies of the network's own parameters."""
+        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
+
+    def std(self) -> dict[str, Tensor]:
+        """1/√(λ(h + δ))."""
+        return self.layout.split(self._std())
+
+    def _std(self) -> Tensor:
+        return (self.effective_size * (self.curvature[: self.layout.size] + self._shift())).rsqrt()
+
+    def _shift(self) -> float | Tensor:
+        return precision_of(self.prior) / self.effective_size
+
+    def _sample(self) -> tuple[Tensor, int | Tensor]:
+        """A draw, flat, and its noise: a key where that suffices to make it again."""
+        self._gathered.check_free()
+        means = parameters_at(self.model, self.layout.names)
+        s, shift = self.curvature[: self.layout.size], self._shift()
+        if isinstance(shift, float) and flat.fused([*means.values()], s):
+            key = flat.new_key(self.generator)
+            listed = flat.TensorList([*means.values()], self.layout.sizes)
+            return flat.precision_draw(listed, s, key, scale=1 / self.effective_size, shift=shift), key
+        noise = flat.normal(self.layout.size, self.generator, device=s.device, dtype=s.dtype)
+        return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def step(self, nll: Nll) -> Terms:
+        """Gather `draws` passes and update."""
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+            for _ in range(self.step_draws):
+                self.gather(nll)
+            return self.update()
+
+    def gather(self, nll: Nll) -> float:
+        """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
+
+        Several calls on parts of a batch are gradient accumulation.
+        """
+        inner = self._gathered.count and self.step_draws > 1
+        with frozen_statistics(self.model) if inner else nullcontext(), self.trial() as net:
+            value = scalar_loss(nll(net))
+            number = value.item()
+            check_loss(number, self.steps)
+            value.backward()
+        self._gathered.loss += number
+        return number
+
+    @contextmanager
+    def trial(self) -> Iterator[nn.Module]:
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        draw, noise = self._sample()
+        rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
+        leaves = {name: w.detach().requires_grad_() for name, w in {**self.layout.split(draw), **rest}.items()}
+        del draw
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
+        with kept, self._gathered.trying(leaves), substituted(self.model, leaves, self._aliases):
+            yield self.model
+            if all(w.grad is None for w in leaves.values()):
+                raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
+        self._gather({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, noise)
+
+    @torch.no_grad()
+    def _gather(self, gradients: dict[str, Tensor], noise: int | Tensor) -> None:
+        found, s = self._gathered, self.curvature[: self.layout.size]
+        hessian = found.flat_curvature
+        add = hessian is not None
+        hessian = torch.empty_like(s) if hessian is None else hessian
+        listed = {name: gradients[name].contiguous() for name in self.layout.names}
+        if self.estimator == "squares":
+            new = self.layout.flatten(listed).square_()
+            hessian = hessian.add_(new) if add else new
+        elif isinstance(noise, int):
+            shift = self._shift()
+            assert isinstance(shift, float)
+            lists = flat.TensorList([*listed.values()], self.layout.sizes)
+            flat.price_(hessian, lists, s, noise, scale=1 / self.effective_size, shift=shift, add=add)
+        else:
+            new = self.layout.flatten(listed).mul_(noise).div_(self._std())
+            hessian = hessian.add_(new) if add else new
+        found.flat_curvature = hessian
+        found.add(0.0, gradients, {})
+
+    @torch.no_grad()
+    def update(self) -> Terms:
+        """One update from what was gathered since the last; `nll` is the mean over the passes."""
+        found = self._gathered
+        if not found.count or found.flat_curvature is None:
+            raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
+        random, rest = self.split.parts(self.momentum, self.curvature)
+        for_random, for_rest = self._updates(found.count)
+        hessians = self.layout.split(found.flat_curvature)
+        # No curvature of its own without noise: it stays at its first value.
+        still = {name: torch.zeros_like(found.gradients[name]) for name in self.split.rest}
+        kl, squares = random.inspect(for_random, found.gradients, hessians)
+        squares += rest.inspect(for_rest, found.gradients, still)[1]
+        with found.dropped_on_error():
+            check_finite(squares, (found.gradients, hessians), self.steps)
+        random.apply_(for_random, found.gradients, hessians)
+        rest.apply_(for_rest, found.gradients, still)
+        step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
+        self.steps += 1
+        nll = found.loss / found.count
+        found.clear()
+        penalty = kl / self.effective_size
+        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
+
+    def _updates(self, count: int) -> tuple[Update, Update]:
+        beta, new = self._config["momentum"], 1 - self._config["curvature_decay"]
+        h0, shift = self._config["curvature_init"], self._shift()
+        rates = [r * self.lr_scale for r in halves(self.rates, self.layout.size)]
+        common = Update(
+            lr=rates[0] * ((h0 + shift) if self._config["rescale_lr"] else 1.0),
+            keep=beta,
+            take=1 - beta,
+            debias=1 / (1 - beta ** (self.steps + 1)) if self._config["debias"] else 1.0,
+            decay=1 - new,
+            renew=new,
+            shift=shift,
+            prior_mean=self.prior.mean,
+            prior_precision=precision_of(self.prior),
+            clip=math.inf if self._config["clip"] is None else self._config["clip"],
+            gradient_scale=1 / count,
+            curvature_scale=1 / count,
+            correction=1.0,
+            coupled=0,
+            variance=1 / self.effective_size,
+        )
+        plain = replace(common, lr=rates[1] * (h0 if self._config["rescale_lr"] else 1.0), decay=1.0, renew=0.0)
+        return common, replace(plain, shift=0.0, prior_mean=0.0, prior_precision=0.0, correction=0.0, variance=0.0)
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments."""
+        return {
+            **self._config,
+            "random": list(self.layout.names),
+            "prior": self.prior.config(),
+            "likelihood": self.likelihood.config(),
+            "seed": self.seed,
+        }
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        self.progress.fill_(self.steps)
+        super()._save_to_state_dict(*args, **options)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}progress" in state_dict:
+            self.steps = int(self.progress)
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        return None if self.descent is None else self.descent.optimizer

@@ -1,0 +1,393 @@
+"""Noisy K-FAC: a matrix normal for each layer, by natural gradients with Kronecker factors as curvature.
+
+With a layer's weight and bias as one matrix W, inputs a (a 1 behind them) and gradients g of single examples by the
+outputs, A = E[a aᵀ] and G = E[g gᵀ] are running averages. N counts the data (times an augmentation factor), δ is the
+prior's precision, τ the temperature, δ̃ = τδ/N, γ the damping, γ' = γ + δ̃. Each step, at draws of W,
+
+    m ← β₁m + ∇ + δ̃(M − M₀),    M ← M − lr·G'⁻¹ m A'⁻¹,    A' = A + π√γ'·I,    G' = G + √γ'/π·I
+
+and q(W) is M + √(τ/N)·L_G E L_Aᵀ with standard normal E and L Lᵀ the inverses (Zhang et al. 2018, in the scaling of
+Osawa et al. 2019; convolutions: Grosse and Martens 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.descent import scalar_loss
+from credo.core.errors import NonFiniteError, unknown
+from credo.core.kernels import flat
+from credo.core.kronecker_layers import kronecker_layers
+from credo.core.kronecker_taps import CurvaturePlan
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.prior import Prior, Value
+from credo.core.squares.plan import PlanChangedError
+from credo.core.weights import Layout, Random, one_device, parameters_at, substituted
+from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
+from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
+from credo.methods.natural import (
+    Gathered,
+    Split,
+    check_finite,
+    check_loss,
+    check_numbers,
+    gaussian_prior,
+    likelihood_descent,
+    precision_of,
+    step_likelihood,
+)
+
+FISHERS = ("empirical", "sampled")
+
+
+class NoisyKFAC(Posterior):
+    """Gaussian posterior whose weights are correlated within each layer: a matrix normal for each.
+
+    Linear and convolution layers have Kronecker factors; all other parameters, and those that `diagonal` names, have
+    VOGN's diagonal. New factors are averaged in every `factor_every` steps, inverses made every `inverse_every` steps
+    (and in each of the first as many). `clip` bounds how far a step may move predictions. `fisher="sampled"` draws
+    labels from the network's outputs by `likelihood`, which must be that of the loss, and costs a second pass. The
+    damping is part of the noise's precision; a prior precision that differs within a layer enters its noise by the
+    mean. `mean()` and `std()` are those of single weights. Parameters that are not random have neither noise nor prior.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        lr: float | Mapping[str, float] = 3e-3,
+        prior_precision: Value | None = None,
+        prior: Prior | Mapping[str, Any] | float | None = None,
+        momentum: float = 0.9,
+        curvature_decay: float = 0.95,
+        damping: float = 1e-3,
+        clip: float | None = 1e-2,
+        factor_every: int = 1,
+        inverse_every: int = 10,
+        fisher: str = "empirical",
+        diagonal: str | Sequence[str] = (),
+        draws: int = 1,
+        temperature: float = 1.0,
+        temperature_start: float | None = None,
+        warmup_steps: int = 0,
+        augmentation: float = 1.0,
+        momentum_correction: bool = True,
+        random: Random = "all",
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
+        self._config: dict[str, Any] = {
+            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
+            "momentum": momentum,
+            "curvature_decay": curvature_decay,
+            "damping": damping,
+            "clip": clip,
+            "factor_every": factor_every,
+            "inverse_every": inverse_every,
+            "fisher": fisher,
+            "diagonal": [diagonal] if isinstance(diagonal, str) else list(diagonal),
+            "draws": draws,
+            "temperature": temperature,
+            "temperature_start": temperature_start,
+            "warmup_steps": warmup_steps,
+            "augmentation": augmentation,
+            "momentum_correction": momentum_correction,
+        }
+        _check(self._config, self.likelihood)
+        self.step_draws, self.effective_size = draws, data_size * augmentation
+        self.split = Split(model, random)
+        device = one_device(parameters_at(model, self.split.layout.names))
+        self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
+        rates = self.split.rates(lr)
+        self.rates: float | Tensor = rates if not isinstance(rates, Tensor) else rates.to(device)
+        self._make_blocks()
+        self.renewals: Tensor
+        self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
+        self.descent = likelihood_descent(self.likelihood)
+        self.noisy = True
+        self._gathered = Gathered()
+        self._last_scale: float | None = None
+
+    def _make_blocks(self) -> None:
+        names, random = self.split.layout.names, self.split.random
+        taps = kronecker_layers(self.model, names, random, self._aliases, self._config["diagonal"])
+        covered = {name for tap in taps for name in tap.names}
+        others = parameters_at(self.model, [name for name in names if name not in covered])
+        self.plan = CurvaturePlan(self.model, taps, [*others], self._aliases)
+        self._blocks = nn.ModuleList(
+            [
+                *(KroneckerBlock(tap, tap.weight in random) for tap in taps),
+                *(DiagonalBlock(name, p, name in random) for name, p in others.items()),
+            ]
+        )
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Parameters that belong together, with their curvature."""
+        return cast(list[Block], list(self._blocks))
+
+    @property
+    def has_curvature(self) -> bool:
+        """Whether a step has found one."""
+        return bool(self.renewals > 0)
+
+    @property
+    def temperature(self) -> float:
+        """τ at the current step."""
+        final, start, steps = (self._config[key] for key in ("temperature", "temperature_start", "warmup_steps"))
+        return float(final if not steps else start + (final - start) * min(1.0, self.steps / steps))
+
+    # -- the distribution --------------------------------------------------------------------------------------------
+
+    def draw(self) -> dict[str, Tensor]:
+        """Means plus correlated noise for every random parameter; the mean before the first step."""
+        noise = self._noise()
+        means = parameters_at(self.model, self.split.random)
+        return {name: p + noise[name] if noise else p.clone() for name, p in means.items()}
+
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means: copies of the network's own parameters."""
+        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.split.random).items()}
+
+    def std(self) -> dict[str, Tensor]:
+        """Standard deviation of each weight by itself, √(τ/N · G'⁻¹ᵢᵢ A'⁻¹ⱼⱼ); zero before the first step."""
+        scale = self.temperature / self.effective_size
+        return self._by_name({block: (scale * block.variance()).sqrt() for block in self.blocks if block.is_random})
+
+    def _by_name(self, matrices: Mapping[Block, Tensor]) -> dict[str, Tensor]:
+        """The blocks' matrices as the random parameters, in their order and precision."""
+        found = {name: piece for block, matrix in matrices.items() for name, piece in block.split(matrix).items()}
+        dtypes = self.split.random_layout.dtypes
+        return {name: found[name].to(dtypes[name]) for name in self.split.random}
+
+    @torch.no_grad()
+    def _noise(self) -> dict[str, Tensor]:
+        """Noise by name; nothing before there is a curvature."""
+        if not (self.noisy and self.has_curvature):
+            return {}
+        scale = math.sqrt(self.temperature / self.effective_size)
+        return self._by_name({b: b.noise(self.generator).mul_(scale) for b in self.blocks if b.is_random})
+
+    def _prior_of(self, block: Block, value: float | Tensor) -> float | Tensor:
+        """The prior's mean or precision for a block."""
+        return _part(block, value, self.split.random_layout)
+
+    @torch.no_grad()
+    def _kl(self) -> float:
+        """KL(q ‖ p) in nats."""
+        scale, total = self.temperature / self.effective_size, 0.0
+        means = parameters_at(self.model, self.split.random)
+        for block in (b for b in self.blocks if b.is_random):
+            offset = block.matrix(means) - self._prior_of(block, self.prior.mean)
+            total += block.kl(offset, self._prior_of(block, precision_of(self.prior)), scale)
+        return total
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def step(self, nll: Nll) -> Terms:
+        """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+            for _ in range(self.step_draws if self.has_curvature else 1):
+                self.gather(nll)
+            return self.update()
+
+    def gather(self, nll: Nll) -> float:
+        """One pass on a new draw whose gradients and factors the next `update` averages in; returns its NLL.
+
+        Several calls on parts of a batch are gradient accumulation.
+        """
+        weights = self._weights()
+        if self.descent is not None and not self._gathered.count:
+            self.descent.clear()
+        before = {name: gradient.clone() for name, gradient in self._likelihood_gradients().items()}
+        frozen = bool(self._gathered.count and self.step_draws > 1)
+        while True:
+            try:
+                with frozen_statistics(self.model) if frozen else nullcontext(), self._pass(weights) as net:
+                    value = scalar_loss(nll(net))
+                    number = value.item()
+                    check_loss(number, self.steps)
+                    value.backward()
+                self._gathered.loss += number
+                return number
+            except PlanChangedError:
+                # The pass just thrown away has counted as data for running statistics already.
+                frozen = True
+                for name, parameter in self.descent.parameters.items() if self.descent is not None else ():
+                    parameter.grad = before.get(name)
+
+    @contextmanager
+    def trial(self) -> Iterator[nn.Module]:
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        with self._pass(self._weights()) as net:
+            yield net
+
+    @contextmanager
+    def _pass(self, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        due = not self.has_curvature or self.steps % self._config["factor_every"] == 0
+        fisher = self._config["fisher"] if due else None
+        found: dict[str, Tensor] = {}
+        with substituted(self.model, leaves, self._aliases):
+            with ExitStack() as stack:
+                watch = stack.enter_context(self.plan.watched()) if fisher == "empirical" else None
+                calls = stack.enter_context(recorded_calls(self.model)) if fisher == "sampled" else None
+                yield self.model
+                if all(leaf.grad is None for leaf in leaves.values()):
+                    raise RuntimeError("No gradient has arrived: the loss does not depend on the network.")
+                found = watch.result() if watch is not None else found
+            if calls is not None:
+                key = flat.new_key(self.generator)
+                found = sampled_curvature(self.plan, calls, leaves.values(), self.likelihood, key)
+        gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
+        self._gathered.add(0.0, gradients, found)
+
+    def _likelihood_gradients(self) -> dict[str, Tensor]:
+        parameters = self.descent.parameters if self.descent is not None else {}
+        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+
+    @torch.no_grad()
+    def update(self) -> Terms:
+        """One update from what was gathered since the last; `nll` is the mean over the passes."""
+        found = self._gathered
+        if not found.count:
+            raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
+        gathered = ({**found.gradients, **self._likelihood_gradients()}, found.curvatures)
+        check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
+        first = not self.has_curvature
+        kl = 0.0 if first or not self.noisy else self._kl()
+        changes = [self._change(block, found) for block in self.blocks]
+        _check_steps(self.blocks, changes, self.steps)
+        rates = [_part(block, self.rates, self.split.layout) for block in self.blocks]
+        shrink = self.lr_scale * self._trust(changes, rates)
+        for block, change, rate in zip(self.blocks, changes, rates, strict=True):
+            block.take_(change)
+            parameters = parameters_at(self.model, block.names)
+            for name, piece in block.split(rate * shrink * change.step).items():
+                parameters[name].sub_(piece)
+        self.renewals += bool(found.curvatures)
+        if first and self.noisy:  # there was no q yet
+            kl = self._kl()
+        penalty = self.temperature / self.effective_size * kl
+        step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
+        self.steps += 1
+        self._last_scale = self.lr_scale
+        nll = found.loss / found.count
+        found.clear()
+        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
+
+    def _change(self, block: Block, found: Gathered) -> Change:
+        shift: float | Tensor = 0.0
+        gradient = block.matrix(found.gradients) / found.count
+        if block.is_random:
+            shift = self.temperature / self.effective_size * self._prior_of(block, precision_of(self.prior))
+            means = parameters_at(self.model, block.names)
+            gradient += shift * (block.matrix(means) - self._prior_of(block, self.prior.mean))
+        curvature = inverse = None
+        if found.curvatures:
+            count = int(self.renewals) + 1  # the first estimates are averaged plainly, as in Martens and Grosse (2015)
+            keep = min(1 - 1 / count, self._config["curvature_decay"])
+            curvature = block.average(found.curvatures, keep, 1 / found.count)
+        if self._is_inverse_due():
+            inverse = block.invert(curvature or block.current(block.averages), self._config["damping"] + shift)
+        momentum = block.momentum * (self._config["momentum"] * self._momentum_correction()) + gradient
+        return Change(
+            curvature, inverse, momentum, block.precondition(momentum, inverse or block.current(block.inverses))
+        )
+
+    def _is_inverse_due(self) -> bool:
+        # The first batches' factors change fast, and an inverse of the very first alone makes training diverge.
+        every = self._config["inverse_every"]
+        return self.steps < every or self.steps % every == 0 or not self.has_curvature
+
+    def _momentum_correction(self) -> float:
+        correct = self._config["momentum_correction"] and self._last_scale not in (None, 0.0, self.lr_scale)
+        return self.lr_scale / self._last_scale if correct and self._last_scale else 1.0
+
+    def _trust(self, changes: Sequence[Change], rates: Sequence[float | Tensor]) -> float:
+        """What keeps lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, at `clip` (Ba et al. 2017)."""
+        if self._config["clip"] is None:
+            return 1.0
+        each = ((r**2 * c.step * c.momentum).double().sum() for c, r in zip(changes, rates, strict=True))
+        form = self.lr_scale**2 * float(sum(each))
+        return min(1.0, math.sqrt(self._config["clip"] / form)) if form > 0 else 1.0
+
+    def _weights(self) -> dict[str, Tensor]:
+        noise = self._noise()
+        means = parameters_at(self.model, self.split.layout.names)
+        return {name: p.detach() + noise[name] if name in noise else p.detach() for name, p in means.items()}
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments."""
+        return {
+            **self._config,
+            "random": list(self.split.random),
+            "prior": self.prior.config(),
+            "likelihood": self.likelihood.config(),
+            "seed": self.seed,
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Also the rate of the last step."""
+        return {**super().get_extra_state(), "last_scale": self._last_scale}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue exactly where `get_extra_state` was called."""
+        super().set_extra_state(state)
+        self._last_scale = state["last_scale"]
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        return None if self.descent is None else self.descent.optimizer
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _part(block: Block, value: float | Tensor, layout: Layout) -> float | Tensor:
+    """A number, or a block's part of a flat vector, in the shape of its matrix."""
+    return value if not isinstance(value, Tensor) else block.matrix(layout.split(value))
+
+
+def _check_steps(blocks: Sequence[Block], changes: Sequence[Change], at: int) -> None:
+    for block, change in zip(blocks, changes, strict=True):
+        if not bool(torch.isfinite(change.step).all()):
+            raise NonFiniteError(
+                f"The step of {' and '.join(block.names)} is not finite at step {at}; parameters are still those "
+                "before it. Try more damping."
+            )
+
+
+def _check(options: Mapping[str, Any], likelihood: Likelihood) -> None:
+    check_numbers(
+        momentum=options["momentum"],
+        decay=options["curvature_decay"],
+        damping=options["damping"],
+        draws=options["draws"],
+        temperature=options["temperature"],
+    )
+    if options["clip"] is not None and not options["clip"] > 0:
+        raise ValueError(f"clip={options['clip']} must be positive, or None for no clipping.")
+    for name in ("factor_every", "inverse_every"):
+        if not (isinstance(options[name], int) and options[name] >= 1):
+            raise ValueError(f"{name}={options[name]} must be a positive whole number of steps.")
+    if not 0 < options["augmentation"] < math.inf:
+        raise ValueError(f"augmentation={options['augmentation']} must be positive and finite.")
+    start = options["temperature_start"]
+    if (start is None) != (options["warmup_steps"] == 0) or not (start or 1.0) > 0:
+        raise ValueError("temperature_start (positive) and warmup_steps belong together: give both or neither.")
+    if options["fisher"] not in FISHERS:
+        raise ValueError(unknown("fisher", str(options["fisher"]), FISHERS))
+    if options["fisher"] == "sampled":
+        check_can_sample(likelihood)

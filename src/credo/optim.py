@@ -1,0 +1,262 @@
+"""Natural-gradient posteriors as `torch.optim.Optimizer` objects, for loops that somebody else wrote.
+
+`optimizer.step(closure)` runs the closure with a draw in the network's place; schedulers change the rate as ever. The
+posterior behind an optimiser is its attribute `posterior`: predict, evaluate and save with that.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo import methods
+from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.posterior import Posterior, Terms
+from credo.core.squares.plan import PlanChangedError
+from credo.methods import natural
+
+Closure = Callable[[], Any]
+
+
+class PosteriorOptimizer(torch.optim.Optimizer):
+    """Drives a posterior that gathers passes and updates (VOGN, OGN, IVON, K-FAC) as an optimiser of its network.
+
+    Gradients belong to the draw, not to the network's parameters, and are gone when the closure or the `sampled_params`
+    block ends: a `GradScaler` or a clipping of gradients outside cannot see them. bfloat16 autocast needs no scaler.
+    Which parameters are trained is decided when it is made: freezing one later has no effect.
+    """
+
+    def __init__(self, posterior: Posterior) -> None:
+        for needed in ("gather", "trial", "update"):
+            if not hasattr(posterior, needed):
+                raise ValueError(
+                    f"{type(posterior).__name__} has a torch optimiser of its own: use it with its step()."
+                )
+        given = posterior.config().get("lr")
+        if given == 0:
+            raise ValueError("lr=0 would stay 0: give the largest rate and let a schedule or group['lr'] lower it.")
+        self.posterior: Any = posterior
+        self.terms: Terms | None = None
+        # Rates by name keep their proportions: the group's rate is then a factor.
+        self._unit = float(given) if isinstance(given, int | float) else 1.0
+        self._in_use = False
+        parameters = [p for p in posterior.model.parameters() if p.requires_grad]
+        super().__init__([{"params": parameters}], {"lr": self._unit})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: a posterior is over the network it was made for."""
+        if self.param_groups:
+            raise ValueError(
+                "This optimiser trains all of its network as one group: give rates by name, lr={'head.*': 0.1, '*': "
+                "0.01}, or make a new optimiser for another network."
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Update from what was gathered; with a closure, gather its passes first. Returns the closure's loss.
+
+        The closure computes the batch's mean loss on the network as it finds it, and may call `backward` or leave it
+        to the optimiser. With several draws a step it is called once for each. If anything fails, nothing has changed
+        and nothing stays gathered.
+        """
+        posterior, gathered = self.posterior, self._engine._gathered
+        if closure is None and not gathered.count and not self._in_use:
+            raise RuntimeError(
+                "Nothing was gathered: give step() a closure, or run forward and backward inside "
+                "`with optimizer.sampled_params(train=True):` before it."
+            )
+        self._refuse_other_gradients()
+        with self._alone(), statistics_kept_on_error(posterior.model), gathered.dropped_on_error():
+            posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
+            loss = None
+            for count in range(_wanted(posterior) if closure is not None else 0):
+                loss = self._run(closure, inner=count > 0)
+            self.terms = posterior.update()
+            return loss
+
+    def sampled_params(self, train: bool = False) -> AbstractContextManager[nn.Module]:
+        """The network as one draw while open. With `train`, run zero_grad, forward and backward inside: the gradients
+        count for the next `step()`; several blocks before one step are gradient accumulation.
+        """
+        return self._trial() if train else self._sampled()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rate, momentum, curvature, generator, step count; the network's own weights are not in it."""
+        state = self.posterior.state_dict()
+        own = {key: value for key, value in state.items() if not _belongs_to_network(key)}
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        return {"posterior": copy.deepcopy(own), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was called, once the network's weights are loaded, too."""
+        own = {key for key in self.posterior.state_dict() if not _belongs_to_network(key)}
+        given = state_dict.get("posterior", {})
+        if set(given) != own:
+            wrong = sorted(own.symmetric_difference(given))
+            raise ValueError(f"This state is of another optimiser or network; not on both sides: {', '.join(wrong)}.")
+        self.posterior.load_state_dict(copy.deepcopy(given), strict=False)
+        for group, values in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have a posterior, and so a network, of their own."""
+        own = {"posterior": self.posterior, "terms": self.terms, "_unit": self._unit, "_in_use": False}
+        return {**super().__getstate__(), **own}
+
+    def _refuse_other_gradients(self) -> None:
+        """A loop that accumulates gradients in the network, as Lightning can, would lose them without a word."""
+        if any(p.grad is not None and bool(p.grad.any()) for p in self.param_groups[0]["params"]):
+            raise RuntimeError(
+                "The network's own parameters have gradients, from a backward pass outside of step(closure) and of "
+                "sampled_params(train=True): they cannot count, being the mean's and not a draw's. Accumulate by "
+                "several blocks before one step(); if they are not meant for it, call zero_grad() before step()."
+            )
+
+    def _run(self, closure: Closure | None, *, inner: bool) -> Any:
+        again, generator = inner, self._engine.generator
+        before = generator.get_state()
+        while True:
+            try:
+                return self._one_pass(closure, frozen=again)
+            except PlanChangedError:  # a first pass that found parameters used in an unusual way: run it again
+                again = True
+                generator.set_state(before)
+
+    def _one_pass(self, closure: Any, *, frozen: bool) -> Any:
+        model = self.posterior.model
+        with torch.enable_grad(), frozen_statistics(model) if frozen else nullcontext(), self.posterior.trial():
+            loss = closure()
+            number = _number(loss)
+            if loss is not None:
+                natural.check_loss(number, self.posterior.steps)
+            leaves = self._engine._gathered.leaves or {}
+            if isinstance(loss, Tensor) and loss.requires_grad and all(w.grad is None for w in leaves.values()):
+                loss.backward()
+        self._record(number)
+        return loss
+
+    @contextmanager
+    def _trial(self) -> Iterator[nn.Module]:
+        kept = statistics_kept_on_error(self.posterior.model)
+        with self._alone(), kept, self._engine._gathered.dropped_on_error(), torch.enable_grad():
+            try:
+                with self.posterior.trial() as net:
+                    yield net
+            except PlanChangedError as error:
+                raise PlanChangedError(
+                    "This pass found parameters that are used in an unusual way, and the next will know: run the block "
+                    "again (nothing of it counts), or use step(closure), which does so by itself."
+                ) from error
+        self._record(math.nan)  # a block does not say what its loss was
+
+    @contextmanager
+    def _sampled(self) -> Iterator[nn.Module]:
+        with self._alone(), self.posterior.sampled() as net:
+            yield net
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside a draw, the network's parameters are the draw's: nothing else may take them for the means."""
+        if self._in_use:
+            raise RuntimeError(
+                "A draw is in the network's place already: steps and sampled_params blocks do not nest. Inside a "
+                "closure the network is a draw without a block; step() comes after the block has ended."
+            )
+        self._in_use = True
+        try:
+            yield
+        finally:
+            self._in_use = False
+
+    def _record(self, loss: float) -> None:
+        self._engine._gathered.loss += loss
+
+    @property
+    def _engine(self) -> Any:
+        return getattr(self.posterior, "engine", self.posterior)
+
+
+def _number(loss: Any) -> float:
+    """What a closure returned; NaN for None, which is fine if it called backward."""
+    if loss is None:
+        return math.nan
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, int | float):
+        return float(loss)
+    shape = f"tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise ValueError(f"The closure returned a {shape}: it must return the batch's mean loss, one number.")
+
+
+def _wanted(posterior: Any) -> int:
+    """Draws of this step: one before there is a curvature, where all would be the same."""
+    if not posterior.is_random or not getattr(posterior, "has_curvature", True):
+        return 1
+    return int(posterior.step_draws)
+
+
+def _belongs_to_network(key: str) -> bool:
+    return key.startswith(("model.", "engine.model."))
+
+
+class VOGN(PosteriorOptimizer):
+    """`credo.VOGN` as a torch optimiser: the same arguments."""
+
+    def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
+        super().__init__(methods.VOGN(model, data_size=data_size, **options))
+
+
+class OGN(PosteriorOptimizer):
+    """`credo.OGN` as a torch optimiser: the same arguments."""
+
+    def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
+        super().__init__(methods.OGN(model, data_size=data_size, **options))
+
+
+class IVON(PosteriorOptimizer):
+    """`credo.IVON` as a torch optimiser: the same arguments, or ivon-opt's names for them.
+
+    `ess` is data_size/temperature, `hess_init` curvature_init, `beta1` momentum, `beta2` curvature_decay, `clip_radius`
+    clip, `mc_samples` draws, `hess_approx` estimator ("gradsq" is "squares", there multiplied by `ess`, here not).
+    """
+
+    def __init__(
+        self, model: nn.Module, *, data_size: int | None = None, ess: float | None = None, **options: Any
+    ) -> None:
+        for theirs, ours in _IVON_NAMES.items():
+            if theirs in options and ours in options:
+                raise ValueError(f"{theirs} is ivon-opt's name for {ours}: give one of them.")
+            if theirs in options:
+                options[ours] = options.pop(theirs)
+        if options.pop("sync", False):
+            raise ValueError("sync=True: this optimiser does not average over processes.")
+        if options.get("estimator") == "gradsq":
+            options["estimator"] = "squares"
+        if options.get("clip") == math.inf:
+            options["clip"] = None
+        if ess is not None:
+            if "temperature" in options or not 0 < ess < math.inf:
+                raise ValueError(f"ess={ess} must be positive, and without temperature: it is data_size/temperature.")
+            data_size = max(1, round(ess)) if data_size is None else data_size
+            options["temperature"] = data_size / ess
+        if data_size is None:
+            raise ValueError("Give data_size, the number of training examples (or ess, ivon-opt's name for it).")
+        super().__init__(methods.IVON(model, data_size=data_size, **options))
+
+
+_IVON_NAMES = {
+    "hess_init": "curvature_init",
+    "beta1": "momentum",
+    "beta2": "curvature_decay",
+    "clip_radius": "clip",
+    "mc_samples": "draws",
+    "hess_approx": "estimator",
+}
+
+__all__ = ["IVON", "OGN", "VOGN", "PosteriorOptimizer"]

@@ -1,0 +1,6 @@
+"""One HTML page that compares runs: metrics with intervals, calibration, certainty, training, examples, findings."""
+
+from credo.report.content import Content, RunContent, gather
+from credo.report.html import render, write_report
+
+__all__ = ["Content", "RunContent", "gather", "render", "write_report"]

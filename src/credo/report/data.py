@@ -1,0 +1,59 @@
+"""The data that runs have in common, and the foreign inputs they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from credo.data import Dataset, Split, load_dataset
+from credo.experiments.runs import Run
+
+
+def common_data(runs: Sequence[Run]) -> Dataset:
+    """The data set of all runs; refuses runs whose test sets differ, whatever they are called."""
+    first = runs[0]
+    settings = first.experiment().data
+    dataset = first.dataset()
+    for run in runs[1:]:
+        others = run.experiment().data
+        if others != settings and not _same(dataset, run.dataset()):
+            raise ValueError(
+                f"{run.folder} was trained on {_described(others)}, {first.folder} on {_described(settings)}: "
+                "a report compares runs on the same data. Make one report for each."
+            )
+    return dataset
+
+
+def foreign_inputs(name: str, run: Run, dataset: Dataset) -> Split:
+    """The test split of another data set, which must look like this one to the networks."""
+    if dataset.classes is None:
+        raise ValueError("Out-of-distribution detection scores class probabilities; these runs are regressions.")
+    other = load_dataset(name, root=run.experiment().data.get("root"))
+    if other.input_shape != dataset.input_shape:
+        raise ValueError(
+            f"{name} has inputs of shape {other.input_shape}, the runs were trained on {dataset.input_shape}: "
+            "an out-of-distribution set must have the same shape."
+        )
+    return other.test
+
+
+def _same(a: Dataset, b: Dataset) -> bool:
+    """The same test set; training may have seen less of it."""
+    alike = (a.classes, a.class_names, a.input_shape, a.test.x.dtype, len(a.test)) == (
+        b.classes,
+        b.class_names,
+        b.input_shape,
+        b.test.x.dtype,
+        len(b.test),
+    )
+    if not alike or not torch.equal(a.test.x, b.test.x) or not torch.equal(a.test.y, b.test.y):
+        return False
+    scales = ((a.target_mean, b.target_mean), (a.target_std, b.target_std))
+    return all(p is q or (p is not None and q is not None and torch.equal(p, q)) for p, q in scales)
+
+
+def _described(settings: dict[str, Any]) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "name")
+    return f"{settings['name']} ({options})" if options else str(settings["name"])

@@ -1,0 +1,203 @@
+"""The page itself: one file that needs nothing else, no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from credo.core.files import write_text
+from credo.predict import ClassPrediction, RegressionPrediction
+from credo.report.classes import class_sections
+from credo.report.content import Content, RunContent
+from credo.report.examples import Group, class_groups, value_groups
+from credo.report.layout import Section
+from credo.report.scales import count, number
+from credo.report.tables import changes_of, columns_of, runs_table, summary
+from credo.report.training import training_section
+from credo.report.values import value_sections
+
+SEVERITIES = {"alarm": "alarm", "warning": "warning", "note": "note"}
+
+
+def write_report(content: Content, path: Path | str, *, examples: int = 8) -> Path:
+    """Write the report as one HTML file, atomically; it loads nothing, from anywhere."""
+    path = Path(path)
+    write_text(path, render(content, examples=examples))
+    return path
+
+
+def render(content: Content, *, examples: int = 8) -> str:
+    """The report as HTML; every text that comes from names of runs, classes or data sets is escaped."""
+    if examples < 0:
+        raise ValueError(f"examples={examples}: the number of inputs to show of each kind, 0 for none.")
+    changes = changes_of(content)
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            content=content,
+            style=_style(),
+            about=[_about(run) for run in content.runs],
+            alarms=[_alarms(run) for run in content.runs],
+            columns=columns_of(content),
+            rows=runs_table(content),
+            changes=changes,
+            summary=summary(content, changes),
+            sections=sections_of(content),
+            galleries=[_groups(content, run, examples) for run in content.runs] if examples else [],
+            diagnoses=[(i, run, _diagnosis(run)) for i, run in enumerate(content.runs) if run.diagnosis is not None],
+            glossary=_glossary(content),
+        )
+    )
+
+
+def sections_of(content: Content) -> list[Section]:
+    """Sections of figures in their order; those without a figure are left out."""
+    own = value_sections(content) if content.dataset.task == "regression" else class_sections(content)
+    return [section for section in (*own, training_section(content)) if section.figures]
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("credo.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = count
+    return environment
+
+
+def _style() -> Markup:
+    environment = _environment()
+    assert environment.loader is not None
+    source, _, _ = environment.loader.get_source(environment, "style.css")
+    return Markup(source)
+
+
+def _about(run: RunContent) -> str:
+    """How a run was made, in a line."""
+    experiment = run.experiment
+    method = experiment.method
+    of = f" of {method['members']} {method['of']['name']}" if "of" in method else ""
+    keys = ("lr", "prior", "temperature", "rate")
+    options = [f"{key} {method[key]:g}" for key in keys if isinstance(method.get(key), int | float)]
+    network = experiment.model["name"]
+    hidden = experiment.model.get("hidden")
+    if isinstance(hidden, list) and hidden:
+        network += f" {'-'.join(map(str, hidden))}"
+    return ", ".join([f"{method['name']}{of}", network, *options])
+
+
+def _alarms(run: RunContent) -> str:
+    """How many findings need a look, by severity; empty if none does."""
+    severities = [finding["severity"] for finding in _diagnosis(run)["findings"]]
+    counts = [(severities.count(kind), kind) for kind in ("alarm", "warning")]
+    return ", ".join(f"{many} {kind}{'s' if many > 1 else ''}" for many, kind in counts if many)
+
+
+def _groups(content: Content, run: RunContent, size: int) -> list[Group]:
+    if isinstance(run.prediction, RegressionPrediction):
+        return value_groups(run.prediction, content.dataset, size)
+    assert isinstance(run.prediction, ClassPrediction)
+    foreign = {name: (content.foreign[name].x, outside) for name, outside in run.outside.items()}
+    return class_groups(run.prediction, content.dataset, foreign, size)
+
+
+def _diagnosis(run: RunContent) -> dict[str, Any]:
+    """The doctor's findings in the form that the template wants; unknown severities count as notes."""
+    found = run.diagnosis or {}
+    findings = [
+        {
+            "name": finding.get("name", ""),
+            "severity": SEVERITIES.get(str(finding.get("severity")), "note"),
+            "text": finding.get("text", ""),
+            "advice": finding.get("advice") or "",
+            "argument": finding.get("argument") or "",
+        }
+        for finding in found.get("findings", [])
+    ]
+    layers = [layer for layer in found.get("layers") or [] if isinstance(layer, Mapping)]
+    headings = list(dict.fromkeys(key for layer in layers for key in layer))
+    return {
+        "verdict": found.get("verdict", ""),
+        "findings": findings,
+        "measurements": _flat(found.get("measurements") or {}),
+        "headings": headings,
+        "layers": [[_shown(layer.get(key)) for key in headings] for layer in layers],
+    }
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{path} {key}".strip().replace("_", " ")
+        if isinstance(value, Mapping) and value.keys() == {"value", "low", "high"}:
+            rows.append((name, f"{_shown(value['value'])} ({_shown(value['low'])} to {_shown(value['high'])})"))
+        elif isinstance(value, Mapping):
+            rows += _flat(value, name)
+        elif value is not None:
+            rows.append((name, _shown(value)))
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(entry) for entry in value)
+    return str(value)
+
+
+def _glossary(content: Content) -> list[tuple[str, str]]:
+    own = _VALUE_TERMS if content.dataset.task == "regression" else _CLASS_TERMS
+    detection = [_DETECTION] if content.foreign else []
+    return [*own, *detection, _INTERVAL, *([_P_VALUE] if len(content.runs) > 1 else [])]
+
+
+_CLASS_TERMS = [
+    ("Accuracy", "Share of test inputs whose most probable class is the right one. Higher is better."),
+    (
+        "NLL",
+        "Mean of minus the logarithm of the probability given to the right class, in nats. Lower is better; it "
+        "punishes being sure and wrong most of all. Guessing among k classes gives log k.",
+    ),
+    (
+        "ECE",
+        "Mean gap between confidence and accuracy over 15 bins of confidence. Lower is better. It is biased upwards on "
+        "small test sets, so its interval may lie above the value: compare it only between runs on the same inputs.",
+    ),
+    ("Brier", "Squared distance between the probabilities and the right answer, from 0 to 2. Lower is better."),
+]
+_DETECTION = (
+    "OOD AUROC",
+    "Probability that a foreign input has a higher predictive entropy than a test input: 1 tells all apart, 0.5 is "
+    "chance.",
+)
+_VALUE_TERMS = [
+    ("RMSE", "Root of the mean squared error, in the target's units. Lower is better. It ignores uncertainty."),
+    ("NLL", "Mean of minus the log density at the target, in nats. Lower is better. It depends on the target's units."),
+    ("CRPS", "Distance between the predicted distribution and the target, in the target's units. Lower is better."),
+    ("Coverage", "Share of targets inside a predictive interval; it should equal the interval's level."),
+]
+_INTERVAL = (
+    "95 % interval",
+    "From resampling the test inputs (bootstrap). It says how far the number depends on which inputs were tested; "
+    "another training run adds spread that it cannot show.",
+)
+_P_VALUE = (
+    "p",
+    "Of the sign-flip test on differences input by input: how often a difference this large appears when the two runs "
+    "are really alike.",
+)

@@ -1,0 +1,6 @@
+"""Scikit-learn estimators: Bayesian networks in pipelines, grid searches and cross-validation."""
+
+from credo.sklearn.classifier import BayesianClassifier
+from credo.sklearn.regressor import BayesianRegressor
+
+__all__ = ["BayesianClassifier", "BayesianRegressor"]

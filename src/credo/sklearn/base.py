@@ -1,0 +1,161 @@
+"""What classifier and regressor share: from tables to a trained posterior, and from it to predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import Posterior
+from credo.data import Batches, Split, split_validation
+from credo.methods import METHODS, Ensemble
+from credo.predict import predict
+from credo.sklearn.building import Common, Model, RandomState, make_network, make_posterior, make_seed
+from credo.training import EpochRecord, train
+
+Array = NDArray[Any]
+# float32 stays what it is, everything else becomes float64: as in scikit-learn's own networks.
+DTYPES = (np.float64, np.float32)
+# What training takes to settle: a small table needs steps, a large one must be seen often enough.
+LEAST_STEPS, LEAST_EPOCHS = 1000, 40
+
+
+class Doubt(NamedTuple):
+    """Uncertainty of each row, as arrays; what each part measures, the method that gives it says."""
+
+    total: Array
+    aleatoric: Array
+    epistemic: Array
+
+
+class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base of both estimators, which store the parameters; they are checked when fitting."""
+
+    method: str
+    hidden: Sequence[int]
+    model: Model
+    prior_precision: float
+    temperature: float
+    lr: float | None
+    epochs: int | None
+    batch_size: int
+    draws: int
+    method_options: Mapping[str, Any] | None
+    standardize: bool
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    random_state: RandomState
+    verbose: int
+
+    # Learning rates that suit tables, by method; one that is not here keeps its own.
+    _rates: ClassVar[Mapping[str, float]]
+
+    posterior_: Posterior
+    history_: list[EpochRecord]
+    input_mean_: Array
+    input_std_: Array
+    n_features_in_: int
+
+    def _fit(self, x: Array, y: Array, outputs: int, likelihood: Callable[[], Likelihood]) -> Self:
+        """Train a posterior on validated inputs and on targets as the network shall see them."""
+        self._check()
+        self._seed = make_seed(self.random_state)
+        self._dtype = x.dtype
+        self.input_mean_, self.input_std_ = statistics(x, standardize=self.standardize)
+        examples, held_out = self._split(Split(self._inputs(x), torch.from_numpy(y)))
+        loader = Batches(examples, batch_size=self.batch_size, seed=self._seed)
+        precision = torch.from_numpy(np.empty(0, x.dtype)).dtype
+        posterior = make_posterior(
+            self.method,
+            self.method_options or {},
+            Common(len(examples), len(loader), self.lr, self._rates, self.prior_precision, self.temperature),
+            network=lambda seed: self._network(outputs, seed).to(precision),
+            likelihood=lambda: likelihood().to(precision),
+            seed=self._seed,
+        )
+        self.history_ = self._train(posterior, loader, held_out)
+        self.posterior_ = posterior.eval()
+        return self
+
+    def _check(self) -> None:
+        counts = {name: getattr(self, name) for name in ("batch_size", "draws", "n_iter_no_change")}
+        if self.epochs is not None:
+            counts["epochs"] = self.epochs
+        for name, value in counts.items():
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
+        if not _is_number(self.prior_precision) or self.prior_precision <= 0:
+            raise ValueError(f"prior_precision={self.prior_precision!r} must be positive and finite: 1/variance.")
+        if not _is_number(self.temperature) or self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature!r} must be finite and not negative.")
+
+    def _network(self, outputs: int, seed: int) -> nn.Module:
+        if isinstance(self.model, nn.Module) and METHODS[self.method] is Ensemble:
+            raise ValueError(
+                "Members of an ensemble must start from different weights: give model= as a function "
+                "(inputs, outputs) -> nn.Module instead of one module."
+            )
+        return make_network(self.model, self.hidden, self.n_features_in_, outputs, seed=seed)
+
+    def _split(self, examples: Split) -> tuple[Split, Split | None]:
+        if not self.early_stopping:
+            return examples, None
+        share, total = float(self.validation_fraction), len(examples)
+        if not 0 < round(share * total) < total:
+            raise ValueError(
+                f"validation_fraction={share} of n_samples={total} leaves no row to train on or none to validate with; "
+                "give another share, or early_stopping=False."
+            )
+        by_class = not examples.y.is_floating_point()
+        return split_validation(examples, size=share, seed=self._seed, stratify=by_class)
+
+    def _train(self, posterior: Posterior, loader: Batches, held_out: Split | None) -> list[EpochRecord]:
+        epochs = max(LEAST_EPOCHS, -(-LEAST_STEPS // len(loader))) if self.epochs is None else int(self.epochs)
+        options: dict[str, Any] = {"epochs": epochs, "schedule": "cosine", "seed": self._seed}
+        if held_out is not None:
+            validation = Batches(held_out, batch_size=1024, shuffle=False)
+            options |= {"validation": validation, "patience": int(self.n_iter_no_change)}
+        if not self.verbose:
+            return list(train(posterior, loader, **options))
+        from credo.training.progress import shown  # rich is slow to import and a bar is not always wanted
+
+        return list(shown(posterior, loader, description=type(self).__name__, **options))
+
+    def _inputs(self, x: Array) -> Tensor:
+        return torch.from_numpy(((x - self.input_mean_) / self.input_std_).astype(self._dtype))
+
+    def _predict(self, x: ArrayLike) -> Any:
+        """The library's prediction on inputs as a user gives them; the same draws in every call."""
+        check_is_fitted(self)
+        rows = self._inputs(validate_data(self, x, reset=False, dtype=DTYPES))
+        return predict(self.posterior_, rows, draws=self.draws, shared_draws=True, seed=self._seed)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        of = (self.method_options or {}).get("of")
+        # Masks differ from row to row, so a prediction depends on which rows are asked for together.
+        tags.non_deterministic = "mc-dropout" in (self.method, of.get("name") if isinstance(of, Mapping) else None)
+        return tags
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def statistics(values: Array, *, standardize: bool) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column, 1 where it never varies; 0 and 1 if nothing shall be scaled."""
+    if not standardize:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    scaler = StandardScaler().fit(values)
+    return scaler.mean_, scaler.scale_

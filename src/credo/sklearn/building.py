@@ -1,0 +1,130 @@
+"""From an estimator's parameters to a network and the posterior around it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from credo.core.errors import unknown
+from credo.core.likelihood import Likelihood
+from credo.core.posterior import Posterior
+from credo.core.prior import Gaussian
+from credo.experiments.config import MEMBER_SEEDS, method_options
+from credo.methods import METHODS, Ensemble
+from credo.models import build_model
+from credo.models.blocks import init_from
+
+Model = nn.Module | Callable[[int, int], nn.Module] | None
+RandomState = int | np.random.RandomState | None
+# What suits tables better than the methods' own defaults.
+_PREFERRED: dict[str, dict[str, Any]] = {"bbb": {"noise": "lrt"}}
+_DROPOUT_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all methods are told alike; each takes what its constructor knows. `rates` are by method, if lr is None."""
+
+    data_size: int
+    batches: int
+    lr: float | None
+    rates: Mapping[str, float]
+    prior_precision: float
+    temperature: float
+
+
+def make_seed(random_state: RandomState) -> int:
+    """A seed from what scikit-learn calls a random state; None takes one from the system, not from `np.random`."""
+    if random_state is None:
+        return int(np.random.default_rng().integers(2**31 - 1))
+    if isinstance(random_state, int | np.integer):
+        random_state = np.random.RandomState(int(random_state))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31 - 1))
+    raise ValueError(f"random_state={random_state!r} must be an integer, a numpy RandomState or None.")
+
+
+def make_network(model: Model, hidden: Sequence[int], inputs: int, outputs: int, *, seed: int) -> nn.Module:
+    """A perceptron with `hidden` layers, a copy of the module given, or what a function of both sizes makes."""
+    if model is None:
+        return build_model("mlp", inputs=[inputs], classes=outputs, hidden=hidden, seed=seed)
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not callable(model):
+        raise ValueError(f"model={model!r} must be an nn.Module, a function (inputs, outputs) -> nn.Module, or None.")
+    with init_from(seed):
+        made = model(inputs, outputs)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model({inputs}, {outputs}) must return an nn.Module, got a {type(made).__name__}.")
+    return made
+
+
+def make_posterior(
+    name: str,
+    options: Mapping[str, Any],
+    common: Common,
+    *,
+    network: Callable[[int], nn.Module],
+    likelihood: Callable[[], Likelihood],
+    seed: int,
+) -> Posterior:
+    """The posterior of that method; `options` of its constructor win over what all methods are told.
+
+    An ensemble's options are `members` and `of`, the name and options of one member. `network(seed)` and
+    `likelihood()` are asked once for each member.
+    """
+    _check_options(name, options)
+    if METHODS[name] is Ensemble:
+        member, of = member_of(options)
+        if member == name:
+            raise ValueError("method_options={'of': …} describes one member, which cannot be an ensemble itself.")
+        seeds = [seed + MEMBER_SEEDS * index for index in range(options.get("members", 5))]
+        build = partial(make_posterior, member, of, common, network=network, likelihood=likelihood)
+        return Ensemble([build(seed=one) for one in seeds])
+    model = network(seed)
+    arguments = {**_PREFERRED.get(name, {}), **_told(name, common), **_rate(name, model), "seed": seed}
+    if any(key in options for key in ("prior", "weight_decay")):  # other words for the precision
+        arguments.pop("prior_precision", None)
+    return METHODS[name](model, **{**arguments, "likelihood": likelihood(), **options})
+
+
+def member_of(options: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Name and options of one member, from an ensemble's options."""
+    of = (options or {}).get("of", {})
+    if not isinstance(of, Mapping):
+        raise ValueError(f"of={of!r} must be a dict such as {{'name': 'bbb', 'std_init': 0.05}}: one member.")
+    return str(of.get("name", "map")), {key: value for key, value in of.items() if key != "name"}
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    if name not in METHODS:
+        raise ValueError(unknown("method", str(name), METHODS))
+    known = method_options(name)
+    for key in options:
+        if key not in known:
+            raise ValueError(unknown(f"option of {name} in method_options", str(key), known))
+
+
+def _told(name: str, common: Common) -> dict[str, Any]:
+    """Of what is common to all methods, the part that this one takes, in its own words."""
+    known = inspect.signature(METHODS[name]).parameters
+    values = {**vars(common), "lr": common.rates.get(name) if common.lr is None else common.lr}
+    told = {key: value for key, value in values.items() if key in known and value is not None}
+    if "prior" in known and "prior_precision" not in known:
+        # A temperature scales the prior's share of the loss; where there is none, the precision can do it.
+        precision = common.prior_precision * (1.0 if "temperature" in known else common.temperature)
+        told["prior"] = Gaussian(std=precision**-0.5) if precision else None
+    return told
+
+
+def _rate(name: str, model: nn.Module) -> dict[str, Any]:
+    """Dropout needs a rate where the network has no dropout layers of its own."""
+    own = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+    return {"rate": _DROPOUT_RATE} if name == "mc-dropout" and not own else {}

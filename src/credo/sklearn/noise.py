@@ -1,0 +1,53 @@
+"""Observation noise of the regressor: one standard deviation for each output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from credo.core.errors import unknown
+from credo.core.likelihood import GaussianNoise
+from credo.core.weights import inverse_softplus
+
+NOISES = ("learned", "heteroscedastic")
+# Where learned noise starts, as a share of the targets' own standard deviation.
+_START = 0.5
+
+
+class OutputNoise(GaussianNoise):
+    """`GaussianNoise` with a standard deviation of its own for each output; `credo.load` cannot rebuild it."""
+
+    def __init__(self, stds: Sequence[float], *, learn: bool = False) -> None:
+        super().__init__(1.0, learn=learn)
+        self.noise_rho = nn.Parameter(inverse_softplus(torch.tensor(stds)), requires_grad=learn)
+
+    def config(self) -> dict[str, Any]:
+        """As of `GaussianNoise`, with a list of standard deviations."""
+        stds = F.softplus(self.noise_rho.detach()).tolist()
+        return {"kind": "gaussian", "std": stds, "learn": self.learn, "heteroscedastic": False}
+
+
+def make_noise(choice: str | float, spread: NDArray[Any], unit: NDArray[Any]) -> GaussianNoise:
+    """The likelihood that `noise=` asks for.
+
+    `spread` is the standard deviation of each output as the network sees it, `unit` what one such unit is in the
+    targets' own units, in which a number is given.
+    """
+    if isinstance(choice, str):
+        if choice not in NOISES:
+            raise ValueError(unknown("noise", choice, NOISES) + " Or a number: the noise's standard deviation.")
+        if choice == "heteroscedastic":
+            return GaussianNoise(heteroscedastic=True)
+        stds: NDArray[Any] = _START * np.where(spread > 0, spread, 1.0)
+    else:
+        if not 0 < choice < float("inf"):
+            raise ValueError(f"noise={choice} must be positive: the noise's standard deviation in the targets' units.")
+        stds = choice / unit
+    learn = isinstance(choice, str)
+    return OutputNoise(stds.tolist(), learn=learn) if len(stds) > 1 else GaussianNoise(float(stds[0]), learn=learn)

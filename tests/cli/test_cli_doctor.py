@@ -1,0 +1,76 @@
+"""`credo doctor`: verdict and findings on stdout, JSON in the run folder, clear refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.cli.doctor import print_diagnosis
+from credo.doctor import Diagnosis, Finding
+from credo.experiments.diagnosis import diagnose_run
+from credo.experiments.runs import Run
+
+Call = Callable[..., Any]
+QUICK = ("--draws", 4, "--examples", 100)
+
+
+def test_json_is_what_the_library_finds_and_what_the_folder_keeps(call: Call, digits_run: Path) -> None:
+    printed = json.loads(call("doctor", digits_run, "--json", *QUICK).stdout)
+    assert printed == json.loads((digits_run / "diagnosis.json").read_text())
+    wanted = diagnose_run(Run(digits_run), draws=4, examples=100).to_dict()
+    assert printed == wanted
+    assert set(printed) == {"verdict", "findings", "measurements", "layers"}
+
+
+def test_a_hardly_trained_run_is_no_success(call: Call, digits_run: Path) -> None:
+    result = call("doctor", digits_run, *QUICK)
+    for part in ("Not healthy", "alarm", "not-learned", "→", "mean weights", "fc1.weight", "back at the prior"):
+        assert part in result.stdout
+    assert f"written to {digits_run / 'diagnosis.json'}" in result.stderr
+    assert "written to" not in result.stdout
+
+
+def test_the_data_size_is_that_of_training_without_validation(call: Call, digits_run: Path) -> None:
+    found = json.loads(call("doctor", digits_run, "--json", *QUICK).stdout)["measurements"]["data"]
+    assert found["examples"] == found["data_size"] == 1294  # 1,438 less a tenth
+    assert (found["measured"], found["judged"], found["held_out"]) == (100, 100, True)
+
+
+def test_a_regression(call: Call, gap_run: Path) -> None:
+    result = call("doctor", gap_run, *QUICK)
+    assert "rmse" in result.stdout
+    found = json.loads(call("doctor", gap_run, "--json", *QUICK).stdout)
+    assert found["measurements"]["scores"]["metric"] == "rmse"
+
+
+def test_a_twin(call: Call, digits_run: Path, tmp_path: Path) -> None:
+    settings = ("method.name=map", "model.hidden=[16]", "training.epochs=3", "method.lr=0.01", "--draws", 4)
+    call("train", *settings, "--run", "plain")
+    result = call("doctor", digits_run, "--twin", "plain", "--json", *QUICK)
+    found = json.loads(result.stdout)
+    assert found["measurements"]["scores"]["twin"]["accuracy"] > 0.5
+    assert "no-twin" not in {finding["name"] for finding in found["findings"]}
+    assert "deterministic twin" in call("doctor", digits_run, "--twin", "plain", *QUICK).stdout
+
+
+def test_a_twin_on_other_data(refused: Call, digits_run: Path, gap_run: Path) -> None:
+    assert "was trained on other data" in refused("doctor", digits_run, "--twin", gap_run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("nowhere",), "is no run"), (("--draws", 1), "at least two"), (("--examples", 0), "examples=0")],
+)
+def test_bad_input(refused: Call, digits_run: Path, arguments: tuple[Any, ...], words: str) -> None:
+    given = arguments if arguments[0] == "nowhere" else (digits_run, *arguments)
+    assert words in refused("doctor", *given)
+
+
+def test_brackets_in_a_finding_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = Finding("x", "warning", "a[0] is [red]wrong[/red].", "Change a[1].", "a=[1]")
+    print_diagnosis("run", Diagnosis("v [bold].", (finding,), {}, ()))
+    out = capsys.readouterr().out
+    for part in ("v [bold].", "a[0] is [red]wrong[/red].", "Change a[1].", "a=[1]"):
+        assert part in out

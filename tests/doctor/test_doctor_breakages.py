@@ -1,0 +1,256 @@
+"""Networks broken on purpose are diagnosed as what they are, healthy ones raise no alarm, and the advice cures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+
+import credo
+from credo.doctor import Diagnosis
+
+Trained = Callable[..., Any]
+Examine = Callable[..., Diagnosis]
+SEEDS = (0, 1)
+KINDS = [("mlp", 0), ("mlp", 1), ("mlp", 2), ("conv", 0)]
+
+
+def first(diagnosis: Diagnosis) -> tuple[str, str, str | None]:
+    finding = diagnosis.findings[0]
+    return finding.name, finding.severity, finding.argument
+
+
+def no_alarm(diagnosis: Diagnosis) -> bool:
+    assert diagnosis.alarms == (), str(diagnosis)
+    assert not diagnosis.verdict.startswith("Not healthy")
+    return True
+
+
+def stale(posterior: credo.Posterior) -> credo.Posterior:
+    """As after loading weights into a new network without its statistics."""
+    for leaf in posterior.parts:
+        for module in leaf.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_running_stats()
+    return posterior
+
+
+# -- classification -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "seed"), KINDS)
+def test_kl_times_a_thousand(trained: Trained, examine: Examine, kind: str, seed: int) -> None:
+    diagnosis = examine(trained("bbb", kind, seed, temperature=1000.0), kind)
+    assert first(diagnosis) == ("prior-too-strong", "alarm", "temperature=1")
+    assert "1,000 times as much" in diagnosis.verdict
+
+
+@pytest.mark.parametrize(("kind", "seed"), KINDS)
+@pytest.mark.parametrize("changes", [{"std_init": 1.0}, {"std_init": 0.5, "prior": 1.0, "temperature": 1.0}], ids=str)
+def test_std_init_huge(trained: Trained, examine: Examine, kind: str, seed: int, changes: dict[str, float]) -> None:
+    name, severity, argument = first(examine(trained("bbb", kind, seed, **changes), kind))
+    assert (name, severity) == ("noise-too-large", "alarm")
+    assert argument is not None
+    assert 0.005 <= float(argument.removeprefix("std_init=")) <= 0.1
+
+
+@pytest.mark.parametrize(("kind", "seed", "std"), [(*KINDS[0], 1e-7), *((*each, 1e-4) for each in KINDS)])
+def test_std_init_tiny(trained: Trained, examine: Examine, kind: str, seed: int, std: float) -> None:
+    diagnosis = examine(trained("bbb", kind, seed, std_init=std), kind)
+    name, severity, argument = first(diagnosis)
+    assert (name, severity) == ("no-uncertainty", "alarm")
+    assert argument is not None
+    assert 0.01 <= float(argument.removeprefix("std_init=")) <= 0.1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_statistics_stale(trained: Trained, examine: Examine, seed: int) -> None:
+    diagnosis = examine(stale(trained("bbb", "conv", seed, fresh=True)), "conv")
+    assert first(diagnosis) == ("stale-statistics", "alarm", "credo.refresh_statistics(posterior, loader)")
+
+
+@pytest.mark.parametrize("method", ["map", "dropout", "ensemble"])
+def test_statistics_stale_in_other_methods(trained: Trained, examine: Examine, method: str) -> None:
+    diagnosis = examine(stale(trained(method, "conv", fresh=True)), "conv")
+    name, severity, argument = first(diagnosis)
+    assert (name, severity) == ("stale-statistics", "alarm")
+    assert (argument or "").startswith("for part in posterior.parts" if method == "ensemble" else "credo.refresh")
+
+
+@pytest.mark.parametrize(("kind", "seed"), KINDS)
+@pytest.mark.parametrize(("size", "words"), [(23, "the number of batches"), (100_000, "times too little")])
+def test_data_size_wrong(trained: Trained, examine: Examine, kind: str, seed: int, size: int, words: str) -> None:
+    diagnosis = examine(trained("bbb", kind, seed, data_size=size), kind)
+    assert first(diagnosis) == ("data-size", "alarm", "data_size=1438")
+    assert words in diagnosis.findings[0].text
+
+
+@pytest.mark.parametrize(("kind", "seed"), KINDS)
+def test_healthy(trained: Trained, examine: Examine, kind: str, seed: int) -> None:
+    assert no_alarm(examine(trained("bbb", kind, seed), kind, twin=trained("map", kind, seed)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise": "lrt"},
+        {"temperature": 1.0},
+        {"std_init": 0.1},
+        {"random": "last"},
+        {"prior": credo.ScaleMixture()},
+        {"prior": credo.Laplace(b=0.2)},
+        {"lr": 1e-3, "prior": 1.0, "temperature": 1.0, "epochs": 20},
+    ],
+    ids=str,
+)
+def test_healthy_variants(trained: Trained, examine: Examine, changes: dict[str, Any]) -> None:
+    assert no_alarm(examine(trained("bbb", "mlp", **changes)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("method", ["map", "dropout", "ensemble", "ensemble-bbb"])
+def test_healthy_methods(trained: Trained, examine: Examine, method: str, seed: int) -> None:
+    assert no_alarm(examine(trained(method, "mlp", seed)))
+
+
+@pytest.mark.parametrize("method", ["map", "dropout", "ensemble"])
+def test_healthy_methods_with_statistics(trained: Trained, examine: Examine, method: str) -> None:
+    assert no_alarm(examine(trained(method, "conv"), "conv"))
+
+
+def test_worse_than_the_twin(trained: Trained, examine: Examine) -> None:
+    """At temperature 1 nine thousand nats of KL stand against 1,438 examples: it underfits, and says why."""
+    diagnosis = examine(trained("bbb", "mlp", temperature=1.0), twin=trained("map", "mlp"))
+    name, severity, argument = first(diagnosis)
+    assert (name, severity, argument) == ("worse-than-twin", "warning", "temperature=0.1")
+    scores = diagnosis.measurements["scores"]
+    assert scores["ensemble"]["nll"] > scores["twin"]["nll"] + 0.05
+
+
+# -- natural gradients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "argument"),
+    [
+        ({"temperature": 1000.0}, "prior-too-strong", "temperature=1"),
+        ({"curvature_init": 1e-3, "prior_precision": 1.0}, "noise-too-large", "curvature_init="),
+        ({"curvature_init": 1e8}, "no-uncertainty", "curvature_init="),
+        ({"data_size": 23}, "data-size", "data_size=1438"),
+    ],
+    ids=str,
+)
+def test_ivon(trained: Trained, examine: Examine, changes: dict[str, Any], name: str, argument: str) -> None:
+    found = first(examine(trained("ivon", "mlp", **changes)))
+    assert found[:2] == (name, "alarm")
+    assert (found[2] or "").startswith(argument)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_healthy_ivon(trained: Trained, examine: Examine, kind: str) -> None:
+    assert no_alarm(examine(trained("ivon", kind), kind))
+
+
+def test_vogn(trained: Trained, examine: Examine) -> None:
+    assert no_alarm(examine(trained("vogn", "mlp")))
+    assert first(examine(trained("vogn", "mlp", temperature=1000.0)))[0] == "prior-too-strong"
+    assert first(examine(trained("vogn", "mlp", data_size=23)))[0] == "data-size"
+    augmented = examine(trained("vogn", "mlp", augmentation=10.0))
+    assert augmented.measurements["objective"]["effective_temperature"] == pytest.approx(0.1)
+    assert no_alarm(examine(trained("ogn", "mlp")))
+    assert first(examine(trained("ogn", "mlp", data_size=23)))[0] == "data-size"
+
+
+# -- training that failed for other reasons -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", ["mlp", "curve"])
+def test_a_tiny_learning_rate(trained: Trained, examine: Examine, kind: str, seed: int) -> None:
+    diagnosis = examine(trained("bbb", kind, seed, lr=1e-5, epochs=3), kind)
+    assert first(diagnosis) == ("not-learned", "alarm", None)
+    assert "training is not at its end" in diagnosis.verdict
+
+
+def test_a_huge_learning_rate(trained: Trained, examine: Examine) -> None:
+    for kind in ("mlp", "curve"):
+        name, severity, _ = first(examine(trained("map", kind, lr=3.0, optimizer="sgd", clip_norm=1.0), kind))
+        assert (name, severity) == ("not-learned", "alarm")
+
+
+# -- regression -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("method", ["bbb", "map", "dropout", "ensemble"])
+def test_healthy_regression(trained: Trained, examine: Examine, method: str, seed: int) -> None:
+    assert no_alarm(examine(trained(method, "curve", seed), "curve"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_healthy_regression_with_the_right_noise(trained: Trained, examine: Examine, seed: int) -> None:
+    assert no_alarm(examine(trained("bbb", "curve", seed, likelihood=credo.GaussianNoise(0.3)), "curve"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("changes", "name", "argument"),
+    [
+        ({"temperature": 1000.0}, "prior-too-strong", "temperature=1"),
+        ({"std_init": 1.5}, "noise-too-large", "std_init="),
+        ({"std_init": 1e-8}, "no-uncertainty", "std_init="),
+        ({"data_size": 10}, "data-size", "data_size=300"),
+        ({"likelihood": credo.GaussianNoise(2.0)}, "noise-level", "likelihood=credo.GaussianNoise(std=0."),
+        ({"likelihood": credo.GaussianNoise(0.02)}, "noise-level", "likelihood=credo.GaussianNoise(std=0."),
+    ],
+    ids=str,
+)
+def test_broken_regression(
+    trained: Trained, examine: Examine, seed: int, changes: dict[str, Any], name: str, argument: str
+) -> None:
+    found = first(examine(trained("bbb", "curve", seed, **changes), "curve"))
+    assert found[:2] == (name, "alarm")
+    assert (found[2] or "").startswith(argument)
+
+
+# -- the advice -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mlp", {"temperature": 1000.0}),
+        ("mlp", {"std_init": 1.0}),
+        ("mlp", {"std_init": 0.5, "prior": 1.0, "temperature": 1.0}),
+        ("mlp", {"std_init": 1e-7}),
+        ("mlp", {"data_size": 23}),
+        ("curve", {"std_init": 1.5}),
+        ("curve", {"std_init": 1e-8}),
+        ("curve", {"data_size": 10}),
+    ],
+    ids=str,
+)
+def test_following_the_advice_cures(trained: Trained, examine: Examine, kind: str, changes: dict[str, Any]) -> None:
+    broken = examine(trained("bbb", kind, **changes), kind)
+    key, _, value = (broken.findings[0].argument or "").partition("=")
+    assert key in changes
+    cured = trained("bbb", kind, **{**changes, key: int(value) if key == "data_size" else float(value)})
+    diagnosis = examine(cured, kind)
+    assert no_alarm(diagnosis)
+    before, after = (d.measurements["scores"]["ensemble"]["nll"] for d in (broken, diagnosis))
+    assert after < before or key == "std_init"  # too small a σ costs no NLL
+
+
+def test_refreshing_as_advised_gives_what_was_promised(trained: Trained, examine: Examine, loaders: Any) -> None:
+    posterior = stale(trained("bbb", "conv", fresh=True))
+    broken = examine(posterior, "conv")
+    promised = broken.measurements["statistics"]["refreshed"]
+    posterior.eval()
+    credo.refresh_statistics(posterior, loaders("conv")[0])
+    cured = examine(posterior, "conv")
+    assert no_alarm(cured)
+    scores = cured.measurements["scores"]["ensemble"]
+    # Promised from 1,000 of the 1,438 examples and other draws.
+    assert scores["accuracy"] == pytest.approx(promised["accuracy"], abs=0.02)
+    assert scores["nll"] == pytest.approx(promised["nll"], abs=0.05)
+    assert scores["nll"] < broken.measurements["scores"]["ensemble"]["nll"] - 0.1

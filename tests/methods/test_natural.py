@@ -1,0 +1,273 @@
+"""VOGN, OGN and IVON against their formulas, written out slowly; learned noise; saving."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+import credo
+
+N = 30
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(8, 3, generator=generator, dtype=torch.float64), torch.randint(2, (8,), generator=generator)
+
+
+# -- the slow way --------------------------------------------------------------------------------------------------
+
+
+def record(posterior: Any) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """One step; the means before it and the weights of its passes."""
+    x, y = data()
+    means = {name: p.detach().clone() for name, p in posterior.model.named_parameters()}
+    passes: list[dict[str, Tensor]] = []
+
+    def nll(net: nn.Module) -> Tensor:
+        passes.append({name: p.detach().clone() for name, p in net.named_parameters()})
+        return F.cross_entropy(net(x), y)
+
+    posterior.step(nll)
+    return means, passes
+
+
+def example_gradients(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    for x, y in zip(*data(), strict=True):
+        leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
+        loss = F.cross_entropy(functional_call(model, leaves, (x.unsqueeze(0),)), y.unsqueeze(0))
+        yield dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def average(model: nn.Module, passes: list[dict[str, Tensor]], power: int) -> dict[str, Tensor]:
+    found = [gradients for weights in passes for gradients in example_gradients(model, weights)]
+    return {name: sum(g[name] ** power for g in found) / len(found) for name in found[0]}  # type: ignore[misc]
+
+
+VOGN_SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "curvature given": {"curvature_init": 0.3, "draws": 3, "curvature_decay": 0.9},
+    "averaged": {"averaged": True, "momentum": 0.8, "draws": 2, "curvature_decay": 0.5},
+    "tempered": {"temperature": 0.3, "prior_precision": 4.0, "augmentation": 10.0, "damping": 0.01},
+    "warm-up": {"temperature_start": 0.1, "warmup_steps": 3, "prior_precision": 2.0},
+    "paper's temperature": {"temperature": 0.3, "prior_precision": 4.0, "paper_tau": True, "curvature_decay": 0.5},
+    "paper's CIFAR runs": {"curvature_decay": 0.001},
+    "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
+    "centred prior": {"prior": credo.Gaussian({"0.*": 0.4, "*": -0.2}, 0.7)},
+}
+
+
+@pytest.mark.parametrize("name", VOGN_SETTINGS)
+def test_vogn_is_its_formula(name: str) -> None:
+    options = {"lr": 0.1, **VOGN_SETTINGS[name]}
+    posterior = credo.VOGN(network(), data_size=N, seed=1, **options)
+    beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.999)
+    gamma, size = options.get("damping", 1e-3), N * options.get("augmentation", 1.0)
+    start, s0 = options.get("temperature_start"), options.get("curvature_init")
+    m, s = {}, {n: torch.full_like(p, s0) for n, p in posterior.model.named_parameters()} if s0 else {}
+    centre = posterior.layout.split(torch.zeros(posterior.layout.size) + posterior.prior.mean)
+    for step in range(5):
+        tau = options.get("temperature", 1.0) if start is None else start + (1 - start) * min(1.0, step / 3)
+        assert posterior.temperature == pytest.approx(tau)
+        known = bool(s)
+        means, passes = record(posterior)
+        assert len(passes) == (options.get("draws", 1) if known else 1)
+        for key, mean in means.items():
+            assert torch.equal(passes[0][key], mean) != known  # the first curvature is taken at the mean
+            g = average(posterior.model, passes, 1)[key]
+            h = average(posterior.model, passes, 2)[key]
+            delta = tau / size * by_name(options.get("prior_precision", 0.7**-2 if "prior" in options else 1.0), key)
+            g = g + delta * (mean - centre[key])
+            if options.get("averaged"):
+                m[key] = beta * m.get(key, 0) + (1 - beta) * g
+                debias = 1 / (1 - beta ** (step + 1))
+            else:
+                m[key], debias = beta * m.get(key, 0) + g, 1.0
+            old = tau * (1 - decay) if options.get("paper_tau") else 1 - decay
+            s[key] = (1 - old) * s[key] + (1 - decay) * h if known else h
+            moved = mean - by_name(options["lr"], key) * debias * m[key] / (s[key] + delta + gamma)
+            torch.testing.assert_close(posterior.mean()[key], moved, rtol=1e-9, atol=1e-12)
+            # What it draws from now on, at the temperature of the next step.
+            tau_next = tau if start is None else start + (1 - start) * min(1.0, (step + 1) / 3)
+            delta = delta * tau_next / tau
+            variance = (1.0 if options.get("paper_tau") else tau_next) / size / (s[key] + delta + gamma)
+            torch.testing.assert_close(posterior.std()[key], variance.sqrt(), rtol=1e-9, atol=1e-12)
+
+
+def by_name(value: Any, key: str) -> float:
+    if not isinstance(value, dict):
+        return float(value)
+    return float(next(v for pattern, v in value.items() if pattern == "*" or pattern.strip("*") in key))
+
+
+IVON_SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "fast": {"curvature_decay": 0.8, "curvature_init": 0.2, "draws": 3, "momentum": 0.5},
+    "tempered": {"temperature": 0.3, "prior_precision": 4.0, "curvature_decay": 0.9},
+    "weight decay": {"weight_decay": 0.01, "clip": 0.02, "curvature_decay": 0.9},
+    "raw": {"rescale_lr": False, "debias": False, "curvature_decay": 0.9},
+    "squares": {"estimator": "squares", "curvature_decay": 0.9, "draws": 2},
+    "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
+}
+
+
+@pytest.mark.parametrize("name", IVON_SETTINGS)
+def test_ivon_is_its_formula(name: str) -> None:
+    options = {"lr": 0.1, **IVON_SETTINGS[name]}
+    posterior = credo.IVON(network(), data_size=N, seed=1, **options)
+    beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.9999)
+    size, h0 = N / options.get("temperature", 1.0), options.get("curvature_init", 1.0)
+    m: dict[str, Tensor] = {}
+    h = {n: torch.full_like(p, h0) for n, p in posterior.model.named_parameters()}
+    for step in range(5):
+        means, passes = record(posterior)
+        assert len(passes) == options.get("draws", 1)
+        slopes = [average(posterior.model, [weights], 1) for weights in passes]
+        for key, mean in means.items():
+            precision = options["weight_decay"] * N if "weight_decay" in options else options.get("prior_precision", 1)
+            delta = by_name(precision, key) / size
+            if options.get("estimator") == "squares":
+                new = sum(one[key] ** 2 for one in slopes) / len(slopes)
+            else:  # ĝ·ε/σ, ε = (w − μ)/σ
+                each = [one[key] * (w[key] - mean) for one, w in zip(slopes, passes, strict=True)]
+                new = size * (h[key] + delta) * sum(each) / len(each)
+            m[key] = beta * m.get(key, 0) + (1 - beta) * sum(one[key] for one in slopes) / len(slopes)
+            old = h[key]
+            h[key] = decay * old + (1 - decay) * new + 0.5 * ((1 - decay) * (old - new)) ** 2 / (old + delta)
+            debias = 1 / (1 - beta ** (step + 1)) if options.get("debias", True) else 1.0
+            rate = by_name(options["lr"], key) * ((h0 + delta) if options.get("rescale_lr", True) else 1.0)
+            clip = options.get("clip", math.inf)
+            direction = ((debias * m[key] + delta * mean) / (h[key] + delta)).clamp(-clip, clip)
+            torch.testing.assert_close(posterior.mean()[key], mean - rate * direction, rtol=1e-8, atol=1e-11)
+            torch.testing.assert_close(posterior.std()[key], (size * (h[key] + delta)).rsqrt(), rtol=1e-8, atol=1e-11)
+
+
+def test_the_first_step_of_ivon_is_one_of_sgd() -> None:
+    """`rescale_lr` and debiasing, where the prior has no say: the rate is SGD's."""
+    posterior = credo.IVON(network(), data_size=10**9, lr=0.3, curvature_decay=0.0, curvature_init=0.05)
+    posterior._config["curvature_decay"] = 1.0  # the curvature stays
+    means, passes = record(posterior)
+    slopes = average(posterior.model, passes, 1)
+    for key, mean in posterior.mean().items():
+        torch.testing.assert_close(mean, means[key] - 0.3 * slopes[key], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_momentum_is_rescaled_when_the_rate_changes(correct: bool) -> None:
+    """Osawa et al. 2019: a momentum that was made of long steps is shortened with them."""
+    posterior = credo.VOGN(network(), data_size=N, lr=0.1, momentum_correction=correct, prior_precision=1e-9)
+    m: dict[str, Tensor] = {}
+    last = None
+    for scale in (1.0, 1.0, 0.1, 0.0, 0.5):
+        posterior.lr_scale = scale
+        _, passes = record(posterior)
+        change = scale / last if correct and last else 1.0
+        for key, g in average(posterior.model, passes, 1).items():
+            m[key] = 0.9 * change * m.get(key, 0) + g
+        found = posterior.split.layout.split(posterior.momentum)
+        for key, value in found.items():
+            torch.testing.assert_close(value, m[key], rtol=1e-6, atol=1e-9)
+        last = scale
+
+
+def test_ogn_is_vogn_without_noise() -> None:
+    options: dict[str, Any] = {"data_size": N, "lr": 0.1, "prior_precision": 3.0, "curvature_decay": 0.7}
+    ogn, vogn, noisy = (
+        credo.OGN(network(), **options),
+        credo.VOGN(network(), **options),
+        credo.VOGN(network(), **options),
+    )
+    vogn.noisy = False
+    for _ in range(4):
+        for posterior in (ogn, vogn, noisy):
+            means, passes = record(posterior)
+            if posterior is not noisy:
+                assert all(torch.equal(passes[0][key], means[key]) for key in means)
+    for key, value in ogn.model.state_dict().items():
+        assert torch.equal(value, vogn.model.state_dict()[key])
+        assert not torch.equal(value, noisy.model.state_dict()[key])
+
+
+# -- learned noise, saving -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["vogn", "ivon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_learned_noise_is_learned(method: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 1, generator=generator, dtype=dtype)
+    y = 2 * x - 1 + 0.3 * torch.randn(400, 1, generator=generator, dtype=dtype)
+    model = nn.Linear(1, 1, dtype=dtype)
+    nn.init.constant_(model.weight, 1.5)  # not far off: a bad fit would be taken for noise first
+    nn.init.constant_(model.bias, -0.5)
+    posterior = getattr(credo, method.upper())(
+        model, data_size=400, lr=0.05, likelihood=credo.GaussianNoise(1.0, learn=True), curvature_init=5.0
+    )
+    for step in range(500):
+        posterior.lr_scale = min(1.0, 2 - step / 250)
+        posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
+    residual = (y - model(x)).square().mean().sqrt().item()  # what maximum likelihood would say
+    assert F.softplus(posterior.likelihood.noise_rho).item() == pytest.approx(residual, rel=0.03)
+    assert posterior.likelihood.noise_rho.grad is None
+    assert residual == pytest.approx(0.3, rel=0.1)
+
+
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "vogn": lambda: credo.VOGN(network(torch.float32), data_size=N, lr=0.05, temperature_start=0.1, warmup_steps=9),
+    "vogn by name": lambda: credo.VOGN(network(), data_size=N, lr={"*": 0.05}, prior_precision={"0.*": 2.0, "*": 1.0}),
+    "ogn": lambda: credo.OGN(network(), data_size=N, lr=0.05),
+    "ivon": lambda: credo.IVON(network(torch.float32), data_size=N, curvature_decay=0.9, draws=2),
+    "ivon averaged": lambda: credo.IVON(network(), data_size=N, prior=credo.Gaussian({"*": 0.1}, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_saved_posterior_continues_exactly(name: str, tmp_path: Path) -> None:
+    whole = BUILDERS[name]()
+    x, y = data()
+
+    def run(posterior: Any, steps: int) -> list[credo.Terms]:
+        inputs = x.to(next(posterior.model.parameters()).dtype)
+        return [posterior.step(lambda net: F.cross_entropy(net(inputs), y)) for _ in range(steps)]
+
+    run(whole, 3)
+    path = credo.save(whole, tmp_path / "posterior.safetensors")
+    by_state = BUILDERS[name]()
+    by_state.load_state_dict(whole.state_dict())
+    loaded = credo.load(path, model=BUILDERS[name]().model)
+    probs = [credo.predict(one, x.to(one.model[0].weight.dtype)).probs for one in (whole, loaded)]
+    assert torch.equal(*probs)
+    assert probs[0].unique().numel() > 2
+    loaded.generator.set_state(whole.generator.get_state())  # belongs to checkpoints, not to files for prediction
+    wanted = run(whole, 3)
+    for one in (by_state, loaded):
+        assert run(one, 3) == wanted
+        for key, value in whole.state_dict().items():
+            if isinstance(value, Tensor):
+                assert torch.equal(one.state_dict()[key], value), key
+
+
+def test_what_a_file_holds_is_what_was_saved(tmp_path: Path) -> None:
+    """Not VOGN before its first step, nor the temperature of step 0: both would predict without noise, or with less."""
+    posterior = BUILDERS["vogn"]()
+    x, y = data()
+    for _ in range(4):
+        posterior.step(lambda net: F.cross_entropy(net(x.float()), y))
+    path = credo.save(posterior, tmp_path / "posterior.safetensors")
+    loaded = credo.load(path, model=network())
+    assert loaded.temperature == posterior.temperature > 0.4
+    assert loaded.steps == 4
+    for key, std in posterior.std().items():
+        assert torch.equal(loaded.std()[key], std)
+        assert (std > 0).all()

@@ -1,0 +1,110 @@
+"""One natural-gradient update: compiled against torch's, and a curvature that nothing can make negative."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from credo.core.kernels.build import library
+from credo.methods.natural import Part, Update
+
+needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
+SHAPES = [[(3,)], [(5, 7), (7,)], [(1024,), (1,), (33, 31)], [(40, 50), (2, 3, 4, 5), (), (1500,)]]
+UPDATES = {
+    "vogn": Update(lr=0.03, keep=0.7, take=1.0, decay=0.95, renew=0.05, shift=0.02, damping=1e-3, prior_mean=0.1,
+                   prior_precision=3.0, variance=0.01, gradient_scale=0.5, curvature_scale=0.5),
+    "vogn averaged": Update(lr=0.03, keep=0.9, take=0.1, decay=0.0, renew=1.0, shift=0.02, debias=3.0),
+    "ivon": Update(lr=0.2, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=0.05, prior_mean=-0.3, debias=2.0,
+                   prior_precision=2.0, variance=0.02, clip=0.4, gradient_scale=1 / 3, curvature_scale=1 / 3,
+                   correction=1.0, coupled=0),
+    "ivon's point weights": Update(lr=0.2, keep=0.9, take=0.1, decay=1.0, renew=0.0, coupled=0),
+}  # fmt: skip
+
+
+def part_of(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> tuple[Part, Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    parameters = {str(i): nn.Parameter(normal(shape)) for i, shape in enumerate(shapes)}
+    size = sum(p.numel() for p in parameters.values())
+    part = Part(parameters, normal((size,)), normal((size,)).square() + 0.1)
+    gradients, curvatures = ({n: normal(p.shape) for n, p in parameters.items()} for _ in range(2))
+    return part, gradients, curvatures
+
+
+def with_vectors(update: Update, part: Part) -> Update:
+    """The same numbers as vectors, which the compiled passes do not take."""
+    like = part.momentum
+    names = ("lr", "shift", "prior_mean", "prior_precision")
+    vectors = {name: torch.full_like(like, getattr(update, name)) for name in names}
+    return Update(**{**update.__dict__, **vectors})
+
+
+@needs_kernels
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_compiled_update_is_torchs(name: str, shapes: list[tuple[int, ...]]) -> None:
+    update, results = UPDATES[name], []
+    for way in (lambda u, _: u, with_vectors):
+        part, gradients, curvatures = part_of(shapes)
+        if not update.correction:  # squares, else the curvature could become negative
+            curvatures = {key: value.square() for key, value in curvatures.items()}
+        chosen = way(update, part)
+        assert part.is_fused(chosen, gradients, curvatures) == (chosen is update)
+        before = part.momentum.clone()
+        kl, squares = part.inspect(chosen, gradients, curvatures)
+        assert torch.equal(part.momentum, before)
+        for _ in range(3):
+            part.apply_(chosen, gradients, curvatures)
+        results.append((torch.tensor([kl, squares]), *part.tensors, part.momentum, part.curvature))
+        assert not torch.equal(part.momentum, before)
+    for ours, torchs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=2e-6)
+
+
+@needs_kernels
+def test_what_the_compiled_update_does_not_cover_is_done_by_torch() -> None:
+    part, gradients, curvatures = part_of([(5, 7), (7,)])
+    turned = {**gradients, "0": gradients["0"].t().contiguous().t()}
+    assert not part.is_fused(UPDATES["vogn"], turned, curvatures)
+    part.apply_(UPDATES["vogn"], turned, curvatures)
+    other, gradients, curvatures = part_of([(5, 7), (7,)])
+    other.apply_(UPDATES["vogn"], gradients, curvatures)
+    torch.testing.assert_close(part.tensors, other.tensors)
+    double = part_of([(5, 7)], torch.float64)
+    assert not double[0].is_fused(UPDATES["vogn"], *double[1:])
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_kernels), False])
+@pytest.mark.parametrize("renew", [0.001, 0.1, 0.999])
+@pytest.mark.parametrize("delta", [1e-4, 0.3])
+def test_ivons_curvature_stays_positive_whatever_arrives(compiled: bool, renew: float, delta: float) -> None:
+    """h + δ at least halves: 1 + x + x²/2 ≥ ½ for all x = (1 − β)(ĥ − h)/(h + δ)."""
+    generator = torch.Generator().manual_seed(1)
+    size = 4000
+    start = 10 ** (6 * torch.rand(size, generator=generator) - 5) - 0.999 * delta * torch.rand(
+        size, generator=generator
+    )
+    assert (start + delta > 0).all()
+    part = Part({"w": nn.Parameter(torch.zeros(size))}, torch.zeros(size), start.clone())
+    update = Update(lr=0.1, keep=0.9, take=0.1, decay=1 - renew, renew=renew, shift=delta, correction=1.0, coupled=0)
+    update = update if compiled else with_vectors(update, part)
+    zeros = {"w": torch.zeros(size)}
+    for step in range(20):
+        before = part.curvature + delta
+        sign = torch.randint(2, (size,), generator=generator) * 2 - 1
+        largest = 4 if compiled else 8  # powers of ten
+        hostile = sign * 10 ** ((largest + 6) * torch.rand(size, generator=generator) - 6)
+        if step % 2:  # the worst there is: x = −1
+            hostile = part.curvature - before / renew
+        assert part.is_fused(update, zeros, {"w": hostile}) == compiled
+        part.apply_(update, zeros, {"w": hostile})
+        after = part.curvature + delta
+        assert bool(torch.isfinite(after).all())
+        # Rounding is relative to the larger of what is added.
+        slack = 1e-5 * before + 1e-6 * delta
+        assert bool((after >= 0.5 * before - slack).all())
+        assert bool((after > 0).all())
