@@ -8,6 +8,7 @@ from credo.core.errors import CredoError, FileFormatError, NonFiniteError, Unsup
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
+from credo.core.squares.run import per_example_squares
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import measure, sample_study
 from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, Ensemble, MCDropout, NoisyKFAC
@@ -53,6 +54,7 @@ __all__ = [
     "frozen_statistics",
     "load",
     "measure",
+    "per_example_squares",
     "predict",
     "refresh_statistics",
     "sample_study",

@@ -126,7 +126,8 @@ def test_a_constant_target_is_learned() -> None:
 
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
 def test_every_method_regresses(method: str) -> None:
-    regressor = quick(method=method, epochs=60).fit(X, Y)
+    # Natural-gradient methods learn the noise at a rate of its own, which takes longer.
+    regressor = quick(method=method, epochs=240 if "kfac" in method else 60).fit(X, Y)
     assert isinstance(regressor.posterior_, credo.METHODS[method])
     assert regressor.score(X, Y) > 0.9
     mean, std = regressor.predict(X, return_std=True)
