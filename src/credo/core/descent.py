@@ -75,6 +75,10 @@ class Descent:
         self, *, at: int, scale: float = 1.0, squares: float = 0.0, squared: Collection[nn.Parameter] = ()
     ) -> None:
         """Update from the gradients that are there; `squares` is the known sum of squares of those in `squared`."""
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
+                # Fused optimisers walk both in the order of memory.
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
         known = {id(p) for p in squared}
         grads = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in known]
         if not grads and not known:

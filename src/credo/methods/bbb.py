@@ -193,7 +193,8 @@ class BBB(GaussianPosterior):
         self.descent.check(data_term + weight * slopes.kl, at=self.steps)
         self.rho.grad = slopes.rho
         for parameter, gradient in zip(means.values(), slopes.mean, strict=True):
-            parameter.grad = gradient
+            # What the loss took from the mean itself, past the draw, counts as in the other path.
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return data_term, slopes.kl, slopes.squares
 
     def _pass(self, nll: Nll, draw: Tensor, std: Tensor | None, index: int) -> tuple[float, dict[str, Tensor | None]]:

@@ -56,7 +56,7 @@ def _open(source: Path) -> ctypes.CDLL | None:
         if not path.exists() and not _compile(compiler, source, path):
             return None
         return ctypes.CDLL(str(path))
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return None
 
 

@@ -26,7 +26,7 @@ def normal(size: int, generator: torch.Generator, *, device: torch.device, dtype
     kernels = _kernels(device, dtype)
     if kernels is None:
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
-    out = torch.empty(size, dtype=dtype)
+    out = torch.empty(size, dtype=dtype, device=device)
     kernels.credo_normal(_word(new_key(generator)), _INT64(size), _at(out), _threads(size))
     return out
 
