@@ -1,6 +1,7 @@
 """Write the tables of docs/results.md from the records in results/.
 
-`python docs/make_results.py` replaces what stands between the markers `<!-- table: NAME -->` and `<!-- end -->`.
+`python docs/make_results.py` replaces what stands between the markers `<!-- table: NAME -->` and `<!-- end -->`, where
+NAME is the path in results/ of a table that `credo reproduce` wrote.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def fill(page: Path) -> None:
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
         source = ROOT / "results" / name
+        if not source.exists():  # not measured yet: what stands there stays
+            return match.group(0)
         return f"<!-- table: {name} -->\n\n{reproduced(source)}\n\n<!-- end -->"
 
     text = page.read_text(encoding="utf-8")

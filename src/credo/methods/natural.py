@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Update:
     @property
     def is_plain(self) -> bool:
         """Whether all are numbers, as the compiled update takes them."""
-        return not any(isinstance(getattr(self, field.name), Tensor) for field in fields(self))
+        return not any(isinstance(value, Tensor) for value in vars(self).values())
 
 
 class Part:
@@ -125,7 +125,7 @@ class Part:
         self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[float, float]:
         lists = (self.listed(), self.listed(gradients), self.listed(curvatures))
-        return flat.update_(*lists, self.momentum, self.curvature, asdict(update), dry=dry)
+        return flat.update_(*lists, self.momentum, self.curvature, vars(update), dry=dry)
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([tensors[n].detach().reshape(-1).to(self.momentum.dtype) for n in self.parameters])
@@ -170,16 +170,22 @@ class Gathered:
         self.loss = 0.0
         self.gradients: dict[str, Tensor] = {}
         self.curvatures: dict[str, Tensor] = {}
+        self.curvature_weight = 1.0
         self.flat_curvature: Tensor | None = None
 
-    def add(self, loss: float, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]) -> None:
-        """One pass; its tensors are used up."""
+    def add(
+        self, loss: float, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], weight: float = 1.0
+    ) -> None:
+        """One pass, its curvatures to be multiplied by `weight`; its tensors are used up."""
         if self.count:
             torch._foreach_add_([*self.gradients.values()], [gradients[n] for n in self.gradients])
             if curvatures:
-                torch._foreach_add_([*self.curvatures.values()], [curvatures[n] for n in self.curvatures])
+                relative = weight / self.curvature_weight
+                torch._foreach_add_(
+                    [*self.curvatures.values()], [curvatures[n] for n in self.curvatures], alpha=relative
+                )
         else:
-            self.gradients, self.curvatures = dict(gradients), dict(curvatures)
+            self.gradients, self.curvatures, self.curvature_weight = dict(gradients), dict(curvatures), weight
         self.count += 1
         self.loss += loss
 

@@ -138,6 +138,11 @@ class VOGN(GaussianPosterior):
         reached = min(1.0, self.steps / steps)
         return float(start + (self.final_temperature - start) * reached)
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether draws differ from the mean."""
+        return self.has_curvature and self.noisy
+
     # -- the distribution ------------------------------------------------------------------------------------
 
     def draw(self) -> dict[str, Tensor]:
@@ -176,7 +181,7 @@ class VOGN(GaussianPosterior):
         means = parameters_at(self.model, self.layout.names)
         s = self.curvature[: self.layout.size]
         scale, shift = self._variance()
-        if not (self.has_curvature and self.noisy):
+        if not self.is_noisy:
             return self.layout.flatten(means).detach()
         if isinstance(shift, float) and flat.fused([*means.values()], s):
             listed = flat.TensorList([*means.values()], self.layout.sizes)
@@ -202,7 +207,7 @@ class VOGN(GaussianPosterior):
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
         with kept, frozen_statistics(self.model) if inner else nullcontext():
             found = gradients_and_squares(self.plan, weights, self._checked(nll))
-        self._gathered.add(found.loss, found.gradients, _means(found.squares, found.batch_size))
+        self._gathered.add(found.loss, found.gradients, found.squares, 1 / max(found.batch_size, 1))
         return found.loss
 
     @contextmanager
@@ -215,7 +220,7 @@ class VOGN(GaussianPosterior):
             yield self.model
             squares = sums.result()
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-        self._gathered.add(0.0, gradients, _means(squares, sums.batch_size))
+        self._gathered.add(0.0, gradients, squares, 1 / max(sums.batch_size, 1))
 
     @torch.no_grad()
     def update(self) -> Terms:
@@ -224,7 +229,7 @@ class VOGN(GaussianPosterior):
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
         random, rest = self.split.parts(self.momentum, self.curvature)
-        for_random, for_rest = self._updates(found.count)
+        for_random, for_rest = self._updates(found)
         first = not self.has_curvature
         kl, squares = random.inspect(for_random, found.gradients, found.curvatures)
         squares += rest.inspect(for_rest, found.gradients, found.curvatures)[1]
@@ -243,7 +248,7 @@ class VOGN(GaussianPosterior):
         self._gathered.clear()
         return Terms(loss=nll + penalty_weight * kl, nll=nll, penalty=penalty_weight * kl, kl=kl)
 
-    def _updates(self, count: int) -> tuple[Update, Update]:
+    def _updates(self, found: Gathered) -> tuple[Update, Update]:
         correct = self.momentum_correction and self._last_scale not in (None, 0.0, self.lr_scale)
         change = self.lr_scale / self._last_scale if correct and self._last_scale else 1.0
         new = 1 - self.curvature_decay
@@ -258,8 +263,8 @@ class VOGN(GaussianPosterior):
             decay=decay if self.has_curvature else 0.0,
             renew=new if self.has_curvature else 1.0,
             damping=self.damping,
-            gradient_scale=1 / count,
-            curvature_scale=1 / count,
+            gradient_scale=1 / found.count,
+            curvature_scale=found.curvature_weight / found.count,
         )
         with_prior = replace(
             common,
@@ -271,8 +276,10 @@ class VOGN(GaussianPosterior):
         return with_prior, replace(common, lr=rates[1])
 
     def _weights(self) -> dict[str, Tensor]:
-        rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
-        return {**self.layout.split(self._flat_draw()), **rest}
+        self._gathered.check_free()
+        names = self.split.rest if self.is_noisy else self.split.layout.names
+        own = {name: p.detach() for name, p in parameters_at(self.model, names).items()}
+        return {**self.layout.split(self._flat_draw()), **own} if self.is_noisy else own
 
     def _checked(self, nll: Nll) -> Nll:
         before = likelihood_gradients(self.descent)
@@ -318,11 +325,6 @@ class VOGN(GaussianPosterior):
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None if self.descent is None else self.descent.optimizer
-
-
-def _means(squares: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
-    torch._foreach_div_([*squares.values()], max(batch_size, 1))
-    return squares
 
 
 class OGN(Posterior):
@@ -396,11 +398,8 @@ class OGN(Posterior):
 
     def update(self) -> Terms:
         """One update from what was gathered since the last."""
-        prior, engine = self.engine.prior, self.engine
-        with torch.no_grad():
-            weights = engine.layout.flatten(parameters_at(self.model, engine.layout.names))
-            z = (weights - prior.mean) / prior.std
-            penalty = float(0.5 * z.double().square().sum()) * engine.temperature / engine.effective_size
+        engine = self.engine
+        penalty = _half_squares(engine) * engine.temperature / engine.effective_size
         engine.lr_scale = self.lr_scale
         nll = engine.update().nll
         self.steps += 1
@@ -410,3 +409,14 @@ class OGN(Posterior):
         """Constructor arguments."""
         noise = ("draws", "curvature_init", "paper_tau", "temperature_start", "warmup_steps")
         return {name: value for name, value in self.engine.config().items() if name not in noise}
+
+
+@torch.no_grad()
+def _half_squares(engine: VOGN) -> float:
+    """½·Σ ((mean − prior mean)/prior std)², layer by layer: a vector of all would be a copy of the network."""
+    layout, prior = engine.layout, engine.prior
+    means, stds = (
+        layout.split(v) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v) for v in (prior.mean, prior.std)
+    )
+    weights = parameters_at(engine.model, layout.names)
+    return 0.5 * sum(float(((w - means[n]) / stds[n]).square().sum(dtype=torch.double)) for n, w in weights.items())

@@ -40,13 +40,13 @@ def sums(x: Tensor, g: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
     elif g.numel() > 0:
         add = _add_chunks if total.numel() < _MANY else _add_blocks
         add(total, squares, x, g, shape)
-    return _weight_order(total, shape), _weight_order(squares, shape)
+    return _weight_order(total, x, g, shape), _weight_order(squares, x, g, shape)
 
 
 def per_example(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
     """Every example's weight gradient, [batch, outputs, channels / groups, *kernel]."""
     each = torch.matmul(_rows(g, shape), _patches(x, g, shape))
-    return _weight_order(each, shape)
+    return _weight_order(each, x, g, shape)
 
 
 def linear_squares(x: Tensor, g: Tensor) -> Tensor:
@@ -68,32 +68,45 @@ def _rows(g: Tensor, shape: ConvShape) -> Tensor:
     return g.reshape(g.shape[0], shape.groups, g.shape[1] // shape.groups, -1)
 
 
+def _channels_first(x: Tensor, g: Tensor, shape: ConvShape) -> bool:
+    """Whether patches are copied in longer runs along positions than along kernel columns and channels."""
+    run = x.shape[1] // shape.groups * (shape.kernel[-1] if shape.dilation[-1] == 1 else 1)
+    return shape.stride[-1] == 1 and run < g.shape[-1]
+
+
 def _patches(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
-    """What each position sees, channels last, so that every copied run is long."""
-    padded = _channels_last(x, g, shape)
-    batch, groups, *spatial, channels = padded.stride()
-    strides = [
-        batch,
-        groups,
-        *(s * step for s, step in zip(spatial, shape.stride, strict=True)),
-        *(s * step for s, step in zip(spatial, shape.dilation, strict=True)),
-        channels,
-    ]
-    sizes = [*padded.shape[:2], *g.shape[2:], *shape.kernel, padded.shape[-1]]
-    view = padded.as_strided(sizes, strides)
-    return view.reshape(*padded.shape[:2], prod(g.shape[2:]), prod(shape.kernel) * padded.shape[-1])
+    """What each position sees."""
+    first = _channels_first(x, g, shape)
+    padded = _padded(x, g, shape, first)
+    batch, groups, *inner = padded.stride()
+    channel, spatial = (inner[0], inner[1:]) if first else (inner[-1], inner[:-1])
+    channels = padded.shape[2 if first else -1]
+    steps = [s * step for s, step in zip(spatial, shape.stride, strict=True)]
+    taps = [s * step for s, step in zip(spatial, shape.dilation, strict=True)]
+    ends = list(padded.shape[:2])
+    if first:
+        view = padded.as_strided(
+            [*ends, channels, *shape.kernel, *g.shape[2:]], [batch, groups, channel, *taps, *steps]
+        )
+        return view.reshape(*ends, channels * prod(shape.kernel), -1).transpose(-1, -2)
+    view = padded.as_strided([*ends, *g.shape[2:], *shape.kernel, channels], [batch, groups, *steps, *taps, channel])
+    return view.reshape(*ends, -1, prod(shape.kernel) * channels)
 
 
-def _channels_last(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
-    """The padded input as [batch, groups, …, channels / groups]; only what some position sees."""
+def _padded(x: Tensor, g: Tensor, shape: ConvShape, channels_first: bool) -> Tensor:
+    """The padded input, [batch, groups, channels, …] or [batch, groups, …, channels]; only what some position sees."""
     sizes = [
         (out - 1) * stride + dilation * (kernel - 1) + 1
         for out, stride, dilation, kernel in zip(g.shape[2:], shape.stride, shape.dilation, shape.kernel, strict=True)
     ]
-    inputs: Tensor = x.unflatten(1, (shape.groups, -1)).movedim(2, -1)
-    padded: Tensor = x.new_zeros(x.shape[0], shape.groups, *sizes, inputs.shape[-1])
+    inputs: Tensor = x.unflatten(1, (shape.groups, -1))
+    channels = inputs.shape[2]
+    inputs = inputs if channels_first else inputs.movedim(2, -1)
+    inner = [channels, *sizes] if channels_first else [*sizes, channels]
+    padded: Tensor = x.new_zeros(x.shape[0], shape.groups, *inner)
     inside, source = padded, inputs
-    for dim, (size, pad, have) in enumerate(zip(sizes, shape.padding, x.shape[2:], strict=True), start=2):
+    start = 3 if channels_first else 2
+    for dim, (size, pad, have) in enumerate(zip(sizes, shape.padding, x.shape[2:], strict=True), start=start):
         count = max(0, min(have, size - pad))
         inside, source = inside.narrow(dim, min(pad, size), count), source.narrow(dim, 0, count)
     inside.copy_(source)
@@ -104,9 +117,12 @@ def _zeros(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
     return g.new_zeros(shape.groups, g.shape[1] // shape.groups, x.shape[1] // shape.groups * prod(shape.kernel))
 
 
-def _weight_order(sums: Tensor, shape: ConvShape) -> Tensor:
-    """From […, groups, outputs / groups, kernel and channels] to the weight's own […, outputs, channels, *kernel]."""
-    weight: Tensor = sums.flatten(-3, -2).unflatten(-1, (*shape.kernel, -1))
+def _weight_order(sums: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    """From […, groups, outputs / groups, entries of a patch] to the weight's own […, outputs, channels, *kernel]."""
+    rows, first = sums.flatten(-3, -2), _channels_first(x, g, shape)
+    weight: Tensor = rows.unflatten(-1, (-1, *shape.kernel) if first else (*shape.kernel, -1))
+    if first:
+        return weight
     return weight.movedim(-1, weight.dim() - 1 - len(shape.kernel)).contiguous()
 
 

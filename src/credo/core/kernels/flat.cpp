@@ -369,7 +369,8 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
         mean.read(begin, begin + n, mu);
         gradient.read(begin, begin + n, g);
         fresh.read(begin, begin + n, h);
-        float *m = momentum + begin, *s = curvature + begin;
+        float* __restrict m = momentum + begin;
+        float* __restrict s = curvature + begin;
         if (dry) {
             for (int64_t i = 0; i < n; ++i) terms[i] = g[i] * g[i] + h[i] * h[i];
             squares += sum(terms, n);
@@ -383,15 +384,17 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
             }
             continue;
         }
-        const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through;
+        const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through, half = 0.5f * u.correction;
         for (int64_t i = 0; i < n; ++i) {
             const float pull = u.shift * (mu[i] - u.prior_mean), found = h[i] * u.curvature_scale;
-            const float gap = s[i] - found;
-            const float second = u.correction * 0.5f * u.renew * u.renew * gap * gap / std::max(s[i] + u.shift, 1e-30f);
-            s[i] = u.decay * s[i] + u.renew * found + (u.correction > 0.0f ? second : 0.0f);
-            m[i] = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
-            const float below = std::max(s[i] + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
-            const float direction = (u.debias * m[i] + beside * pull) / below;
+            const float gap = u.renew * (s[i] - found);
+            const float second = half * gap * (gap / std::max(s[i] + u.shift, 1e-30f));  // no gap²: it may overflow
+            const float next = u.decay * s[i] + u.renew * found + (half > 0.0f ? second : 0.0f);
+            const float speed = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
+            const float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
+            const float direction = (u.debias * speed + beside * pull) / below;
+            s[i] = next;
+            m[i] = speed;
             mu[i] -= u.lr * std::min(std::max(direction, -u.clip), u.clip);
         }
         mean.write(begin, begin + n, mu);

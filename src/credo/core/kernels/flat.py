@@ -51,8 +51,8 @@ def new_key(generator: torch.Generator) -> int:
 
 def fused(tensors: Sequence[Tensor], *vectors: Tensor) -> bool:
     """Whether compiled passes can be used for these tensors."""
-    return all(
-        _kernels(t.device, t.dtype) is not None and t.is_contiguous() and type(t) in _PLAIN
+    return library("flat") is not None and all(
+        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() and type(t) in _PLAIN
         for t in (*tensors, *vectors)
     )
 
