@@ -11,7 +11,7 @@ from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
 from credo.core.squares.run import per_example_squares
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import measure, sample_study
-from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, Ensemble, MCDropout, NoisyKFAC
+from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, AdversarialSampling, Ensemble, MCDropout, NoisyKFAC
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
@@ -24,6 +24,7 @@ __all__ = [
     "METHODS",
     "OGN",
     "VOGN",
+    "AdversarialSampling",
     "Bernoulli",
     "Categorical",
     "ClassPrediction",

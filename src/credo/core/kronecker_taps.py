@@ -14,8 +14,10 @@ from credo.core.errors import UnsupportedModelError
 from credo.core.kronecker import matrix_shape, moment_sums
 from credo.core.kronecker_layers import KroneckerLayer
 from credo.core.layers import RULES
+from credo.core.squares.engine import computes_gradient_of
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import SquareSums, square_sums
+from credo.core.squares.taps import watched
 from credo.core.squares.units import first_size
 from credo.core.weights import parameters_at
 
@@ -61,8 +63,6 @@ class Watch:
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._outside: set[str] = set()
-        self._own: dict[int, Tensor] = {}
-        self._nodes: dict[str, Any] = {}
         self._undo: list[Callable[[], object]] = []
 
     def result(self) -> dict[str, Tensor]:
@@ -126,11 +126,11 @@ class Watch:
             )
         self.size = size
 
-    def _forward(self, tap: KroneckerLayer, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _forward(self, tap: KroneckerLayer, own: Any, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
         layer, rule = tap.layer, RULES[type(tap.layer)]
 
         def forward(*args: Any, **options: Any) -> Tensor:
-            out = self._plain(layer, inner, args, options)
+            out = _with_parameters(own, layer, inner, args, options)
             if not (self.active and torch.is_grad_enabled() and out.requires_grad):
                 return out
             x: Tensor = args[0] if args else next(iter(options.values()))
@@ -140,14 +140,14 @@ class Watch:
                     f"{_advice(tap.names)}"
                 )
             self.size = x.shape[0] if self.size is None else self.size
-            out.register_hook(partial(self._arrived, tap, x.detach()))
+            out.register_hook(partial(self._arrived, tap, own["weight"], x.detach()))
             return out
 
         return forward
 
-    def _arrived(self, tap: KroneckerLayer, x: Tensor, g: Tensor) -> None:
+    def _arrived(self, tap: KroneckerLayer, weight: Tensor, x: Tensor, g: Tensor) -> None:
         """Tensor hook: the gradient by a layer's output is here."""
-        if not self._expects(tap.weight):  # the loss differentiates by its inputs only, for an attack, say
+        if not computes_gradient_of(weight):  # the loss differentiates by its inputs only, for an attack, say
             return
         dtype = _precision(cast(Tensor, tap.layer.weight))
         with torch.autocast(g.device.type, enabled=False):
@@ -157,23 +157,16 @@ class Watch:
             a, b, rows = a + before[0], b + before[1], rows + before[2]
         self._moments[tap.weight] = (a, b, rows)
 
-    def _expects(self, name: str) -> bool:
-        try:
-            return bool(torch._C._will_engine_execute_node(self._nodes[name]))
-        except RuntimeError:  # torch.autograd.grad by this very parameter
-            return True
-
     # -- putting in place and undoing --------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Put forwards and watched weights in place."""
         root = self.plan.model.register_forward_pre_hook(self._root_called, with_kwargs=True)
         self._undo.append(root.remove)
-        with torch.enable_grad():
-            for tap in self.plan.layers:
-                for name in tap.names:
-                    self._watch(name)
-                self._set(tap.layer.__dict__, "forward", self._forward(tap, tap.layer.forward))
+        for tap in self.plan.layers:
+            own, names = tap.layer._parameters, {name.rpartition(".")[2]: name for name in tap.names}
+            self._set(tap.layer.__dict__, "forward", self._forward(tap, own, tap.layer.forward))
+            self._set(tap.layer.__dict__, "_parameters", watched(own, self._seen_from_outside, names))
         self.active = True
 
     def restore(self) -> None:
@@ -182,17 +175,13 @@ class Watch:
         while self._undo:
             self._undo.pop()()
 
-    def _watch(self, name: str) -> None:
-        """Whoever reads the weight from outside of its layer's call gets a view, whose gradient gives that away."""
-        weight = parameters_at(self.plan.model, [name])[name]
+    def _seen_from_outside(self, name: str, weight: Tensor) -> Tensor:
+        """What those get that read a weight outside of its layer's call: a view, whose gradient gives them away."""
+        if not torch.is_grad_enabled():
+            return weight
         view = weight.view_as(weight)
         view.register_hook(lambda _: self._outside.add(name))
-        assert view.grad_fn is not None
-        self._nodes[name] = view.grad_fn.next_functions[0][0]
-        self._own[id(view)] = weight
-        for alias in self.plan.aliases[name]:
-            path, _, key = alias.rpartition(".")
-            self._set(self.plan.model.get_submodule(path)._parameters, key, view)
+        return view
 
     def _set(self, place: dict[str, Any], key: str, value: Any) -> None:
         before = place.get(key)
@@ -200,19 +189,16 @@ class Watch:
         self._undo.append(undo)
         place[key] = value
 
-    def _plain(
-        self, layer: nn.Module, inner: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Tensor:
-        """The layer's forward with its weights as they are."""
-        place: Any = layer._parameters
-        watched = {key: view for key in place if id(view := dict.__getitem__(place, key)) in self._own}
-        for key, view in watched.items():
-            place[key] = self._own[id(view)]
-        try:
-            return inner(*args, **options)
-        finally:
-            for key, view in watched.items():
-                place[key] = view
+
+def _with_parameters(
+    own: Any, layer: nn.Module, inner: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]
+) -> Tensor:
+    """The layer's forward with its parameters as they are, which nobody watches."""
+    seen, layer.__dict__["_parameters"] = layer.__dict__["_parameters"], own
+    try:
+        return inner(*args, **options)
+    finally:
+        layer.__dict__["_parameters"] = seen
 
 
 def _precision(tensor: Tensor) -> torch.dtype:

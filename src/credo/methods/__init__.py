@@ -1,6 +1,7 @@
 """The methods, by name. Adding one: a file here, a line in `METHODS`, a row in the contract test."""
 
 from credo.core.posterior import Posterior
+from credo.methods.adversarial import AdversarialSampling
 from credo.methods.bbb import BBB
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
@@ -22,4 +23,16 @@ METHODS: dict[str, type[Posterior]] = {
     "noisy-kfac": NoisyKFAC,
 }
 
-__all__ = ["BBB", "IVON", "KFAC", "MAP", "METHODS", "OGN", "VOGN", "Ensemble", "MCDropout", "NoisyKFAC"]
+__all__ = [
+    "BBB",
+    "IVON",
+    "KFAC",
+    "MAP",
+    "METHODS",
+    "OGN",
+    "VOGN",
+    "AdversarialSampling",
+    "Ensemble",
+    "MCDropout",
+    "NoisyKFAC",
+]

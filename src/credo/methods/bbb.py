@@ -30,11 +30,14 @@ from credo.core.prior import HALF_LOG_2PI, Gaussian, LayerL2, Prior, make_prior
 from credo.core.taps import LayerUseError, covered_layers, parameter_names, tapped
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names, substituted
 from credo.methods.activation_noise import NOISES
+from credo.methods.adversarial import NAME as ADVERSARIAL
+from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
 from credo.methods.initial import MeanInit, initial_rho, initialise_mean_
 from credo.methods.point import trainable
 from credo.methods.slopes import FusedSlopes, Slopes
 
-NOISE_NAMES = ("weights", *NOISES)
+NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
+Noise = str | AdversarialSampling | Mapping[str, Any]
 KL_NAMES = ("auto", "closed", "monte-carlo")
 
 
@@ -42,8 +45,9 @@ class BBB(GaussianPosterior):
     """Mean-field Gaussian posterior trained by the reparameterisation trick.
 
     `noise`: how training sees the weights: `"weights"` (one draw for the batch), `"lrt"` or `"flipout"` (noise of its
-    own for each example, less gradient variance; layers not covered, tied or reused take weight draws). Prediction
-    always draws weights. `kl`: closed form where the prior has one, or the Monte-Carlo estimate log q(w) − log p(w).
+    own for each example, less gradient variance; layers not covered, tied or reused take weight draws), or
+    `AdversarialSampling(...)`: weight draws and the worst ones near them. Prediction always draws weights. `kl`: closed
+    form where the prior has one, or the Monte-Carlo estimate log q(w) − log p(w).
     Give one of `std_init` (σ itself), `relative_std` (σ = that share of |μ|, for pretrained networks) or `rho_init`
     (a number, or mean and std of a normal). `mean_init="keep"` leaves the network's weights, also pretrained ones.
     """
@@ -54,7 +58,7 @@ class BBB(GaussianPosterior):
         *,
         data_size: int,
         prior: Prior | Mapping[str, Any] | float | None = None,
-        noise: str = "weights",
+        noise: Noise = "weights",
         draws: int = 1,
         temperature: float = 1.0,
         kl: str = "auto",
@@ -75,8 +79,9 @@ class BBB(GaussianPosterior):
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         _check_choices(noise, kl, draws, temperature)
+        self.attack = make_attack(noise) if is_attack(noise) else None
         self._config = {
-            "noise": noise,
+            "noise": noise if self.attack is None else self.attack.config(),
             "draws": draws,
             "temperature": temperature,
             "kl": kl,
@@ -88,7 +93,8 @@ class BBB(GaussianPosterior):
             "optimizer_options": dict(optimizer_options or {}),
             "clip_norm": clip_norm,
         }
-        self.noise_name, self.step_draws, self.temperature = noise, draws, temperature
+        self.noise_name = "weights" if self.attack is not None else str(noise)
+        self.step_draws, self.temperature = draws, temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters)
@@ -145,67 +151,116 @@ class BBB(GaussianPosterior):
     def _step(self, nll: Nll) -> Terms:
         self.descent.clear()
         weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        if self.attack is not None:
+            weight *= self.attack.kl_share()
         means = parameters_at(self.model, self.layout.names)
         fused = self.noise_name == "weights" and self.closed_form and FusedSlopes.covers(means, self.rho, self.prior)
         data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
         self.descent.apply(
-            at=self.steps, scale=self.lr_scale, squares=squares, squared=(*means.values(), self.rho) if fused else ()
+            at=self.steps,
+            scale=self.lr_scale,
+            squares=squares or 0.0,
+            squared=() if squares is None else (*means.values(), self.rho),
         )
         self.steps += 1
         return Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
 
-    def _slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, float]:
+    def _slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, None]:
         """Set all gradients; returns mean NLL and KL."""
         with torch.no_grad():
             slopes = Slopes(*self._moments())
-        share = 1 / self.step_draws
         data_term = kl = 0.0
-        for index in range(self.step_draws):
+        for index, share in enumerate(self._shares()):
             eps = self._normal()
             draw = torch.addcmul(slopes.at_mean, slopes.at_std, eps)
             std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
-            value, gradients = self._pass(nll, draw, std, index)
+            value, gradients = self._pass(nll, draw, std, index, share)
             data_term += share * value
-            slope = {n: torch.zeros(self.layout.shapes[n]).to(eps) if g is None else g for n, g in gradients.items()}
-            slopes.add_weights(self.layout.flatten(slope), eps)
+            slopes.add_weights(self._whole(gradients), eps)
             if std.grad is not None:
                 slopes.std.add_(std.grad)
             if not self.closed_form:
-                kl += share * slopes.add(partial(self._monte_carlo_kl, eps=eps), weight * share)
+                kl += slopes.add(partial(self._monte_carlo_kl, eps=eps), weight / self.step_draws) / self.step_draws
+        if self._is_attacked:
+            value, gradients, eps = self._attacked_pass(nll, slopes.at_mean, slopes.at_std)
+            data_term += value
+            slopes.add_weights(self._whole(gradients), eps)
         if self.closed_form:
             kl = slopes.add(self._closed_kl, weight)
+        elif not self._shares():
+            kl = slopes.add(partial(self._monte_carlo_kl, eps=self._normal()), weight)
         self.descent.check(data_term + weight * kl, at=self.steps)
         self.rho.grad = slopes.std.mul_(torch.sigmoid(self.rho.detach()))
         for name, piece in self.layout.split(slopes.mean).items():
             # The means of layers with activation noise have a share already.
             grad = means[name].grad
             means[name].grad = piece if grad is None else grad.add_(piece)
-        return data_term, kl, 0.0
+        return data_term, kl, None
 
-    def _fused_slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, float]:
-        """The same in compiled passes, for weight draws under a Gaussian prior; also the squared norm."""
+    def _fused_slopes(
+        self, nll: Nll, means: dict[str, nn.Parameter], weight: float
+    ) -> tuple[float, float, float | None]:
+        """The same in compiled passes, for weight draws under a Gaussian prior; also the squared norm, if known."""
         slopes = FusedSlopes(means, self.rho, cast(Gaussian, self.prior), self.generator)
         data_term = 0.0
-        for index in range(self.step_draws):
-            value, gradients = self._pass(nll, slopes.draw(), None, index)
-            data_term += value / self.step_draws
+        for index, share in enumerate(self._shares()):
+            value, gradients = self._pass(nll, slopes.draw(), None, index, share)
+            data_term += share * value
             slopes.add_weights(gradients, weight)
+        if self._is_attacked:
+            with torch.no_grad():
+                mean, std = self._moments()
+            value, gradients, eps = self._attacked_pass(nll, mean, std)
+            data_term += value
+            slopes.add_noise(gradients, eps, weight)
         self.descent.check(data_term + weight * slopes.kl, at=self.steps)
         self.rho.grad = slopes.rho
+        squares = slopes.squares
         for parameter, gradient in zip(means.values(), slopes.mean, strict=True):
             # What the loss took from the mean itself, past the draw, counts as in the other path.
+            squares = squares if parameter.grad is None else None
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return data_term, slopes.kl, slopes.squares
+        return data_term, slopes.kl, squares
 
-    def _pass(self, nll: Nll, draw: Tensor, std: Tensor | None, index: int) -> tuple[float, dict[str, Tensor | None]]:
-        """The batch's NLL under one sample of the noise, and its share of the derivatives by the weights drawn."""
+    @property
+    def _is_attacked(self) -> bool:
+        return self.attack is not None and self.attack.weight > 0
+
+    def _shares(self) -> list[float]:
+        """Each plain draw's share of the loss."""
+        share = 1.0 if self.attack is None else 1 - self.attack.weight
+        return [share / self.step_draws] * self.step_draws if share > 0 else []
+
+    def _attacked_pass(self, nll: Nll, mean: Tensor, std: Tensor) -> tuple[float, dict[str, Tensor | None], Tensor]:
+        """The NLL at the worst weights near a new draw, times its share; derivatives by these weights; their noise."""
+        attack = self.attack
+        assert attack is not None
+        check = partial(self.descent.check, at=self.steps)
+        frozen = not attack.attack_statistics
+        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen)
+        eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
+        index = 1 if attack.weight < 1 else 0
+        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, index, attack.weight)
+        return attack.weight * value, gradients, eps
+
+    def _whole(self, gradients: dict[str, Tensor | None]) -> Tensor:
+        """Derivatives as one vector, zero where there are none."""
+        shapes = self.layout.shapes
+        return self.layout.flatten(
+            {n: self.rho.new_zeros(shapes[n]) if g is None else g for n, g in gradients.items()}
+        ).detach()
+
+    def _pass(
+        self, nll: Nll, draw: Tensor, std: Tensor | None, index: int, share: float
+    ) -> tuple[float, dict[str, Tensor | None]]:
+        """The batch's NLL under one sample of the noise, and `share` of the derivatives by the weights drawn."""
         weights = {name: tensor.detach().requires_grad_() for name, tensor in self.layout.split(draw).items()}
 
         def backward(value: Tensor) -> float:
             value = scalar_loss(value)
             number = value.item()
             self.descent.check(number, at=self.steps)
-            (value / self.step_draws if self.step_draws > 1 else value).backward()
+            (value if share == 1 else value * share).backward()
             return number
 
         # Only the first draw counts as data for running statistics.
@@ -302,9 +357,9 @@ class BBB(GaussianPosterior):
         return self.descent.optimizer
 
 
-def _check_choices(noise: str, kl: str, draws: int, temperature: float) -> None:
-    if noise not in NOISE_NAMES:
-        raise ValueError(unknown("noise", noise, NOISE_NAMES))
+def _check_choices(noise: Noise, kl: str, draws: int, temperature: float) -> None:
+    if not is_attack(noise) and noise not in NOISE_NAMES:
+        raise ValueError(unknown("noise", str(noise), NOISE_NAMES))
     if kl not in KL_NAMES:
         raise ValueError(unknown("kl", kl, KL_NAMES))
     if draws < 1:

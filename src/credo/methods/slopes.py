@@ -51,7 +51,8 @@ class FusedSlopes:
         self._key = 0
         self.mean: list[Tensor] = []
         self.rho: Tensor | None = None
-        self.kl = self.squares = 0.0
+        self.kl = 0.0
+        self.squares: float | None = None
 
     @staticmethod
     def covers(means: Mapping[str, Tensor], rho: Tensor, prior: Any) -> bool:
@@ -86,3 +87,17 @@ class FusedSlopes:
             prior_precision=precision,
         )
         self.kl = kl - 0.5 * len(self._rho) * (1 + math.log(precision))
+
+    def add_noise(self, gradients: Mapping[str, Tensor | None], eps: Tensor, kl_weight: float) -> None:
+        """Derivatives by w = mean + softplus(rho)·eps, noise that has no key; the squared norm is not known after."""
+        if self.rho is None:
+            self._key = 0
+            self.add_weights(dict.fromkeys(self._names), kl_weight)
+        assert self.rho is not None
+        slope = torch.sigmoid(self._rho).mul_(eps).split(self._sizes)
+        for name, total, by_rho, factor in zip(self._names, self.mean, self.rho.split(self._sizes), slope, strict=True):
+            given = gradients[name]
+            if given is not None:
+                total.add_(given)
+                by_rho.addcmul_(factor, given.reshape(-1))
+        self.squares = None

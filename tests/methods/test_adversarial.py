@@ -1,0 +1,231 @@
+"""Adversarial Sampling against the obvious way to write it: an ascent on ε by autograd, Eq. 3 by autograd."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo import BBB, AdversarialSampling, load, save
+from credo.core.prior import ScaleMixture
+from credo.core.weights import substituted
+from credo.methods.adversarial import make_attack
+
+N = 40
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Everything here holds with and without compiled passes."""
+    monkeypatch.setenv("CREDO_KERNELS", "1" if request.param == "compiled" else "0")
+    return request.param
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def with_batchnorm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def data(size: int = 32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(size, 3, generator=generator), torch.randint(4, (size,), generator=generator)
+
+
+class Recorded:
+    """A loss that remembers the weights it was asked at."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data()
+        self.seen: list[dict[str, Tensor]] = []
+        self.values: list[float] = []
+
+    def __call__(self, net: nn.Module) -> Tensor:
+        value = F.cross_entropy(net(self.x), self.y)
+        self.seen.append({name: p.detach().clone() for name, p in net.named_parameters()})
+        self.values.append(value.item())
+        return value
+
+
+def sgd(net: nn.Module, noise: Any, **options: Any) -> BBB:
+    """Steps of −gradient, so that parameters tell the gradient."""
+    options = {"std_init": 0.3, **options}
+    return BBB(net, data_size=N, noise=noise, optimizer="sgd", lr=1.0, **options)
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors.values()])
+
+
+def slope_by_noise(posterior: BBB, eps: Tensor, nll: Any) -> Tensor:
+    """∂ loss / ∂ε by autograd through μ + σ·ε, the slow obvious way."""
+    eps = eps.clone().requires_grad_()
+    weights = flat(posterior.mean()) + flat(posterior.std()) * eps
+    with substituted(posterior.model, posterior.layout.split(weights)):
+        return torch.autograd.grad(nll(posterior.model), eps)[0]
+
+
+def test_the_inner_loop_is_a_sign_ascent_on_the_noise() -> None:
+    posterior, nll = sgd(mlp(), AdversarialSampling(steps=4, step_size=0.05, weight=0.5)), Recorded()
+    mean, std = flat(posterior.mean()), flat(posterior.std())
+    reference = sgd(mlp(), "weights")
+    posterior.step(nll)
+    assert len(nll.seen) == 1 + 4 + 1
+    noises = [(flat(seen) - mean) / std for seen in nll.seen]
+    eps = noises[1]
+    for reached in noises[2:]:
+        eps = eps + 0.05 * slope_by_noise(reference, eps, Recorded()).sign()
+        torch.testing.assert_close(reached, eps, rtol=0, atol=2e-5)
+    assert (noises[0] - noises[1]).abs().mean() > 0.5, "the attack starts at a draw of its own"
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize("kl_in_weight", [False, True])
+def test_a_step_is_the_gradient_of_equation_3(steps: int, weight: float, draws: int, kl_in_weight: bool) -> None:
+    attack = AdversarialSampling(steps=steps, step_size=0.1, weight=weight, kl_in_weight=kl_in_weight)
+    posterior, nll = sgd(mlp(), attack, draws=draws, prior=0.5), Recorded()
+    before, reference = flat(posterior.mean()), sgd(mlp(), "weights", prior=0.5)
+    rho_before = posterior.rho.detach().clone()
+    terms = posterior.step(nll)
+    plain = nll.seen[:draws] if weight < 1 else []
+    assert len(nll.seen) == len(plain) + steps + 1
+
+    mean, rho = before.clone().requires_grad_(), rho_before.clone().requires_grad_()
+    std = F.softplus(rho)
+
+    def loss_at(seen: dict[str, Tensor]) -> Tensor:
+        eps = (flat(seen) - before) / F.softplus(rho_before)
+        with substituted(reference.model, reference.layout.split(mean + std * eps)):
+            return F.cross_entropy(reference.model(nll.x), nll.y)
+
+    kl = torch.distributions.kl_divergence(
+        torch.distributions.Normal(mean, std), torch.distributions.Normal(torch.tensor(0.0), torch.tensor(0.5))
+    ).sum()
+    total = weight * loss_at(nll.seen[-1]) + (1 - weight if kl_in_weight else 1) * kl / N
+    if plain:
+        total = total + (1 - weight) * torch.stack([loss_at(seen) for seen in plain]).mean()
+    by_mean, by_rho = torch.autograd.grad(total, (mean, rho))
+    torch.testing.assert_close(before - flat(posterior.mean()), by_mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rho_before - posterior.rho.detach(), by_rho, rtol=1e-4, atol=1e-5)
+    assert by_rho.abs().max() > 0
+    assert terms.loss == pytest.approx(float(total.detach()), rel=1e-5)
+    assert terms.loss == pytest.approx(terms.nll + terms.penalty)
+
+
+def test_weight_0_is_plain_bbb_bit_for_bit() -> None:
+    plain, attacked = (
+        sgd(with_batchnorm(), noise, draws=2, random="*") for noise in ("weights", AdversarialSampling(weight=0))
+    )
+    for _ in range(3):
+        assert plain.step(Recorded()) == attacked.step(Recorded())
+    for name, tensor in plain.state_dict().items():
+        if isinstance(tensor, Tensor):
+            assert torch.equal(tensor, attacked.state_dict()[name]), name
+
+
+def test_the_ascent_raises_the_loss_on_average() -> None:
+    gains = []
+    for seed in range(20):
+        nll = Recorded()
+        sgd(mlp(), AdversarialSampling(steps=5, step_size=0.1), seed=seed).step(nll)
+        gains.append(nll.values[-1] - nll.values[1])
+    # Rises in each of 20 cases: by chance 1 in a million.
+    assert min(gains) > 0
+
+
+def test_the_radius_bounds_the_way_from_the_draw() -> None:
+    posterior, nll = sgd(mlp(), AdversarialSampling(steps=5, step_size=0.1, radius=0.25, weight=1.0)), Recorded()
+    mean, std = flat(posterior.mean()), flat(posterior.std())
+    posterior.step(nll)
+    noises = torch.stack([(flat(seen) - mean) / std for seen in nll.seen])
+    way = (noises - noises[0]).abs().amax(dim=1)
+    torch.testing.assert_close(way, torch.tensor([0, 0.1, 0.2, 0.25, 0.25, 0.25]), rtol=0, atol=1e-5)
+
+
+def test_only_the_first_pass_counts_for_running_statistics() -> None:
+    nets = [with_batchnorm() for _ in range(3)]
+    attack = {"steps": 4, "step_size": 0.1, "weight": 0.5}
+    noises = ("weights", AdversarialSampling(**attack), AdversarialSampling(**attack, attack_statistics=True))
+    for net, noise in zip(nets, noises, strict=True):
+        sgd(net, noise).step(Recorded())
+    plain, attacked, all_passes = (net[1] for net in nets)
+    assert torch.equal(plain.running_mean, attacked.running_mean)
+    assert torch.equal(plain.running_var, attacked.running_var)
+    assert (int(attacked.num_batches_tracked), int(all_passes.num_batches_tracked)) == (1, 5)
+
+
+def test_with_weight_1_the_adversarial_pass_counts() -> None:
+    net = with_batchnorm()
+    sgd(net, AdversarialSampling(weight=1.0)).step(Recorded())
+    assert int(net[1].num_batches_tracked) == 1
+
+
+def test_the_ascent_differentiates_by_weights_alone() -> None:
+    net = mlp()
+    times: list[int] = []
+    net[0].weight.register_hook(lambda _: times.append(1))
+    sgd(net, AdversarialSampling(steps=5), random="2.*").step(Recorded())
+    assert len(times) == 2, "gradients of other parameters are needed for the two losses only"
+
+
+@pytest.mark.parametrize("prior", [ScaleMixture(0.5, 1.0, 0.1), {"kind": "laplace", "b": 0.2}, 0.3])
+@pytest.mark.parametrize("weight", [0.8, 1.0])
+def test_every_prior_and_random_batchnorm(prior: Any, weight: float) -> None:
+    attack = AdversarialSampling(steps=2, weight=weight)
+    posterior = BBB(with_batchnorm(), data_size=N, noise=attack, prior=prior, random="*", draws=2, lr=0.02)
+    values = [posterior.step(Recorded()) for _ in range(60)]
+    assert values[-1].loss < 0.7 * values[0].loss
+    assert "1.weight" in posterior.std()
+
+
+def test_it_survives_saving(tmp_path: Any) -> None:
+    posterior = BBB(mlp(), data_size=N, noise={"kind": "adversarial", "steps": 2, "radius": 0.1})
+    posterior.step(Recorded())
+    save(posterior, tmp_path / "a.safetensors")
+    again = load(tmp_path / "a.safetensors", model=mlp())
+    assert again.config()["noise"] == posterior.config()["noise"] == AdversarialSampling(2, radius=0.1).config()
+    assert again.attack == AdversarialSampling(steps=2, radius=0.1)
+
+
+def test_a_loss_that_fails_in_the_attack_changes_nothing() -> None:
+    net = with_batchnorm()
+    posterior, nll = sgd(net, AdversarialSampling(steps=3)), Recorded()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+
+    def fails_late(model: nn.Module) -> Tensor:
+        value = nll(model)
+        return value if len(nll.seen) < 3 else value * float("nan")
+
+    with pytest.raises(ArithmeticError, match="The loss is nan at step 0"):
+        posterior.step(fails_late)
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, "steps=-1 must be a whole number"),
+        ({"steps": 2.5}, "steps=2.5 must be a whole number"),
+        ({"step_size": -0.1}, "step_size=-0.1 must be finite"),
+        ({"weight": 1.5}, r"weight=1.5 must lie in \[0, 1\]"),
+        ({"radius": 0.0}, "radius=0.0 must be positive"),
+    ],
+)
+def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdversarialSampling(**options)
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ValueError, match=r"lambda.*options are steps, step_size, weight"):
+        make_attack({"kind": "adversarial", "lambda": 0.8})
+    with pytest.raises(ValueError, match="adversarial"):
+        BBB(mlp(), data_size=N, noise="adverserial")
