@@ -55,7 +55,11 @@ def reproduce_command(
                 raise ValueError(unknown(f"table of {study}", str(number), map(str, known)))
         folder = output or default_folder(study, scale)
         choice = _choice(study, rows)
-        results = [_run(study, number, scale, folder, jobs, choice) for number in table or sorted(known)]
+        records: dict[str, dict[str, Any]] = {}
+        results = [_run(study, number, scale, folder, jobs, choice, records) for number in table or sorted(known)]
+        draw = STUDIES[study].figures
+        for path in draw(records, scale, folder) if draw else ():
+            say(f"figure {path}")
         if as_json:
             print_json([asdict(result) for result in results])
             return
@@ -80,7 +84,16 @@ def _choice(study: str, rows: str | None) -> dict[str, tuple[str, ...]]:
     return {"rows": tuple(row.strip() for row in rows.split(",") if row.strip())}
 
 
-def _run(study: str, number: int, scale: str, folder: Path, jobs: int, choice: dict[str, tuple[str, ...]]) -> Table:
+def _run(
+    study: str,
+    number: int,
+    scale: str,
+    folder: Path,
+    jobs: int,
+    choice: dict[str, tuple[str, ...]],
+    every: dict[str, dict[str, Any]],
+) -> Table:
+    """One table; its records are also added to `every`."""
     chosen = STUDIES[study]
     total = chosen.count[number](scale, **choice)
     records: dict[str, dict[str, Any]] = {}
@@ -91,6 +104,7 @@ def _run(study: str, number: int, scale: str, folder: Path, jobs: int, choice: d
             bar.update(task, advance=1, text=cell.name)
             if not bar.console.is_terminal:
                 say(f"{len(records)}/{total} {cell.name}")
+    every.update(records)
     result = chosen.table[number](records, scale)
     write_json(folder / f"table{number}.json", {"scale": scale, **asdict(result)})
     for note in result.notes:

@@ -39,7 +39,7 @@ def bootstrap(
     values = _check_vector(values, "values")
     reduce = _STATISTICS[statistic]
     blocks = _index_blocks(len(values), resamples, torch.Generator().manual_seed(seed))
-    return _interval(float(reduce(values)), torch.cat([reduce(values[index]) for index in blocks]), level)
+    return interval(float(reduce(values)), torch.cat([reduce(values[index]) for index in blocks]), level)
 
 
 def bootstrap_metric(
@@ -67,7 +67,7 @@ def bootstrap_metric(
     for block in _index_blocks(len(probs), resamples, generator):
         for index in block:
             results.append(metric(probs[index.to(probs.device)], labels[index.to(labels.device)]))
-    return _interval(metric(probs, labels), torch.tensor(results, dtype=torch.float64), level)
+    return interval(metric(probs, labels), torch.tensor(results, dtype=torch.float64), level)
 
 
 def paired_difference(a: Tensor, b: Tensor, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Interval:
@@ -118,7 +118,16 @@ def _block_sizes(n: int, resamples: int) -> Iterator[int]:
         yield min(rows, resamples - start)
 
 
-def _interval(value: float, results: Tensor, level: float) -> Interval:
+def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """How often each of n examples is in a resample, `[rows, n]`; the rows of all blocks are `resamples`."""
+    _check_settings(0.5, resamples)
+    for indices in _index_blocks(n, resamples, torch.Generator().manual_seed(seed)):
+        yield torch.zeros(len(indices), n).scatter_add_(1, indices, torch.ones(indices.shape))
+
+
+def interval(value: float, results: Tensor, level: float) -> Interval:
+    """A value with the quantiles of its resampled values."""
+    _check_settings(level, 1)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = results.nanquantile(ends).tolist()
     return Interval(value, low, high)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
+from credo.evaluate.intervals import Interval, interval, resampled_counts
 from credo.predict.engine import batches_of, evaluating
 from credo.predict.moments import class_labels, class_log_probs, summable
 from credo.predict.strategies import choose_strategy
@@ -18,10 +19,15 @@ from credo.predict.strategies import choose_strategy
 
 @dataclass(frozen=True)
 class SampleStudy:
-    """Accuracies [draws] of networks that were each drawn once for the whole data set, and of their ensemble."""
+    """Accuracies [draws] of networks that were each drawn once for the whole data set, and of their ensemble.
+
+    `hits` [draws, inputs] says which network is right about which input, `ensemble_hits` [inputs] the ensemble.
+    """
 
     accuracies: Tensor
     ensembled: float
+    hits: Tensor
+    ensemble_hits: Tensor
 
     @property
     def lowest(self) -> float:
@@ -38,6 +44,24 @@ class SampleStudy:
         """Average accuracy of one network."""
         return float(self.accuracies.mean())
 
+    def intervals(self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
+        """Bootstrap intervals over the inputs, for these same networks: what another test set might have given.
+
+        Of `spread`, highest − lowest, too. How much other draws would differ is not in them.
+        """
+        each, together = self.hits.float(), self.ensemble_hits.float()
+        values: dict[str, list[Tensor]] = {"lowest": [], "highest": [], "mean": [], "ensembled": [], "spread": []}
+        for counts in resampled_counts(len(together), resamples, seed):
+            shares = counts.T / len(together)
+            accuracies = each @ shares
+            low, high = accuracies.amin(0), accuracies.amax(0)
+            found = {"lowest": low, "highest": high, "spread": high - low, "mean": accuracies.mean(0)}
+            for name, new in {**found, "ensembled": together @ shares}.items():
+                values[name].append(new)
+        own = {"lowest": self.lowest, "highest": self.highest, "mean": self.mean, "ensembled": self.ensembled}
+        own["spread"] = self.highest - self.lowest
+        return {name: interval(own[name], torch.cat(found).double(), level) for name, found in values.items()}
+
 
 @torch.no_grad()
 def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 100, seed: int = 0) -> SampleStudy:
@@ -52,8 +76,8 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
     if draws < 1:
         raise ValueError(f"draws={draws}: at least one is needed.")
     draws = draws if posterior.is_random else posterior.whole_draws(draws)
-    right = torch.zeros(draws, dtype=torch.float64)
-    ensemble_right, total = 0.0, 0
+    hits: list[Tensor] = []
+    ensemble_hits: list[Tensor] = []
     plan = None
     with evaluating(posterior), posterior.seeded(seed):
         for x, y in batches_of(batches, 1024):
@@ -65,15 +89,17 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
             with posterior.seeded(seed):
                 plan.restart()
                 probs: Tensor | None = None
+                right: list[Tensor] = []
                 for start in range(0, draws, 10):
                     count = min(10, draws - start)
                     each = class_log_probs(likelihood, summable(plan.outputs(x, count))).exp()
                     labels = class_labels(y, *each.shape[1:])
-                    right[start : start + count] += (each.argmax(-1) == labels).double().sum(-1).cpu()
+                    right.append((each.argmax(-1) == labels).cpu())
                     probs = each.sum(0) if probs is None else probs + each.sum(0)
             assert probs is not None
-            ensemble_right += float((probs.argmax(-1) == labels).sum())
-            total += len(labels)
-    if total == 0:
+            hits.append(torch.cat(right))
+            ensemble_hits.append((probs.argmax(-1) == labels).cpu())
+    if not hits:
         raise ValueError("There was no input.")
-    return SampleStudy(right / total, ensemble_right / total)
+    each_hits, together = torch.cat(hits, dim=1), torch.cat(ensemble_hits)
+    return SampleStudy(each_hits.double().mean(1), float(together.double().mean()), each_hits, together)

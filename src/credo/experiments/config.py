@@ -17,6 +17,7 @@ from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.data.registry import find_spec
 from credo.experiments.checks import blamed_on, check_kinds
+from credo.experiments.start import load_weights_
 from credo.experiments.toml import parse_assignment
 from credo.methods import METHODS, Ensemble
 from credo.models import MODELS, build_model
@@ -30,7 +31,10 @@ _AUTOMATIC = {"self", "model", "data_size", "batches"}
 
 @dataclass(frozen=True)
 class Training:
-    """How long and in what steps. Times (`milestones`, `warmup`) are in epochs; `validation` is a share or a count."""
+    """How long and in what steps. Times (`milestones`, `warmup`) are in epochs; `validation` is a share or a count.
+
+    `examples`: train on that many only, chosen by the seed, every class at its share.
+    """
 
     epochs: int = 20
     batch_size: int = 128
@@ -40,6 +44,7 @@ class Training:
     floor: float = 0.0
     warmup: float = 0.0
     augment: str = "none"
+    examples: int | None = None
     validation: float = 0.1
     validation_draws: int = 8
     monitor: str = "nll"
@@ -144,7 +149,7 @@ def _make_training(table: Mapping[str, Any]) -> Training:
     for key in table:
         if key not in known:
             raise ValueError(unknown("training option", key, known))
-    check_kinds("training", table, {**asdict(Training()), "patience": 1})
+    check_kinds("training", table, {**asdict(Training()), "patience": 1, "examples": 1})
     training = Training(**table)
     if training.epochs < 1 or training.batch_size < 1:
         raise ValueError("training.epochs and training.batch_size must be at least 1.")
@@ -197,6 +202,11 @@ def prepare(experiment: Experiment) -> Prepared:
     if training.validation:
         size = int(training.validation) if training.validation >= 1 else float(training.validation)
         train, held_out = split_validation(dataset.train, size=size, seed=training.seed)
+    if training.examples is not None and training.examples != len(train):
+        if not 0 < training.examples < len(train):
+            raise ValueError(f"training.examples={training.examples}: there are {len(train)} to train on.")
+        stratify = dataset.task == "classification"
+        _, train = split_validation(train, size=training.examples, seed=training.seed, stratify=stratify)
     augment = None if training.augment == "none" else training.augment
     loader = Batches(train, batch_size=training.batch_size, seed=training.seed, augment=augment)
     posterior = build_posterior(experiment, dataset, data_size=len(train), batches=len(loader))
@@ -228,11 +238,14 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
 
 
 def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, index: int) -> nn.Module:
-    options = {key: value for key, value in experiment.model.items() if key != "name"}
+    options = {key: value for key, value in experiment.model.items() if key not in ("name", "weights")}
     options.setdefault("inputs", list(dataset.input_shape))
     options.setdefault("classes", _outputs(dataset, likelihood))
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
-    return build_model(experiment.model["name"], **options)
+    network = build_model(experiment.model["name"], **options)
+    if experiment.model.get("weights") is not None:
+        load_weights_(network, experiment.model["weights"], experiment.model["name"])
+    return network
 
 
 def _likelihood(dataset: Dataset) -> dict[str, Any]:

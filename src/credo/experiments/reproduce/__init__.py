@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from credo.experiments.reproduce import vogn, weight_sampling
+from credo.experiments.reproduce import adversarial_sampling, vogn, weight_sampling
 from credo.experiments.reproduce.tables import SCALES, Cell, Table
 from credo.experiments.reproduce.vogn_rows import NETWORKS
 
@@ -19,7 +20,7 @@ class Study:
     """A work whose tables can be run: what it is, and for each table number its cells and its final form.
 
     Where there are `rows`, some of them can be chosen: `count` and `cells` then take `rows=`, names or none for the
-    scale's own choice.
+    scale's own choice. `figures(records, scale, folder)` draws what the records of all tables suffice for.
     """
 
     title: str
@@ -27,6 +28,11 @@ class Study:
     cells: dict[int, Cells]
     table: dict[int, Callable[[dict[str, dict[str, Any]], str], Table]]
     rows: tuple[str, ...] = ()
+    figures: Callable[[dict[str, dict[str, Any]], str, Path], list[Path]] | None = None
+
+
+def _networks(table: int, scale: str) -> int:
+    return len(adversarial_sampling.cells_of(table, scale))
 
 
 STUDIES: dict[str, Study] = {
@@ -42,6 +48,18 @@ STUDIES: dict[str, Study] = {
         cells={1: vogn.table_1},
         table={1: vogn.table_1_result},
         rows=tuple(NETWORKS),
+    ),
+    "adversarial-sampling": Study(
+        "Improving Bayesian neural networks by Adversarial Sampling (Zhang et al. 2022)",
+        count={n: partial(_networks, n) for n in (1, 2, 3, 4)},
+        cells={n: partial(adversarial_sampling.run_table, n) for n in (1, 2, 3, 4)},
+        table={
+            1: partial(adversarial_sampling.accuracy_table, "scratch"),
+            2: partial(adversarial_sampling.accuracy_table, "tuned"),
+            3: adversarial_sampling.retained_table,
+            4: adversarial_sampling.sweep_table,
+        },
+        figures=adversarial_sampling.draw_figures,
     ),
 }
 
