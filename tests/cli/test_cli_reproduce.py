@@ -88,7 +88,11 @@ def test_records_of_another_scale_are_not_taken(call: Call, refused: Refused, fe
 
 def test_what_there_is(call: Call) -> None:
     assert "weight-sampling" in call("reproduce", "list").stdout
-    assert list(json.loads(call("reproduce", "list", "--json").stdout)) == ["weight-sampling", "vogn"]
+    assert list(json.loads(call("reproduce", "list", "--json").stdout)) == [
+        "weight-sampling",
+        "vogn",
+        "adversarial-sampling",
+    ]
 
 
 def test_chosen_rows(call: Call) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import credo
 from credo import evaluate as metrics
 from credo.data.toys import load_blobs, load_gap
+from credo.evaluate.samples import SampleStudy
 from credo.predict import Prediction, strategies
 
 
@@ -309,3 +310,27 @@ def test_study_of_a_regression_is_refused() -> None:
     batch: tuple[Tensor, Tensor] = (torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(TypeError, match="class likelihood"):
         credo.sample_study(credo.BBB(small(), data_size=10, likelihood="gaussian"), [batch])
+
+
+def test_intervals_of_a_sample_study_are_those_of_resampled_inputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hits = torch.rand(7, 60, generator=generator) < torch.linspace(0.5, 0.9, 7)[:, None]
+    together = torch.rand(60, generator=generator) < 0.9
+    study = SampleStudy(hits.double().mean(1), float(together.double().mean()), hits, together)
+    found = study.intervals(resamples=4000, seed=1)
+    values: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(4000):
+        at = torch.randint(60, (60,), generator=generator)
+        accuracies = hits[:, at].double().mean(1)
+        low, high = float(accuracies.min()), float(accuracies.max())
+        values["lowest"].append(low)
+        values["highest"].append(high)
+        values["spread"].append(high - low)
+        values["mean"].append(float(accuracies.mean()))
+        values["ensembled"].append(float(together[at].double().mean()))
+    for name, interval in found.items():
+        low, high = torch.tensor(values[name], dtype=torch.float64).quantile(torch.tensor([0.025, 0.975]).double())
+        # Quantiles of 4 000 values in steps of 1/60: one step apart at most, but for 1 in 10 000.
+        assert abs(interval.low - low) < 0.02, name
+        assert abs(interval.high - high) < 0.02, name
+    assert found["spread"].value == pytest.approx(study.highest - study.lowest)
