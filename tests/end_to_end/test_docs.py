@@ -46,7 +46,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Examples that go with another library, if it is there.
 NEEDED = {"transformers_ivon.py": "transformers"}
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
-NOT_RUN = {"command-line.md": 3, "data-and-models.md": 1, "results.md": 1, "migration.md": 5, "optimizers.md": 3}
+NOT_RUN = {"adversarial-sampling.md": 1, "command-line.md": 3, "data-and-models.md": 1, "results.md": 1, "migration.md": 5, "optimizers.md": 4, "sklearn.md": 2}
 # Minutes to days, or the network: never in a test.
 SLOW = re.compile(r"^credo (demo|reproduce (?!list))|--download|data\.name=(mnist|fashion-mnist|kmnist|notmnist|cifar)")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")

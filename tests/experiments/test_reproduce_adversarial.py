@@ -140,5 +140,5 @@ def test_training_on_part_of_the_data() -> None:
     assert counts.min() >= 18, "every class at its share"
     again = prepare(make_experiment(tables))
     assert torch.equal(again.loader.split.y, prepared.loader.split.y)
-    with pytest.raises(ValueError, match="training.examples=99999: there are"):
+    with pytest.raises(ValueError, match=r"training\.examples=99999: there are"):
         prepare(make_experiment({"training": {"examples": 99999}}))
