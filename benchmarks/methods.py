@@ -26,6 +26,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bbb-mixture": ("bbb", {"prior": ScaleMixture()}),
     "bbb-lrt": ("bbb", {"noise": "lrt"}),
     "bbb-flipout": ("bbb", {"noise": "flipout"}),
+    "bbb-adversarial": ("bbb", {"noise": "adversarial"}),  # five ascents
 }
 _NOT_ONE_NETWORK = {"ensemble"}  # costs its members' steps
 
