@@ -1,6 +1,8 @@
 """What all commands share: help, version, exit codes, stdout for results only."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,9 @@ def test_names_with_brackets_and_colons_are_only_names(call: Call, digits_run: P
     assert str(folder) in result.stderr
     assert "[/x]" in call("evaluate", "[/x]", code=2).stderr
     assert "run folder: [/x]" in call("train", "training.augment=[/y]", "--run", "[/x]", code=2).stderr
+
+
+def test_the_package_itself_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "credo", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "reproduce" in done.stdout
