@@ -24,6 +24,10 @@ from credo.methods import natural
 Closure = Callable[[], Any]
 
 
+class _EmptyClosureError(RuntimeError):
+    """A closure returned no loss and left no gradient."""
+
+
 class PosteriorOptimizer(torch.optim.Optimizer):
     """Drives a posterior that gathers passes and updates (VOGN, OGN, IVON, K-FAC) as an optimiser of its network.
 
@@ -74,11 +78,16 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         self._refuse_other_gradients()
         with self._alone(), statistics_kept_on_error(posterior.model), gathered.dropped_on_error():
             posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
-            loss = None
-            for count in range(_wanted(posterior) if closure is not None else 0):
-                loss = self._run(closure, inner=count > 0)
+            loss = None if closure is None else self._passes(closure)
             self.terms = posterior.update()
             return loss
+
+    def gather(self, closure: Closure) -> Any:
+        """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone."""
+        self._refuse_other_gradients()
+        kept = statistics_kept_on_error(self.posterior.model)
+        with self._alone(), kept, self._engine._gathered.dropped_on_error():
+            return self._passes(closure)
 
     def sampled_params(self, train: bool = False) -> AbstractContextManager[nn.Module]:
         """The network as one draw while open. With `train`, run zero_grad, forward and backward inside: the gradients
@@ -118,7 +127,21 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "several blocks before one step(); if they are not meant for it, call zero_grad() before step()."
             )
 
-    def _run(self, closure: Closure | None, *, inner: bool) -> Any:
+    def _passes(self, closure: Closure) -> Any:
+        loss, generator, has_blocks = None, self._engine.generator, self._engine._gathered.count > 0
+        before = generator.get_state()
+        for count in range(_wanted(self.posterior)):
+            try:
+                loss = self._run(closure, inner=count > 0)
+            except _EmptyClosureError:
+                # Lightning makes step() after blocks of one's own a step with a closure that does nothing.
+                if count or not has_blocks:
+                    raise
+                generator.set_state(before)
+                return None
+        return loss
+
+    def _run(self, closure: Closure, *, inner: bool) -> Any:
         again, generator = inner, self._engine.generator
         before = generator.get_state()
         while True:
@@ -128,7 +151,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 again = True
                 generator.set_state(before)
 
-    def _one_pass(self, closure: Any, *, frozen: bool) -> Any:
+    def _one_pass(self, closure: Closure, *, frozen: bool) -> Any:
         model = self.posterior.model
         with torch.enable_grad(), frozen_statistics(model) if frozen else nullcontext(), self.posterior.trial():
             loss = closure()
@@ -136,8 +159,13 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             if loss is not None:
                 natural.check_loss(number, self.posterior.steps)
             leaves = self._engine._gathered.leaves or {}
-            if isinstance(loss, Tensor) and loss.requires_grad and all(w.grad is None for w in leaves.values()):
-                loss.backward()
+            if all(w.grad is None for w in leaves.values()):
+                if loss is None:
+                    raise _EmptyClosureError(
+                        "No gradient has arrived: the closure returned nothing, nor called backward."
+                    )
+                if isinstance(loss, Tensor) and loss.requires_grad:
+                    loss.backward()
         self._record(number)
         return loss
 
@@ -151,7 +179,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             except PlanChangedError as error:
                 raise PlanChangedError(
                     "This pass found parameters that are used in an unusual way, and the next will know: run the block "
-                    "again (nothing of it counts), or use step(closure), which does so by itself."
+                    "again (nothing of it counts), or use step(closure) or gather(closure), which do so by themselves."
                 ) from error
         self._record(math.nan)  # a block does not say what its loss was
 
@@ -219,6 +247,20 @@ class OGN(PosteriorOptimizer):
         super().__init__(methods.OGN(model, data_size=data_size, **options))
 
 
+class KFAC(PosteriorOptimizer):
+    """`credo.KFAC` as a torch optimiser: the same arguments."""
+
+    def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
+        super().__init__(methods.KFAC(model, data_size=data_size, **options))
+
+
+class NoisyKFAC(PosteriorOptimizer):
+    """`credo.NoisyKFAC` as a torch optimiser: the same arguments."""
+
+    def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
+        super().__init__(methods.NoisyKFAC(model, data_size=data_size, **options))
+
+
 class IVON(PosteriorOptimizer):
     """`credo.IVON` as a torch optimiser: the same arguments, or ivon-opt's names for them.
 
@@ -259,4 +301,4 @@ _IVON_NAMES = {
     "hess_approx": "estimator",
 }
 
-__all__ = ["IVON", "OGN", "VOGN", "PosteriorOptimizer"]
+__all__ = ["IVON", "KFAC", "OGN", "VOGN", "NoisyKFAC", "PosteriorOptimizer"]

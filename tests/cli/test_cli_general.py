@@ -1,6 +1,7 @@
 """What all commands share: help, version, exit codes, stdout for results only."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,18 @@ def test_help(call: Call, command: str) -> None:
     assert f"credo {command}" in result.stdout
     assert "--json" in result.stdout
     assert result.stderr == ""
+    if command != "list":  # it has them in a sentence
+        assert re.search(rf"^ +credo {command}\b", result.stdout, flags=re.MULTILINE), "no example on a line of its own"
+
+
+def test_examples_of_help_are_possible_commands(call: Call) -> None:
+    text = "\n".join(call(*command, "--help").stdout for command in ((), *((name,) for name in COMMANDS)))
+    options = {info.name: call(info.name, "--help").stdout for info in app.registered_commands if info.name}
+    examples = re.findall(r"^ +credo (\w+)(.*)$", text, flags=re.MULTILINE)
+    assert len(examples) > len(COMMANDS)
+    for name, rest in examples:
+        for option in re.findall(r"--[\w-]+", rest):
+            assert option in options[name], f"credo {name}{rest}"
 
 
 def test_help_names_every_command(call: Call) -> None:

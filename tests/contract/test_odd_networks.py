@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from credo.core.errors import UnsupportedModelError
-from credo.methods import BBB, MAP
+from credo.core.posterior import Posterior
+from credo.methods import BBB, IVON, MAP
 
 
 class Sequence(nn.Module):
@@ -153,3 +155,41 @@ def test_a_compiled_network_is_refused() -> None:
     compiled = torch.compile(nn.Linear(3, 2), backend="eager")
     with pytest.raises(UnsupportedModelError, match="compiled"):
         BBB(compiled, data_size=5)
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_with_sparse_gradients_are_refused(build, layer: type[nn.Module]) -> None:
+    def network(index: int) -> nn.Module:
+        return nn.Sequential(layer(9, 4, sparse=True), nn.Linear(4, 4), nn.Linear(4, 3))
+
+    with pytest.raises(UnsupportedModelError, match=r"0\.weight has sparse gradients: .* sparse=False"):
+        build(network)
+
+
+def test_a_frozen_sparse_embedding_is_fine(build) -> None:
+    def network(index: int) -> nn.Module:
+        torch.manual_seed(index)
+        table = nn.Embedding(9, 4, sparse=True)
+        table.weight.requires_grad_(False)
+        return nn.Sequential(table, nn.Flatten(), nn.Linear(20, 4), nn.Linear(4, 3))
+
+    x, y = inputs_for(TOKENS)
+    assert math.isfinite(build(network).step(lambda net: F.cross_entropy(net(x), y)).loss)
+
+
+@pytest.mark.parametrize("method", [MAP, BBB, partial(BBB, noise="lrt"), IVON])
+def test_sparse_gradients_that_only_a_pass_shows_change_nothing(method: Callable[..., Posterior]) -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(9, 4)), nn.Linear(4, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(F.embedding(tokens, self.table, sparse=True).mean(1))
+
+    x, y = inputs_for(TOKENS)
+    posterior = method(Looked(), data_size=20)
+    before = {name: p.detach().clone() for name, p in posterior.named_parameters()}
+    with pytest.raises(UnsupportedModelError, match=r"gradient of (model\.)?table is sparse .* sparse=False"):
+        posterior.step(lambda net: F.cross_entropy(net(x), y))
+    assert all(torch.equal(p, before[name]) for name, p in posterior.named_parameters())

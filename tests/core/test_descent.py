@@ -147,3 +147,41 @@ def test_gradients_left_by_others_are_not_added_and_none_are_left_behind() -> No
 def test_a_rate_that_is_no_number_is_refused(lr: object) -> None:
     with pytest.raises(ValueError, match="must be a non-negative number"):
         Descent(dict(network().named_parameters()), "sgd", lr)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_could_be_differentiated_is_refused(name: str) -> None:
+    parameters = dict(network().named_parameters())
+    with pytest.raises(ValueError, match=r"differentiable=True cannot be used.*Leave the option out"):
+        Descent(parameters, name, 0.1, {"differentiable": True})
+    with pytest.raises(ValueError, match=r"differentiable=True cannot be used"):
+        Descent(parameters, lambda ps: OPTIMIZERS[name](ps, lr=0.1, differentiable=True), 0.1)
+
+
+@pytest.mark.parametrize("options", [{"fused": True, "foreach": True}, {"betas": (0.9,)}])
+def test_options_that_torch_cannot_combine_are_named(options: dict) -> None:
+    with pytest.raises(ValueError, match=f"Optimizer 'adam' with options .*'{next(iter(options))}'"):
+        Descent(dict(network().named_parameters()), "adam", 0.1, options)
+
+
+def test_ready_changes_no_parameter_and_move_cannot_fail() -> None:
+    ours, theirs = network(), network()
+    whole, halves = (Descent(dict(net.named_parameters()), "adam", 0.1, clip_norm=0.1) for net in (ours, theirs))
+    for step in range(3):
+        whole.step(loss_of(ours, 50.0), at=step, scale=0.5)
+        before = weights(theirs)
+        halves.backward(loss_of(theirs, 50.0), at=step)
+        halves.ready(at=step)
+        assert torch.equal(weights(theirs), before)
+        halves.move(scale=0.5)
+        assert torch.equal(weights(theirs), weights(ours))
+
+
+def test_sparse_gradients_are_named_and_change_nothing() -> None:
+    net = nn.Embedding(5, 2)
+    descent = Descent({"table": net.weight}, "sgd", 0.1)
+    before = net.weight.detach().clone()
+    rows = torch.nn.functional.embedding(torch.tensor([1, 3]), net.weight, sparse=True)
+    with pytest.raises(ValueError, match=r"gradient of table is sparse.*sparse=False"):
+        descent.step(rows.sum(), at=0)
+    assert torch.equal(net.weight, before)

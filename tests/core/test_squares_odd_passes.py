@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from credo.core.errors import UnsupportedModelError
 from credo.core.squares.plan import SquarePlan
 from credo.core.squares.run import per_example_squares
 from credo.core.squares.sums import square_sums
@@ -187,6 +188,25 @@ def test_an_expanded_output_gradient() -> None:
     found = per_example_squares(net.double(), lambda model: model(x).sum() / 6)
     each = torch.stack([torch.autograd.grad(net(x[i : i + 1]).sum(), net[0].weight)[0] for i in range(6)])
     torch.testing.assert_close(found.squares["0.weight"], each.square().sum(0))
+
+
+class Kink(nn.Module):
+    """Where one example alone rounds to the other side of a ReLU's kink than it did in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 + (self.slope * x + (1e-9 if len(x) > 1 else -1e-9)).relu()
+
+
+def test_rounding_at_a_kink_is_not_taken_for_a_use_outside() -> None:
+    x = torch.linspace(1, 2, 5).unsqueeze(1)
+    found = per_example_squares(Kink(), lambda net: net(x).mean())
+    assert found.gradients["slope"].item() == pytest.approx(1.5)
+    with pytest.raises(UnsupportedModelError, match="slope is also used outside"):
+        per_example_squares(Kink(), lambda net: net(x).mean() + 0.1 * net.slope.sum())
 
 
 def test_an_empty_batch_gives_zeros() -> None:

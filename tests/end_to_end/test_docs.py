@@ -46,7 +46,15 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Examples that go with another library, if it is there.
 NEEDED = {"transformers_ivon.py": "transformers"}
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
-NOT_RUN = {"adversarial-sampling.md": 1, "command-line.md": 3, "data-and-models.md": 1, "results.md": 1, "migration.md": 5, "optimizers.md": 4, "sklearn.md": 2}
+NOT_RUN = {
+    "adversarial-sampling.md": 1,
+    "command-line.md": 3,
+    "data-and-models.md": 1,
+    "migration.md": 5,
+    "optimizers.md": 4,
+    "results.md": 1,
+    "sklearn.md": 2,
+}
 # Minutes to days, or the network: never in a test.
 SLOW = re.compile(r"^credo (demo|reproduce (?!list))|--download|data\.name=(mnist|fashion-mnist|kmnist|notmnist|cifar)")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -179,6 +187,14 @@ def test_links_lead_somewhere() -> None:
             if not goal.exists() or (anchor and anchor not in anchors(goal)):
                 broken.append(f"{path.name}: {target}")
     assert broken == []
+
+
+def test_the_index_leads_to_every_page_and_example() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"\]\(([^)#\s]+)", index))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.*")}
+    assert sorted((pages | examples) - targets) == []
 
 
 def anchors(page: Path) -> set[str]:

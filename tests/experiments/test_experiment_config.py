@@ -1,5 +1,6 @@
 """Experiments from tables: defaults, mistakes named before anything runs, and what is built from them."""
 
+import inspect
 import json
 import tomllib
 from collections.abc import Callable
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from credo import BBB, MAP, Ensemble
-from credo.experiments.config import Experiment, Training, make_experiment, method_options, prepare, read_experiment
-from credo.experiments.toml import dump_toml
+from credo.data import DATASETS, DatasetSpec
+from credo.experiments.config import Experiment, Training, make_experiment, prepare, read_experiment
+from credo.experiments.defaults import method_options
 from credo.methods import METHODS
+from credo.models import MODELS, build_model
 
 Small = Callable[..., Experiment]
 
@@ -20,12 +23,82 @@ Small = Callable[..., Experiment]
 def test_defaults_are_written_out() -> None:
     experiment = make_experiment({})
     assert experiment.data == {"name": "digits"}
-    assert experiment.model == {"name": "mlp"}
+    assert experiment.model["name"] == "mlp"
+    assert experiment.model["hidden"] == [100, 100]
     assert experiment.training == Training()
     assert experiment.method["name"] == "bbb"
     assert experiment.method["lr"] == method_options("bbb")["lr"].default
     assert {"noise", "draws", "temperature", "kl", "optimizer"} <= set(experiment.method)
     assert "seed" not in experiment.method  # the experiment's own
+    assert not {"inputs", "classes", "seed"} & set(experiment.model)  # from the data and the experiment
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_record_holds_every_option_of_the_data(name: str) -> None:
+    options = {"path": "table.csv"} if name == "csv" else {}
+    table = make_experiment({"data": {"name": name, **options}}).to_dict()["data"]
+    parameters = inspect.signature(DATASETS[name].load).parameters.values()
+    assert set(table) == {"name", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_holds_every_option_of_the_network(name: str) -> None:
+    table = make_experiment({"model": {"name": name}}).to_dict()["model"]
+    model = build_model(name, **{key: value for key, value in table.items() if key != "name"})
+    built = vars(model)["credo_spec"]["options"]  # with all defaults
+    assert {**table, **{key: built[key] for key in ("inputs", "classes", "seed")}} == {"name": name, **built}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "ensemble"])
+def test_a_record_holds_every_option_of_the_method(name: str) -> None:
+    parameters = inspect.signature(METHODS[name]).parameters
+    known = {"name", *parameters} - {"self", "model", "data_size", "batches", "seed"}
+    assert set(make_experiment({"method": {"name": name}}).to_dict()["method"]) == known
+    of = make_experiment({"method": {"name": "ensemble", "of": {"name": name}}}).to_dict()["method"]["of"]
+    assert set(of) == known
+
+
+def test_a_later_default_does_not_change_what_a_record_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: dict[str, Any] = {"data": {"name": "gap"}, "model": {"name": "mlp"}}
+    experiment = make_experiment(tables)
+    texts = (experiment.to_toml(), json.dumps(experiment.to_dict()))
+
+    def load_gap(*, n: int = 999, noise: float = 0.9, seed: int = 9, new: str = "option") -> Any: ...
+
+    def mlp(
+        inputs: Any = (), *, hidden: Any = (7,), normalize: Any | None = 0.5, input_range: Any | None = 1
+    ) -> Any: ...
+
+    monkeypatch.setitem(DATASETS, "gap", DatasetSpec("", "regression", load_gap))
+    monkeypatch.setitem(MODELS, "mlp", mlp)
+    changed = make_experiment({"data": {"name": "gap"}, "model": {"name": "mlp"}})
+    assert (changed.data["n"], changed.model["hidden"]) == (999, [7])
+    for record in (tomllib.loads(texts[0]), json.loads(texts[1])):
+        again = make_experiment(record)
+        assert again.data == {**experiment.data, "new": "option"}
+        assert again.model == experiment.model
+
+
+def test_a_record_without_defaults_still_loads() -> None:
+    old = {"data": {"name": "moons"}, "model": {"name": "mlp", "hidden": [3]}, "method": {"name": "map", "lr": 0.1}}
+    experiment = make_experiment(old)
+    assert experiment.data == {"name": "moons", "n": 500, "noise": 0.1, "seed": 0}
+    assert (experiment.model["hidden"], experiment.model["activation"]) == ([3], "relu")
+
+
+def test_none_can_be_said_where_it_means_something() -> None:
+    switched_off = make_experiment({"method": {"name": "noisy-kfac", "clip": "none"}})
+    assert switched_off.method["clip"] is None
+    assert make_experiment({"method": {"name": "noisy-kfac", "clip": None}}) == switched_off
+    assert make_experiment(tomllib.loads(switched_off.to_toml())) == switched_off
+    assert make_experiment({"data": {"name": "csv", "path": "none", "target": "none"}}).data["target"] == "none"
+    assert make_experiment({"training": {"patience": "none", "augment": "none"}}).training == Training()
+    for tables, message in (
+        ({"method": {"name": "bbb", "lr": "none"}}, "method.lr='none' must be a number"),
+        ({"training": {"epochs": "none"}}, "training.epochs='none' must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_experiment(tables)
 
 
 def test_given_values_win_over_defaults() -> None:
@@ -138,7 +211,7 @@ def test_what_only_the_constructors_know_is_still_a_clear_error(small: Small, ch
 )
 def test_the_resolved_file_and_the_record_rebuild_the_same_experiment(tables: dict[str, Any]) -> None:
     experiment = make_experiment(tables)
-    assert make_experiment(tomllib.loads(dump_toml(experiment.to_dict()))) == experiment
+    assert make_experiment(tomllib.loads(experiment.to_toml())) == experiment
     assert make_experiment(json.loads(json.dumps(experiment.to_dict()))) == experiment
 
 

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from credo.experiments import runs
 from credo.experiments.config import Experiment
+from credo.experiments.diagnosis import read_log
 from credo.experiments.runs import Run
-from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, NoisyKFAC
+from credo.experiments.toml import dump_toml
+from credo.methods import METHODS
 
 Small = Callable[..., Experiment]
 STEPS = 3  # batches of an epoch: 90 examples in thirty-twos
@@ -51,7 +53,7 @@ def failing_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return run
 
     with monkeypatch.context() as patch:
-        for cls in (BBB, IVON, KFAC, MAP, OGN, VOGN, NoisyKFAC):
+        for cls in METHODS.values():
             patch.setattr(cls, "step", broken(cls.step))
         yield
 
@@ -66,7 +68,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
     for line in [*logs[0], *logs[1]]:
         assert line.pop("seconds") > 0
     assert logs[0] == logs[1]
-    assert [line["epoch"] for line in logs[0]] == list(range(results[0]["epochs"]))
+    assert [line["epoch"] for line in logs[0]] == list(range(1, results[0]["epochs"] + 1))
     tensors, wanted = (load_file(place / "model.safetensors") for place in (folder, reference))
     assert set(tensors) == set(wanted)
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
@@ -141,7 +143,7 @@ def test_an_abandoned_iteration_goes_on(tmp_path: Path, small: Small) -> None:
     for _ in run.train(experiment, draws=4):
         break
     records = list(run.train(experiment, draws=4))
-    assert [record.epoch for record in records] == [0, 1, 2]
+    assert [record.epoch for record in records] == [1, 2, 3]
     assert_same_run(run.folder, tmp_path / "whole")
 
 
@@ -166,3 +168,40 @@ def test_a_damaged_checkpoint_is_refused_not_ignored(tmp_path: Path, small: Smal
     assert (tmp_path / "config.toml").exists()
     path.unlink()
     assert len(list(run.train(small(), draws=4))) == 3
+
+
+def as_before(folder: Path, given: dict[str, Any]) -> None:
+    """The run as versions wrote it that counted epochs from 0 and left defaults of data and network to themselves."""
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    for record in state["progress"]["records"]:
+        record["epoch"] -= 1
+    torch.save({**state, "format": 1}, folder / "checkpoint.pt")
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**record, "epoch": record["epoch"] - 1}) for record in records]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(dump_toml(given))
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, small: Small) -> None:
+    experiment = small()
+    list(Run(tmp_path / "whole").train(experiment, draws=4))
+    run = Run(tmp_path / "old")
+    for record in run.train(experiment, draws=4):
+        if record.epoch == 2:
+            break
+    tables = experiment.to_dict()
+    data = {key: tables["data"][key] for key in ("name", "n")}
+    model = {key: tables["model"][key] for key in ("name", "hidden")}
+    as_before(run.folder, {**tables, "data": data, "model": model})
+    assert run.experiment() == experiment
+    assert [record["epoch"] for record in read_log(run)] == [1, 2]
+    assert [record.epoch for record in run.train(experiment, draws=4)] == [1, 2, 3]
+    assert_same_run(run.folder, tmp_path / "whole")
+
+
+def test_the_log_of_a_finished_run_of_an_earlier_version_is_read_as_one_of_today(tmp_path: Path, small: Small) -> None:
+    run = Run(tmp_path)
+    list(run.train(small(), draws=4))
+    records = read_log(run)
+    as_before(run.folder, small().to_dict())
+    assert read_log(run) == records

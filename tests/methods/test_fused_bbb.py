@@ -123,3 +123,57 @@ def test_a_nan_gradient_changes_nothing_and_is_named() -> None:
     with pytest.raises(credo.NonFiniteError, match=r"conv\.weight"):
         posterior.step(lambda net: Bad.apply(net(x)).mean())
     assert all(torch.equal(before[n], p) for n, p in posterior.named_parameters())
+
+
+def trained_past_the_draw(steps: int, std: float, factor: float = 1.0, **options: Any) -> credo.BBB:
+    """Trained on a loss that also reads two of the means themselves, one of them a weight, past the draw."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    posterior = credo.BBB(net, data_size=50, std_init=std, seed=4, **options)
+    weight, bias = net[0].weight, net[2].bias  # while a draw is in their place, the network has others
+    x, y = torch.randn(10, 4), torch.randint(2, (10,))
+    for _ in range(steps):
+        posterior.step(
+            lambda net: F.cross_entropy(net(x), y) + factor * ((weight - 3).square().mean() + (bias + 2).exp().sum())
+        )
+    return posterior
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"clip_norm": 0.3, "optimizer": "sgd", "lr": 0.1}])
+@pytest.mark.parametrize("without", ["this pass", "any kernel"])
+def test_what_a_loss_takes_from_the_means_past_the_draw_counts(
+    options: dict[str, Any], without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without any kernel the noise has other numbers: there it must be too small to matter.
+    std = 1e-7 if without == "any kernel" else 0.05
+    fused, blind = trained_past_the_draw(5, std, **options), trained_past_the_draw(5, std, factor=0.0, **options)
+    if without == "any kernel":
+        monkeypatch.setenv("CREDO_KERNELS", "0")
+    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    monkeypatch.setattr(FusedSlopes, "covers", staticmethod(lambda *_: False))
+    plain = trained_past_the_draw(5, std, **options)
+    for (name, a), b in zip(fused.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert not torch.allclose(fused.model[0].weight, blind.model[0].weight, atol=1e-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("clip_norm", [0.01, 0.3])
+def test_clipping_is_by_the_norm_of_all_that_counts(clip_norm: float) -> None:
+    start = trained_past_the_draw(0, 0.05)
+    moved = trained_past_the_draw(1, 0.05, factor=10.0, optimizer="sgd", lr=1.0, clip_norm=clip_norm)
+    pairs = zip(moved.parameters(), start.parameters(), strict=True)
+    way = torch.cat([(a - b).detach().reshape(-1).double() for a, b in pairs])
+    assert float(way.norm()) == pytest.approx(clip_norm, rel=1e-4)
+
+
+@needs_kernels
+def test_an_infinite_gradient_past_the_draw_is_seen() -> None:
+    posterior = trained_past_the_draw(0, 0.05)
+    before = {n: p.detach().clone() for n, p in posterior.named_parameters()}
+    weight, x = posterior.model[0].weight, torch.randn(10, 4)
+    with pytest.raises(credo.NonFiniteError, match=r"gradient of 0\.weight"):
+        # The square root's derivative at 0 is infinite, its value is not.
+        posterior.step(lambda net: net(x).square().mean() + (weight - weight.detach()).clamp_min(0).sqrt().sum())
+    assert all(torch.equal(before[n], p) for n, p in posterior.named_parameters())

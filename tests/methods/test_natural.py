@@ -271,3 +271,19 @@ def test_what_a_file_holds_is_what_was_saved(tmp_path: Path) -> None:
     for key, std in posterior.std().items():
         assert torch.equal(loaded.std()[key], std)
         assert (std > 0).all()
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.IVON])
+def test_a_learned_noise_whose_gradient_is_not_finite_changes_nothing(method: Any) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    posterior = method(nn.Linear(3, 1), data_size=20, likelihood={"kind": "gaussian", "std": 0.5, "learn": True})
+    posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
+    (noise,) = posterior.likelihood.parameters()
+    before = {name: tensor.clone() for name, tensor in posterior.state_dict().items() if isinstance(tensor, Tensor)}
+    spoiled = noise.register_hook(lambda g: g * math.inf)
+    with pytest.raises(credo.NonFiniteError, match=r"gradient of likelihood\..* is not finite at step 1"):
+        posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
+    spoiled.remove()
+    assert all(torch.equal(posterior.state_dict()[name], tensor) for name, tensor in before.items())
+    assert math.isfinite(posterior.step(lambda net: posterior.likelihood.nll(net(x), y)).loss)

@@ -18,6 +18,9 @@ SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
     "vogn": (optim.VOGN, {"lr": 0.05, "curvature_init": 0.5}),
     "vogn first at mean": (optim.VOGN, {"lr": 0.05, "draws": 2, "averaged": True, "momentum_correction": False}),
     "ogn": (optim.OGN, {"lr": 0.05}),
+    "kfac": (optim.KFAC, {"lr": 0.05, "inverse_every": 2}),
+    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "factor_every": 2, "inverse_every": 3}),
+    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "fisher": "sampled", "diagonal": "*last*"}),
     "ivon": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9}),
     "ivon draws": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9, "draws": 3, "random": "all"}),
 }
@@ -104,7 +107,16 @@ def without_grad_mode(optimizer: Any, x: Tensor, y: Tensor) -> None:
         without_backward(optimizer, x, y)
 
 
-@pytest.mark.parametrize("way", [without_backward, with_backward, returning_a_number, without_grad_mode])
+def gathered_before(optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss = optimizer.gather(lambda: F.cross_entropy(optimizer.posterior.model(x), y))
+    assert isinstance(loss, Tensor)
+    optimizer.step()
+
+
+WAYS = [without_backward, with_backward, returning_a_number, without_grad_mode, gathered_before]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_closure_makes_the_posteriors_step_bit_for_bit(make: Any, way: Callable[..., None]) -> None:
     optimizer, posterior = make(), make.posterior()
     for x, y in batches():
@@ -141,6 +153,18 @@ def test_a_block_makes_the_posteriors_step_bit_for_bit(make: Any) -> None:
     assert_same(state(optimizer.posterior), state(posterior))
 
 
+def test_an_empty_closure_after_blocks_adds_nothing(make: Any) -> None:
+    """Lightning gives one to every step() of a manual loop."""
+    with_one, without = make(), make()
+    for x, y in batches(3):
+        for optimizer in (with_one, without):
+            with optimizer.sampled_params(train=True) as net:
+                F.cross_entropy(net(x), y).backward()
+        assert with_one.step(lambda: None) is None
+        without.step()
+    assert_same(state(with_one.posterior), state(without.posterior))
+
+
 class Reading(nn.Module):
     """Reads a layer's weight without calling the layer, which only a pass can show."""
 
@@ -154,14 +178,20 @@ class Reading(nn.Module):
         return self.last(hidden) if self.called else F.linear(hidden, self.last.weight, self.last.bias)
 
 
-def regression(model: nn.Module) -> dict[str, Any]:
+# The second needs a diagonal there: Kronecker factors do not see who reads a weight.
+UNUSUAL: dict[str, dict[str, Any]] = {"VOGN": {"curvature_init": 0.5}, "NoisyKFAC": {"diagonal": "last.*"}}
+
+
+def regression(kind: str, model: nn.Module) -> dict[str, Any]:
     noise = credo.GaussianNoise(0.5, learn=True)
-    return {"model": model, "data_size": 40, "lr": 0.05, "curvature_init": 0.5, "likelihood": noise}
+    return {"model": model, "data_size": 40, "lr": 0.05, "likelihood": noise, **UNUSUAL[kind]}
 
 
-def test_an_unusual_network_is_run_again_with_the_same_draw_and_counted_once() -> None:
-    optimizer, posterior = (m(**regression(Reading(called=False))) for m in (optim.VOGN, credo.VOGN))
-    usual = credo.VOGN(**regression(Reading(called=True)))
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_an_unusual_network_is_run_again_with_the_same_draw_and_counted_once(kind: str) -> None:
+    made = [getattr(place, kind)(**regression(kind, Reading(called=False))) for place in (optim, credo)]
+    optimizer, posterior = made
+    usual = getattr(credo, kind)(**regression(kind, Reading(called=True)))
     calls = 0
     for x, _ in batches(3):
         y = x[:, :1].sin()
@@ -181,8 +211,9 @@ def test_an_unusual_network_is_run_again_with_the_same_draw_and_counted_once() -
             torch.testing.assert_close(optimizer.posterior.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_that_must_be_run_again_says_so() -> None:
-    optimizer = optim.VOGN(**regression(Reading(called=False)))
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_a_block_that_must_be_run_again_says_so(kind: str) -> None:
+    optimizer = getattr(optim, kind)(**regression(kind, Reading(called=False)))
     x = batches()[0][0]
 
     def block() -> None:
@@ -206,7 +237,7 @@ def test_prediction_blocks_are_draws_and_leave_nothing(make: Any) -> None:
         first = net(x)
     with optimizer.sampled_params() as net, torch.no_grad():
         second = net(x)
-    assert torch.equal(first, second) == isinstance(optimizer, optim.OGN)
+    assert torch.equal(first, second) == (not optimizer.posterior.is_random)
     assert_same(state(optimizer.posterior.model), before)
     with pytest.raises(RuntimeError, match="Nothing was gathered"):
         optimizer.step()
@@ -252,10 +283,10 @@ def test_a_cycled_momentum_is_refused_by_torch_since_it_could_not_be_heard() -> 
         lr_scheduler.OneCycleLR(optim.VOGN(network(), data_size=40), 0.2, total_steps=8)
 
 
-def test_rates_by_name_have_a_group_rate_that_is_a_factor() -> None:
+@pytest.mark.parametrize("kind", ["VOGN", "KFAC", "NoisyKFAC"])
+def test_rates_by_name_have_a_group_rate_that_is_a_factor(kind: str) -> None:
     rates = {"last.*": 0.0, "*": 0.05}
-    optimizer = optim.VOGN(network(), data_size=40, lr=rates, curvature_init=0.5)
-    posterior = credo.VOGN(network(), data_size=40, lr=rates, curvature_init=0.5)
+    optimizer, posterior = (getattr(place, kind)(network(), data_size=40, lr=rates) for place in (optim, credo))
     assert optimizer.param_groups[0]["lr"] == 1.0
     optimizer.param_groups[0]["lr"] = posterior.lr_scale = 0.5
     before = state(posterior.model)
@@ -275,13 +306,12 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 
-@pytest.mark.parametrize("kind", ["ogn", "vogn"])
+@pytest.mark.parametrize("kind", ["OGN", "VOGN", "KFAC", "NoisyKFAC"])
 def test_equal_parts_of_a_batch_at_one_point_are_the_whole_batch(kind: str) -> None:
-    """OGN always, VOGN where its passes are at the mean: gradient and curvature are means over the same examples."""
+    """Without noise always, with noise where passes are at the mean: all that is gathered are means over examples."""
     x, y = batches()[0]
-    made = [getattr(optim, kind.upper())(plain(), data_size=40, lr=0.05) for _ in range(2)]
-    whole, parts = made
-    for _ in range(3 if kind == "ogn" else 1):
+    whole, parts = (getattr(optim, kind)(plain(), data_size=40, lr=0.05) for _ in range(2))
+    for _ in range(1 if whole.posterior.is_random else 3):
         whole.step(lambda: F.cross_entropy(whole.posterior.model(x.double()), y))
         for rows in range(0, 12, 4):
             with parts.sampled_params(train=True) as net:
@@ -293,15 +323,18 @@ def test_equal_parts_of_a_batch_at_one_point_are_the_whole_batch(kind: str) -> N
             torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["vogn", "ivon"])
+@pytest.mark.parametrize("kind", ["VOGN", "NoisyKFAC", "IVON"])
 def test_blocks_on_parts_are_gathered_passes_each_with_a_draw_of_its_own(kind: str) -> None:
     """Three blocks and a step = three `gather`s and an `update`; on one batch = one step of three draws."""
-    options: dict[str, Any] = {"data_size": 40, "curvature_init": 0.5}
-    method, x, y = getattr(credo, kind.upper()), *batches()[0]
+    options: dict[str, Any] = {"data_size": 40, **({} if kind == "NoisyKFAC" else {"curvature_init": 0.5})}
+    method, x, y = getattr(credo, kind), *batches()[0]
     parts = [slice(0, 4), slice(4, 8), slice(8, 12)]
     for rows in (parts, [slice(0, 12)] * 3):
-        optimizer = getattr(optim, kind.upper())(plain(), **options)
+        optimizer = getattr(optim, kind)(plain(), **options)
         posterior = method(plain(), **options, draws=1 if rows is parts else 3)
+        for one in (optimizer.posterior, posterior):  # so that all have a curvature, and noise with it
+            one.gather(lambda net: F.cross_entropy(net(x.double()), y))
+            one.update()
         for part in rows:
             with optimizer.sampled_params(train=True) as net:
                 F.cross_entropy(net(x[part].double()), y[part]).backward()

@@ -20,6 +20,9 @@ SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
     "vogn": (optim.VOGN, {"lr": 0.05, "curvature_init": 0.5}),
     "vogn draws": (optim.VOGN, {"lr": 0.05, "draws": 2, "prior_precision": {"*": 2.0}}),
     "ogn": (optim.OGN, {"lr": 0.05}),
+    "kfac": (optim.KFAC, {"lr": 0.05, "inverse_every": 2}),
+    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "factor_every": 2, "inverse_every": 3}),
+    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "fisher": "sampled", "diagonal": "3.*"}),
     "ivon": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9}),
     "ivon draws": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9, "draws": 2}),
 }
@@ -109,6 +112,9 @@ def test_a_state_of_another_optimiser_is_refused() -> None:
     vogn, ogn = optim.VOGN(network(), data_size=40), optim.OGN(network(), data_size=40)
     with pytest.raises(ValueError, match=r"another optimiser or network.*engine\.momentum"):
         vogn.load_state_dict(ogn.state_dict())
+    kfac, noisy = optim.KFAC(network(), data_size=40), optim.NoisyKFAC(network(), data_size=40)
+    with pytest.raises(ValueError, match=r"another optimiser or network.*engine\._blocks"):
+        noisy.load_state_dict(kfac.state_dict())
     with pytest.raises(ValueError, match="another optimiser"):
         vogn.load_state_dict(torch.optim.Adam(network().parameters()).state_dict())
 
@@ -157,6 +163,16 @@ def fail_after_backward(optimizer: Any, x: Tensor, y: Tensor) -> None:
     optimizer.step(closure)
 
 
+def fail_in_gather(optimizer: Any, x: Tensor, y: Tensor) -> None:
+    def closure() -> Tensor:
+        F.cross_entropy(optimizer.posterior.model(x), y).backward()
+        raise BrokenError
+
+    with optimizer.sampled_params(train=True) as net:
+        F.cross_entropy(net(x), y).backward()
+    optimizer.gather(closure)
+
+
 def fail_in_block(optimizer: Any, x: Tensor, y: Tensor) -> None:
     for _ in range(2):
         with optimizer.sampled_params(train=True) as net:
@@ -173,14 +189,20 @@ def fail_in_prediction(optimizer: Any, x: Tensor, y: Tensor) -> None:
         raise BrokenError
 
 
-@pytest.mark.parametrize("fail", [fail_in_closure, fail_after_backward, fail_in_block, fail_in_prediction])
+FAILS = [fail_in_closure, fail_after_backward, fail_in_gather, fail_in_block, fail_in_prediction]
+
+
+@pytest.mark.parametrize("fail", FAILS)
 def test_an_exception_leaves_parameters_as_they_were_and_nothing_gathered(make: Make, fail: Make) -> None:
     """ivon-opt: an exception inside a block leaves the noisy weights in the network."""
     optimizer = make()
     data = batches()
     run(optimizer, data[:2])
     before, parameters = tensors(optimizer), dict(optimizer.posterior.model.named_parameters())
-    if fail is fail_in_block:  # blocks before the one that failed have counted as data for running statistics
+    if fail in (
+        fail_in_gather,
+        fail_in_block,
+    ):  # blocks before the one that failed have counted as data for running statistics
         before = {key: value for key, value in before.items() if ".1." not in key}
     with pytest.raises(BrokenError):
         fail(optimizer, *data[2])
@@ -238,6 +260,8 @@ def test_nothing_nests(make: Make) -> None:
         with pytest.raises(RuntimeError, match="do not nest"), optimizer.sampled_params(train=outer):
             optimizer.step(loss)
         with pytest.raises(RuntimeError, match="do not nest"), optimizer.sampled_params(train=outer):
+            optimizer.gather(loss)
+        with pytest.raises(RuntimeError, match="do not nest"), optimizer.sampled_params(train=outer):
             optimizer.step()
 
     def closure() -> Tensor:
@@ -246,7 +270,7 @@ def test_nothing_nests(make: Make) -> None:
 
     with pytest.raises(RuntimeError, match="Inside a closure the network is a draw"):
         optimizer.step(closure)
-    if not isinstance(optimizer, optim.OGN):
+    if optimizer.posterior.is_random:
         with pytest.raises(RuntimeError, match="do not nest"):
             optimizer.step(lambda: (optimizer.posterior(x), loss())[1])
     assert_same(tensors(optimizer), before)
@@ -262,11 +286,15 @@ def test_a_step_without_passes_is_a_clear_error(make: Make) -> None:
     # A loop that accumulates by itself and passes a closure for the last part only must not lose the others.
     with pytest.raises(RuntimeError, match="own parameters have gradients"):
         run(optimizer, batches(1))
+    with pytest.raises(RuntimeError, match="own parameters have gradients"):
+        optimizer.gather(lambda: F.cross_entropy(optimizer.posterior.model(x), y))
     optimizer.zero_grad(set_to_none=False)
     with pytest.raises(RuntimeError, match="No gradient has arrived"), optimizer.sampled_params(train=True) as net:
         net(x)
     with pytest.raises(RuntimeError, match="No gradient has arrived"):
         optimizer.step(lambda: F.cross_entropy(optimizer.posterior.model(x), y).item())
+    with pytest.raises(RuntimeError, match="No gradient has arrived"):
+        optimizer.step(lambda: None)
     for wrong in (lambda: (1.0, 2.0), lambda: optimizer.posterior.model(x)):
         with pytest.raises(ValueError, match="mean loss, one number"):
             optimizer.step(wrong)

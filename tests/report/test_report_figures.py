@@ -219,7 +219,7 @@ def test_thinned_keeps_the_ends() -> None:
 def test_training_curves_show_every_epoch() -> None:
     records = [
         {
-            "epoch": i,
+            "epoch": i + 1,
             "nll": 2.0 / (i + 1),
             "penalty": 5.0 - i,
             "validation": {"nll": 1.0 + (i - 2) ** 2, "accuracy": 0.5},
@@ -241,7 +241,9 @@ def test_training_curves_show_every_epoch() -> None:
 
 
 def test_training_without_validation_or_with_values_that_are_not_finite() -> None:
-    records: list[dict[str, Any]] = [{"epoch": i, "nll": None if i == 1 else 1.0 + i, "penalty": 0.0} for i in range(3)]
+    records: list[dict[str, Any]] = [
+        {"epoch": i + 1, "nll": None if i == 1 else 1.0 + i, "penalty": 0.0} for i in range(3)
+    ]
     x, y = training.epoch_axis([records]), training.likelihood_axis([records])
     drawn = training.likelihood_plot(records, x, y, "one", 0)
     assert len(path_points(drawn)) == 1

@@ -162,7 +162,8 @@ def test_progress_counts_inputs(digits_runs: list[Path]) -> None:
 
 def test_runs_on_different_data_are_refused(digits_runs: list[Path], gap_runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"gap.*was trained on gap \(n=100\), .*map on digits: .*Make one report for each"
+        ValueError,
+        match=r"gap.*was trained on gap \(n=100, noise=0\.1, seed=0\), .*map on digits: .*one report for each",
     ):
         gather([digits_runs[0], gap_runs[0]])
     other = tmp_path / "other"
@@ -172,7 +173,7 @@ def test_runs_on_different_data_are_refused(digits_runs: list[Path], gap_runs: l
         make_experiment({"data": data, "training": training, "method": {"name": "map"}}), draws=1
     ):
         pass
-    with pytest.raises(ValueError, match=r"other was trained on gap \(n=100, seed=1\)"):
+    with pytest.raises(ValueError, match=r"other was trained on gap \(n=100, noise=0\.1, seed=1\)"):
         gather([gap_runs[0], other])
 
 

@@ -96,7 +96,7 @@ def test_resumed_equals_uninterrupted(method: str, loader: str, tmp_path: Path) 
     expected = run(whole, LOADERS[loader]())
     torch.manual_seed(123)  # whatever the global generator does, the run does not depend on it
     with pytest.raises(Killed):
-        run(METHODS[method](), LOADERS[loader](), checkpoint=tmp_path / "c.pt", kill_at=(2, 2))
+        run(METHODS[method](), LOADERS[loader](), checkpoint=tmp_path / "c.pt", kill_at=(3, 2))
     torch.rand(17)
     resumed = METHODS[method]()
     records = run(resumed, LOADERS[loader](), checkpoint=tmp_path / "c.pt")
@@ -105,7 +105,7 @@ def test_resumed_equals_uninterrupted(method: str, loader: str, tmp_path: Path) 
     assert_equal(resumed.state_dict(), whole.state_dict())
 
 
-@pytest.mark.parametrize("kill_at", [(0, 1), (0, 4), (1, 1), (3, 4)])
+@pytest.mark.parametrize("kill_at", [(1, 1), (1, 4), (2, 1), (4, 4)])
 def test_killed_at_any_step(kill_at: tuple[int, int], tmp_path: Path) -> None:
     whole = METHODS["bbb"]()
     expected = run(whole, LOADERS["batches"]())
@@ -123,7 +123,7 @@ def test_the_same_objects_can_go_on(loader: str, tmp_path: Path) -> None:
     expected = run(whole, LOADERS[loader]())
     posterior, batches = METHODS["map"](), LOADERS[loader]()
     with pytest.raises(Killed):
-        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(2, 3))
+        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(3, 3))
     assert run(posterior, batches, checkpoint=tmp_path / "c.pt") == expected
     assert_equal(posterior.state_dict(), whole.state_dict())
 
@@ -135,10 +135,10 @@ def test_killed_twice_and_between_epochs(tmp_path: Path) -> None:
     for record in credo.train(
         METHODS["bbb"](), LOADERS["loader"](), epochs=EPOCHS, schedule="cosine", seed=5, checkpoint=path
     ):
-        if record.epoch == 0:
+        if record.epoch == 1:
             break
     with pytest.raises(Killed):
-        run(METHODS["bbb"](), LOADERS["loader"](), checkpoint=path, kill_at=(2, 1))
+        run(METHODS["bbb"](), LOADERS["loader"](), checkpoint=path, kill_at=(3, 1))
     resumed = METHODS["bbb"]()
     assert run(resumed, LOADERS["loader"](), checkpoint=path) == expected
     assert_equal(resumed.state_dict(), whole.state_dict())
@@ -157,7 +157,7 @@ def test_learned_noise_goes_on_in_the_same_objects(tmp_path: Path) -> None:
     expected = run(whole, batches)
     posterior = make()
     with pytest.raises(Killed):
-        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(2, 1))
+        run(posterior, batches, checkpoint=tmp_path / "c.pt", kill_at=(3, 1))
     assert run(posterior, batches, checkpoint=tmp_path / "c.pt") == expected
     fresh = make()
     assert run(fresh, batches, checkpoint=tmp_path / "c.pt") == expected
@@ -204,6 +204,25 @@ def test_schedules_resume_where_they_were(tmp_path: Path) -> None:
     whole, resumed = METHODS["map"](), METHODS["map"]()
     run(whole, LOADERS["batches"](), schedule=schedule)
     with pytest.raises(Killed):
-        run(METHODS["map"](), LOADERS["batches"](), schedule=schedule, checkpoint=tmp_path / "c.pt", kill_at=(2, 1))
+        run(METHODS["map"](), LOADERS["batches"](), schedule=schedule, checkpoint=tmp_path / "c.pt", kill_at=(3, 1))
     run(resumed, LOADERS["batches"](), schedule=schedule, checkpoint=tmp_path / "c.pt")
     assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+def as_format_1(path: Path) -> None:
+    """The checkpoint as versions wrote it that counted epochs from 0."""
+    state = torch.load(path, weights_only=True)
+    records = [{**record, "epoch": record["epoch"] - 1} for record in state["progress"]["records"]]
+    torch.save({**state, "format": 1, "progress": {**state["progress"], "records": records}}, path)
+
+
+def test_a_checkpoint_that_counted_epochs_from_0_goes_on(tmp_path: Path) -> None:
+    whole, resumed, path = METHODS["bbb"](), METHODS["bbb"](), tmp_path / "c.pt"
+    expected = run(whole, LOADERS["batches"]())
+    with pytest.raises(Killed):
+        run(METHODS["bbb"](), LOADERS["batches"](), checkpoint=path, kill_at=(3, 1))
+    as_format_1(path)
+    assert run(resumed, LOADERS["batches"](), checkpoint=path) == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+    # It has become a checkpoint of this version, which nothing shifts again.
+    assert run(METHODS["bbb"](), LOADERS["batches"](), checkpoint=path) == expected

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,7 +44,7 @@ def test_a_record_averages_the_terms_of_its_steps() -> None:
     steps: list[tuple[int, int, int, credo.Terms]] = []
     records = list(credo.train(bbb(), PAIRS, epochs=3, on_step=lambda *call: steps.append(call)))
     assert [(epoch, done, total) for epoch, done, total, _ in steps] == [
-        (e, d, 4) for e in range(3) for d in (1, 2, 3, 4)
+        (e, d, 4) for e in (1, 2, 3) for d in (1, 2, 3, 4)
     ]
     for record in records:
         mine = [terms for epoch, _, _, terms in steps if epoch == record.epoch]
@@ -53,7 +54,7 @@ def test_a_record_averages_the_terms_of_its_steps() -> None:
         assert record.seconds > 0
         assert record.validation == {}
         assert not record.best
-    assert [record.epoch for record in records] == [0, 1, 2]
+    assert [record.epoch for record in records] == [1, 2, 3]
 
 
 def test_no_kl_without_one() -> None:
@@ -69,7 +70,7 @@ def test_records_survive_json() -> None:
 def test_validation_is_predict_and_the_quick_metrics() -> None:
     posterior = bbb()
     for record in credo.train(posterior, PAIRS, epochs=3, validation=PAIRS, validation_draws=6):
-        expected = quick_metrics(credo.predict(posterior, PAIRS, draws=6, seed=record.epoch))
+        expected = quick_metrics(credo.predict(posterior, PAIRS, draws=6, seed=record.epoch - 1))
         assert record.validation == expected
         assert set(expected) == {"accuracy", "nll"}
 
@@ -208,12 +209,23 @@ def test_the_bar_shows_on_a_terminal_only() -> None:
     assert "3/8" in written(terminal=True)
 
 
+def test_the_bar_counts_all_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[float] = []
+    real = Progress.update
+    monkeypatch.setattr(Progress, "update", lambda *a, **o: seen.append(o["completed"]) or real(*a, **o))
+    credo.fit(bbb(), PAIRS, epochs=2, checkpoint=tmp_path / "c.pt")
+    assert seen == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]  # and once more at the end of each epoch
+    seen.clear()
+    credo.fit(bbb(), PAIRS, epochs=3, checkpoint=tmp_path / "c.pt")
+    assert seen == [4, 8, 9, 10, 11, 12, 12]
+
+
 @pytest.mark.parametrize("progress", [True, False])
 def test_fit_passes_on_what_train_takes(progress: bool, tmp_path: Path) -> None:
     calls: list[int] = []
     options: dict[str, Any] = {"on_step": lambda epoch, *rest: calls.append(epoch), "checkpoint": tmp_path / "c.pt"}
     shown = credo.fit(bbb(), PAIRS, epochs=2, progress=progress, schedule="cosine", **options)
-    assert calls == [0] * 4 + [1] * 4
+    assert calls == [1] * 4 + [2] * 4
     plain = bbb()
     list(credo.train(plain, PAIRS, epochs=2, schedule="cosine"))
     assert all(torch.equal(a, b) for a, b in zip(shown.parameters(), plain.parameters(), strict=True))

@@ -9,9 +9,22 @@ import typer
 from credo.cli import data, demo, doctor, evaluate, figure, listing, predict, report, reproduce, train
 from credo.version import __version__
 
+# In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
+HELP = """Bayesian neural networks: train once, know how sure you are.
+
+To begin, on data that is bundled:
+
+    credo demo
+    credo train method.name=bbb --run runs/first
+    credo evaluate runs/first --ood photo-patches
+    credo doctor runs/first
+
+Every command has a --help with examples, and --json for scripts.
+"""
+
 app = typer.Typer(
     name="credo",
-    help="Bayesian neural networks: train once, know how sure you are.",
+    help=HELP,
     epilog="Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted. CREDO_DEBUG=1 shows tracebacks.",
     no_args_is_help=True,
     add_completion=False,

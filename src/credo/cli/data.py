@@ -27,6 +27,12 @@ def data_command(
 ) -> None:
     """List the data sets that are here, check them, or download one.
 
+    Experiments find them by name:
+
+        credo data
+        credo data mnist --download
+        credo data mnist --verify
+
     Exit code 1 if a named data set is missing or damaged.
     """
     with errors_explained():

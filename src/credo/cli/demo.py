@@ -40,6 +40,11 @@ def demo_command(
 ) -> None:
     """Train a plain network and three Bayesian ones on bundled digits and compare them in a report.
 
+    A minute or two, nothing to prepare:
+
+        credo demo
+        credo demo --folder somewhere/else
+
     Runs that are there already are not trained again. Foreign inputs are patches of photographs. The last line is the
     path of the report, an HTML file for the browser.
     """

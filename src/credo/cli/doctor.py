@@ -34,10 +34,13 @@ def doctor_command(
 ) -> None:
     """Say what is wrong with a run, if anything, and which argument to change.
 
-    Also written to RUN/diagnosis.json.
+    With a plain network on the same data as twin, it also says what being Bayesian gained or cost:
 
+        credo doctor runs/first
         credo train method.name=map --run runs/plain
         credo doctor runs/first --twin runs/plain
+
+    Also written to RUN/diagnosis.json.
     """
     with errors_explained():
         place = Run(run)

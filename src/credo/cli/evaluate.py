@@ -30,9 +30,12 @@ def evaluate_command(
 ) -> None:
     """Measure a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
 
-    The numbers are also written to RUN/evaluation.json.
+    With foreign inputs, with more draws, with a study of 100 single sampled networks:
 
-        credo evaluate runs/mnist --ood fashion-mnist --draws 100 --samples 100
+        credo evaluate runs/first --ood photo-patches
+        credo evaluate runs/first --draws 100 --samples 100
+
+    The numbers are also written to RUN/evaluation.json.
     """
     with errors_explained():
         place = Run(run)

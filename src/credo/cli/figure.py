@@ -22,9 +22,14 @@ def figure_command(
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figure's numbers as JSON.")] = False,
 ) -> None:
-    """Train what a figure shows and draw it; prints the path of the file. The same seed gives the same picture.
+    """Train what a figure shows and draw it.
 
-    credo figure boundary --out boundary.png
+    Figures by name:
+
+        credo figure list
+        credo figure boundary --out boundary.png
+
+    Prints the path of the file. The same seed gives the same picture.
     """
     with errors_explained():
         if name == "list":

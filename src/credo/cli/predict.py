@@ -37,6 +37,11 @@ def predict_command(
 ) -> None:
     """Predict new inputs with their uncertainty.
 
+    One row for each input: label or mean, how sure, and why not surer.
+
+        credo predict runs/first images.npz --output answers.csv
+        credo predict runs/houses new.csv --draws 100 --json
+
     Integers in an image array are pixels 0-255 and are divided by 255; real numbers are taken as they are. For a run on
     a CSV table give the raw columns: they are scaled as in training.
     """

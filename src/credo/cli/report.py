@@ -31,9 +31,11 @@ def report_command(
 ) -> None:
     """Compare runs in one HTML file that needs no network: metrics with intervals, figures, examples, findings.
 
-    The first run is the one that the others are compared with. Prints the path of the file.
+    The first run is the one that the others are compared with:
 
-        credo report runs/map runs/bbb --ood photo-patches --out report.html
+        credo report runs/plain runs/first --ood photo-patches --out report.html
+
+    Prints the path of the file.
     """
     with errors_explained():
         if examples < 0:

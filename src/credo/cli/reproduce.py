@@ -35,11 +35,13 @@ def reproduce_command(
 ) -> None:
     """Train the networks of a published table again and print our numbers beside the paper's.
 
-    Every network has its own record and checkpoint: stop at any time, and the same command goes on from there.
+    Works by name, tables by number, some with rows to choose:
 
+        credo reproduce list
         credo reproduce weight-sampling --table 1 --scale cpu
-
         credo reproduce vogn --rows lenet5 --scale cpu
+
+    Every network has its own record and checkpoint: stop at any time, and the same command goes on from there.
     """
     with errors_explained():
         if study == "list":

@@ -42,7 +42,7 @@ def train_command(
         for record in place.train(experiment, draws=draws):
             values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
             text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-            say(f"epoch {record.epoch + 1:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
+            say(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
         if before:
             say("this run was finished already; here is its result")
         result = place.result()

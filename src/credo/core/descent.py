@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.errors import NonFiniteError, unknown
+from credo.core.errors import NonFiniteError, UnsupportedModelError, unknown
 
 OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -56,15 +57,28 @@ class Descent:
 
     def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
         """Backward and update; parameters stay as they were if loss or gradient is not finite."""
+        self.backward(loss, at=at)
+        self.apply(at=at, scale=scale)
+
+    def backward(self, loss: Tensor, *, at: int) -> None:
+        """Gradients of the loss, in the place of all that were there."""
         self.clear()
         self.check(loss.item(), at=at)
         loss.backward()
-        self.apply(at=at, scale=scale)
 
     def clear(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    @contextmanager
+    def cleared_on_error(self) -> Iterator[None]:
+        """If what is inside fails, no gradients stay behind."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
 
     def check(self, loss: float, *, at: int) -> None:
         """Refuse a loss that is NaN or infinite, before anything has changed."""
@@ -75,6 +89,12 @@ class Descent:
         self, *, at: int, scale: float = 1.0, squares: float = 0.0, squared: Collection[nn.Parameter] = ()
     ) -> None:
         """Update from the gradients that are there; `squares` is the known sum of squares of those in `squared`."""
+        self.ready(at=at, squares=squares, squared=squared)
+        self.move(scale=scale)
+
+    def ready(self, *, at: int, squares: float = 0.0, squared: Collection[nn.Parameter] = ()) -> None:
+        """All of an update that may fail: gradients checked and clipped, no parameter changed yet."""
+        check_dense({name: p.grad for name, p in self.parameters.items()})
         for parameter in self.parameters.values():
             if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
                 # Fused optimisers walk both in the order of memory.
@@ -87,9 +107,12 @@ class Descent:
         if not math.isfinite(norm):
             raise NonFiniteError(f"{self._culprit()} is not finite at step {at}; {_ADVICE}")
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                self.parameters.values(), self.clip_norm, torch.tensor(norm, dtype=torch.float64)
-            )
+            # Where it is said: a default device need not be the network's.
+            total = torch.tensor(norm, dtype=torch.float64, device="cpu")
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip_norm, total)
+
+    def move(self, *, scale: float = 1.0) -> None:
+        """The update itself, from gradients that are `ready`."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.step()
@@ -116,6 +139,16 @@ def scalar_loss(value: object) -> Tensor:
     return value.reshape(())
 
 
+def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
+    """Refuse gradients that are sparse, as `F.embedding(..., sparse=True)` makes them."""
+    for name, gradient in gradients.items():
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise UnsupportedModelError(
+                f"The gradient of {name} is sparse ({gradient.layout}): only dense ones are possible. Look its rows up "
+                "with sparse=False."
+            )
+
+
 _ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
 
 
@@ -127,25 +160,33 @@ def _build(
     options: Mapping[str, Any] | None,
 ) -> torch.optim.Optimizer:
     if callable(choice):
-        made = choice([*parameters, *undecayed])
-        if isinstance(made, torch.optim.LBFGS):
-            raise ValueError("LBFGS evaluates the loss several times a step: use an optimiser that steps once.")
-        return made
+        return _checked(choice([*parameters, *undecayed]))
     if choice not in OPTIMIZERS:
         raise ValueError(unknown("optimizer", choice, OPTIMIZERS))
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not (math.isfinite(lr) and lr >= 0):
         raise ValueError(f"lr={lr!r} must be a non-negative number.")
     chosen = dict(options or {})
-    if (
-        choice in _FUSED
-        and "foreach" not in chosen
-        and all(p.dtype.is_floating_point for p in [*parameters, *undecayed])
-    ):
+    floating = all(p.dtype.is_floating_point for p in [*parameters, *undecayed])
+    if choice in _FUSED and floating and not {"foreach", "differentiable"} & {*chosen}:
         chosen.setdefault("fused", True)  # one pass over memory: several times faster than torch's default on CPU
     try:
         groups: list[dict[str, Any]] = [{"params": parameters}] if parameters else []
         if undecayed:
             groups.append({"params": undecayed, "weight_decay": 0.0})
-        return OPTIMIZERS[choice](groups, lr=lr, **chosen)  # type: ignore[call-arg]
-    except TypeError as error:
-        raise ValueError(f"Optimizer {choice!r} with options {dict(options or {})}: {error}.") from error
+        made = OPTIMIZERS[choice](groups, lr=lr, **chosen)  # type: ignore[call-arg]
+    except (TypeError, IndexError, RuntimeError) as error:
+        text = str(error).rstrip(".")
+        raise ValueError(f"Optimizer {choice!r} with options {dict(options or {})}: {text}.") from error
+    return _checked(made)
+
+
+def _checked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimiser, if a step of it is one update in place."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step: use an optimiser that steps once.")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            "An optimizer with differentiable=True cannot be used: a step changes the parameters in place and nothing "
+            "can be differentiated through it. Leave the option out."
+        )
+    return optimizer

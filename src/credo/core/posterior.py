@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, SupportsInt
 
 import torch
@@ -132,6 +133,15 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def step(self, nll: Nll) -> Terms:
         """One update. `nll(net)` gives the batch's *mean* negative log-likelihood and may be called several times."""
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step up to its first change: what may fail is done on entry, and what it yields makes the update.
+
+        Left by an error without that, all is as before: so several posteriors step together or not at all. A method
+        that does not split its step has nothing done on entry, and the whole of it in the update.
+        """
+        yield partial(self.step, nll)
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

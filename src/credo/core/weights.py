@@ -214,6 +214,11 @@ def check_model(model: nn.Module) -> None:
             problems.append(f"{name} is lazy and has no shape yet: run one forward pass first")
         elif not parameter.dtype.is_floating_point:
             problems.append(f"{name} is {parameter.dtype}: only real floating-point parameters are possible")
+    problems += [
+        f"{join(path, 'weight')} has sparse gradients: only dense ones are possible, make the layer with sparse=False"
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad
+    ]
     if problems:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be used: " + "; ".join(problems) + ".")
 

@@ -15,18 +15,24 @@ from torch import nn
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
-from credo.data.registry import find_spec
 from credo.experiments.checks import blamed_on, check_kinds
+from credo.experiments.defaults import (
+    NONE,
+    data_with_defaults,
+    in_words,
+    means_none,
+    method_options,
+    method_with_defaults,
+    model_with_defaults,
+)
 from credo.experiments.start import load_weights_
-from credo.experiments.toml import parse_assignment
+from credo.experiments.toml import dump_toml, parse_assignment
 from credo.methods import METHODS, Ensemble
-from credo.models import MODELS, build_model
+from credo.models import build_model
 from credo.training.schedule import Schedule, make_schedule
 
 # Seeds of an ensemble's members lie this far apart, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
-# What the experiment fills in by itself.
-_AUTOMATIC = {"self", "model", "data_size", "batches"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,12 @@ class Experiment:
     training: Training
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, as in the TOML file; nothing left to default silently."""
+        """Plain dicts, as in the TOML file, with every default of today written out; None means none."""
         return {"data": self.data, "model": self.model, "method": self.method, "training": asdict(self.training)}
+
+    def to_toml(self) -> str:
+        """The same as a TOML file, where `"none"` stands for None."""
+        return dump_toml({section: in_words(table) for section, table in self.to_dict().items()})
 
 
 @dataclass(frozen=True)
@@ -135,17 +145,15 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for section, table in (("data", data), ("model", model), ("method", method)):
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
-    find_spec(data["name"])
-    if model["name"] not in MODELS:
-        raise ValueError(unknown("model", model["name"], MODELS))
+    data, model = data_with_defaults(data), model_with_defaults(model)
     _check_method(method)
-    method = _with_defaults(method)
-    return Experiment(data, model, method, _make_training(tables.get("training", {})))
+    return Experiment(data, model, method_with_defaults(method), _make_training(tables.get("training", {})))
 
 
 def _make_training(table: Mapping[str, Any]) -> Training:
-    table = {key: value for key, value in table.items() if value is not None}  # a JSON record's null is the default
-    known = {f.name for f in fields(Training)}
+    known = {f.name: f.default for f in fields(Training)}
+    # A JSON record's null, and a TOML record's word for it, are the default.
+    table = {k: v for k, v in table.items() if v is not None and not (v == NONE and known.get(k, NONE) is None)}
     for key in table:
         if key not in known:
             raise ValueError(unknown("training option", key, known))
@@ -165,32 +173,14 @@ def _check_method(method: Mapping[str, Any]) -> None:
     for key in method:
         if key != "name" and key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
-    check_kinds("method", method, {key: p.default for key, p in known.items()})
+    given = {key: value for key, value in method.items() if not means_none(value, known.get(key))}
+    check_kinds("method", given, {key: p.default for key, p in known.items()})
     if METHODS[name] is not Ensemble:
         return
     of = method.get("of", {})
     if not isinstance(of, Mapping) or of.get("name") == name:
         raise ValueError("method.of describes one member: method.of.name=bbb, say; it cannot be an ensemble itself.")
     _check_method({"name": "map", **of})
-
-
-def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
-    """The method with its constructor's defaults written out: a later version may have others."""
-    if METHODS[method["name"]] is Ensemble:
-        return {"members": 5, **method, "of": _with_defaults({"name": "map", **method.get("of", {})})}
-    kinds = (bool, int, float, str)
-    defaults = {k: p.default for k, p in method_options(method["name"]).items() if isinstance(p.default, kinds)}
-    defaults.pop("seed", None)  # the experiment's own
-    return {"name": method["name"], **defaults, **method}
-
-
-def method_options(name: str) -> dict[str, inspect.Parameter]:
-    """What a method's constructor takes, beyond what an experiment fills in."""
-    if METHODS[name] is Ensemble:  # its constructor takes finished members; an experiment says how to make them
-        options = {"members": 5, "of": {"name": "map"}}
-        return {key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=v) for key, v in options.items()}
-    parameters = inspect.signature(METHODS[name]).parameters
-    return {key: p for key, p in parameters.items() if key not in _AUTOMATIC}
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -228,7 +218,8 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     options = {key: value for key, value in experiment.method.items() if key != "name"}
     # Also a seed that was given: members that start alike and see the same batches would stay alike.
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
-    options.setdefault("likelihood", _likelihood(dataset))
+    if options.get("likelihood") is None:
+        options["likelihood"] = _likelihood(dataset)
     if "batches" in inspect.signature(METHODS[name]).parameters:
         options["batches"] = batches
     with blamed_on("model", experiment.model):

@@ -45,11 +45,14 @@ def diagnose_run(
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
-    """The records of a run's epochs; none if it has no log."""
+    """The records of a run's epochs, which count from 1; none if it has no log."""
     path = run.folder / LOG
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not records or records[0]["epoch"] != 0:
+        return records
+    return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0
 
 
 def _twin(run: Run, twin: Run) -> Any:

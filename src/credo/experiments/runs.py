@@ -23,7 +23,6 @@ from credo.core.posterior import Posterior
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
-from credo.experiments.toml import dump_toml
 from credo.predict import Prediction, RegressionPrediction, predict, rescaled
 from credo.training import EpochRecord, describe, load, save
 from credo.training.progress import shown
@@ -115,8 +114,8 @@ class Run:
         path = self.folder / CONFIG
         if not path.exists():
             return
-        texts = (path.read_text(encoding="utf-8"), dump_toml(experiment.to_dict()))
-        stored, wanted = (_flat(tomllib.loads(text)) for text in texts)
+        # Records of earlier versions lack some defaults.
+        stored, wanted = (_flat(tomllib.loads(e.to_toml())) for e in (self.experiment(), experiment))
         different = [k for k in sorted({*stored, *wanted}) if stored.get(k) != wanted.get(k)]
         if different:
             changes = "; ".join(f"{k} is {stored.get(k)!r} there, {wanted.get(k)!r} now" for k in different)
@@ -130,7 +129,7 @@ class Run:
         """The folder belongs to these settings, unless they fail before there is anything to resume."""
         for left_over in self.folder.glob(".*.part"):  # of a process killed while it wrote
             left_over.unlink()
-        write_text(self.folder / CONFIG, dump_toml(experiment.to_dict()))
+        write_text(self.folder / CONFIG, experiment.to_toml())
         try:
             yield
         except Exception:

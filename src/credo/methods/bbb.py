@@ -10,8 +10,8 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.descent import Descent, OptimizerChoice, scalar_loss
+from credo.core.descent import Descent, OptimizerChoice, check_dense, scalar_loss
 from credo.core.errors import unknown
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
@@ -145,25 +145,30 @@ class BBB(GaussianPosterior):
         The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations, which
         saves autograd's own graph and temporaries over all weights.
         """
-        with statistics_kept_on_error(self.model):
-            return self._step(nll)
+        with self.prepared(nll) as update:
+            return update()
 
-    def _step(self, nll: Nll) -> Terms:
-        self.descent.clear()
-        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
-        if self.attack is not None:
-            weight *= self.attack.kl_share()
-        means = parameters_at(self.model, self.layout.names)
-        fused = self.noise_name == "weights" and self.closed_form and FusedSlopes.covers(means, self.rho, self.prior)
-        data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
-        self.descent.apply(
-            at=self.steps,
-            scale=self.lr_scale,
-            squares=squares or 0.0,
-            squared=() if squares is None else (*means.values(), self.rho),
-        )
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step whose gradients are there and checked; what it yields makes the update."""
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
+            self.descent.clear()
+            weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+            if self.attack is not None:
+                weight *= self.attack.kl_share()
+            means = parameters_at(self.model, self.layout.names)
+            plain = self.noise_name == "weights" and self.closed_form
+            fused = plain and FusedSlopes.covers(means, self.rho, self.prior)
+            data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
+            squared = () if squares is None else (*means.values(), self.rho)
+            self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared)
+            terms = Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
+            yield partial(self._update, terms)
+
+    def _update(self, terms: Terms) -> Terms:
+        self.descent.move(scale=self.lr_scale)
         self.steps += 1
-        return Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
+        return terms
 
     def _slopes(self, nll: Nll, means: dict[str, nn.Parameter], weight: float) -> tuple[float, float, None]:
         """Set all gradients; returns mean NLL and KL."""
@@ -272,7 +277,9 @@ class BBB(GaussianPosterior):
             else:
                 assert std is not None
                 result = backward(self._tried_noisy_nll(nll, weights, std))
-        return result, {name: tensor.grad for name, tensor in weights.items()}
+        gradients = {name: tensor.grad for name, tensor in weights.items()}
+        check_dense(gradients)
+        return result, gradients
 
     def _tried_noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         statistics: AbstractContextManager[None] = nullcontext()

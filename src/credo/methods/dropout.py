@@ -1,12 +1,14 @@
 """MC-dropout: dropout that stays on when predicting (Gal and Ghahramani 2016).
 
-Trained as MAP under dropout noise. The masks come from the posterior's own generator, one per example and pass.
+Trained as MAP under dropout noise. The masks come from the posterior's own generator, one per example and pass, and are
+the same ones where an activation checkpoint runs a layer again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
 from credo.core.weights import Draw, Random
+from credo.methods.masks import MaskSource
 from credo.methods.point import MAP
 
 # How many trailing dimensions one mask entry covers.
@@ -76,17 +79,18 @@ class MCDropout(Posterior):
 
     @contextmanager
     def noise(self) -> Iterator[None]:
-        """Dropout on, whatever mode the network is in."""
+        """Dropout on, whatever mode the network is in. Backward through activation checkpoints belongs inside, too."""
         handles = []
         places = self._places()
+        source = MaskSource(remembers=torch.is_grad_enabled())
         try:
             for module, rate, dims in places:
                 if self.rate is None:
-                    handles.append(module.register_forward_hook(self._replace(rate, dims)))
+                    handles.append(module.register_forward_hook(self._replace(source, rate, dims)))
                     # Torch's own dropout would read the global generator, and in place it would act twice.
                     module.p = 0.0  # type: ignore[assignment]
                 else:
-                    handles.append(module.register_forward_pre_hook(self._before(rate)))
+                    handles.append(module.register_forward_pre_hook(self._before(source, rate)))
             yield
         finally:
             for handle in handles:
@@ -97,9 +101,20 @@ class MCDropout(Posterior):
 
     def step(self, nll: Nll) -> Terms:
         """MAP's step under dropout."""
+        with self.prepared(nll) as update:
+            return update()
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step whose gradients are there and checked; what it yields makes the update."""
         self.point.lr_scale = self.lr_scale
-        with self.noise():
-            terms = self.point.step(nll)
+        with ExitStack() as stack:
+            with self.noise():
+                update = stack.enter_context(self.point.prepared(nll))
+            yield partial(self._counted, update)
+
+    def _counted(self, update: Callable[[], Terms]) -> Terms:
+        terms = update()
         self.steps += 1
         return terms
 
@@ -120,22 +135,26 @@ class MCDropout(Posterior):
         layers = [m for m in self.model.modules() if type(m) in RULES]
         return [(m, self.rate, 0) for m in layers[1:]]
 
-    def _mask(self, x: Tensor, rate: float, dims: int) -> Tensor:
-        shape = list(x.shape)
-        for dim in range(dims):
-            shape[-1 - dim] = 1
-        keep = torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=self.generator)
-        return keep / (1 - rate)
-
-    def _replace(self, rate: float, dims: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    def _replace(
+        self, source: MaskSource, rate: float, dims: int
+    ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         # The layer's own rate is 0 meanwhile, so its output is its input.
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return output * self._mask(output, rate, dims)
+            return output * _mask(output, rate, dims, source.generator(module, self.generator))
 
         return hook
 
-    def _before(self, rate: float) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    def _before(self, source: MaskSource, rate: float) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (inputs[0] * self._mask(inputs[0], rate, 0), *inputs[1:])
+            mask = _mask(inputs[0], rate, 0, source.generator(module, self.generator))
+            return (inputs[0] * mask, *inputs[1:])
 
         return hook
+
+
+def _mask(x: Tensor, rate: float, dims: int, generator: torch.Generator) -> Tensor:
+    shape = list(x.shape)
+    for dim in range(dims):
+        shape[-1 - dim] = 1
+    keep = torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=generator)
+    return keep / (1 - rate)

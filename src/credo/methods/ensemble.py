@@ -5,8 +5,9 @@ Deep ensembles when the members are `MAP`, mixtures of Gaussians when they are `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,11 +63,22 @@ class Ensemble(Posterior):
             yield from _seeded_members(self.parts, seed)
 
     def step(self, nll: Nll) -> Terms:
-        """Every member's own step on this batch; terms are averages."""
-        terms = []
-        for part in self.parts:
-            part.lr_scale = self.lr_scale
-            terms.append(part.step(nll))
+        """Every member's own step on this batch, or no member's if one fails; terms are averages."""
+        with self.prepared(nll) as update:
+            return update()
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step that every member has prepared: until the update, all their gradients are in memory."""
+        with ExitStack() as stack:
+            updates = []
+            for part in self.parts:
+                part.lr_scale = self.lr_scale
+                updates.append(stack.enter_context(part.prepared(nll)))
+            yield partial(self._update, updates)
+
+    def _update(self, updates: Sequence[Callable[[], Terms]]) -> Terms:
+        terms = [update() for update in updates]
         self.steps += 1
         count = len(terms)
         kls = [t.kl for t in terms if t.kl is not None]

@@ -21,33 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.descent import scalar_loss
+from credo.core.batchnorm import frozen_statistics
+from credo.core.descent import check_dense, scalar_loss
 from credo.core.errors import unknown
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
-from credo.core.posterior import GaussianPosterior, Nll, Terms
+from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
-from credo.core.weights import Random, one_device, parameters_at, substituted
-from credo.methods.natural import (
-    Gathered,
-    Split,
-    Update,
-    check_finite,
-    check_loss,
-    check_numbers,
-    gaussian_prior,
-    halves,
-    likelihood_descent,
-    likelihood_kept_on_error,
-    precision_of,
-    step_likelihood,
-)
+from credo.core.weights import Random, parameters_at, substituted
+from credo.methods.learned_noise import likelihood_kept_on_error
+from credo.methods.natural import Gathered, NaturalGaussian, check_loss, check_numbers, halves, precision_of
+from credo.methods.natural_update import Update
 
 ESTIMATORS = ("price", "squares")
 
 
-class IVON(GaussianPosterior):
+class IVON(NaturalGaussian):
     """Mean-field Gaussian posterior whose curvature comes from how gradients change with the noise.
 
     Rates are those of SGD (0.01 to 0.5 here), since `rescale_lr` makes the first step equal one of SGD. Choose
@@ -90,7 +79,7 @@ class IVON(GaussianPosterior):
             if prior is not None or prior_precision is not None:
                 raise ValueError("weight_decay, prior_precision and prior exclude each other.")
             prior_precision = weight_decay * data_size / temperature
-        self._config: dict[str, Any] = {
+        self._config = {
             "lr": dict(lr) if isinstance(lr, Mapping) else lr,
             "momentum": momentum,
             "curvature_decay": curvature_decay,
@@ -104,45 +93,20 @@ class IVON(GaussianPosterior):
         }
         self.step_draws, self.temperature, self.estimator = draws, temperature, estimator
         self.effective_size = data_size / temperature
-        self.split = Split(model, random)
-        self.layout = self.split.random_layout
-        device = one_device(parameters_at(model, self.split.layout.names))
-        self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
-        self.rates = self.split.rates(lr)
-        zeros = torch.zeros(self.split.layout.size, dtype=self.split.layout.dtype, device=device)
-        self.momentum: Tensor
-        self.curvature: Tensor
-        self.register_buffer("momentum", zeros)
-        self.register_buffer("curvature", torch.full_like(zeros, curvature_init))
-        # A tensor, so that it is in saved files too: the momentum is, and debiasing it needs to know its age.
-        self.progress: Tensor
-        self.register_buffer("progress", torch.zeros((), dtype=torch.int64))
-        self.descent = likelihood_descent(self.likelihood)
-        self._gathered = Gathered()
+        # The step count is in saved files, too: the momentum is, and debiasing it needs to know its age.
+        self._make_state(lr, prior, prior_precision, random, curvature_init, progress=())
 
     # -- the distribution ------------------------------------------------------------------------------------
 
-    def draw(self) -> dict[str, Tensor]:
-        """μ + σ·ε for every random parameter."""
-        flat_draw = self._sample()[0]
-        if not torch.is_grad_enabled():
-            return self.layout.split(flat_draw)
-        means = self.layout.flatten(parameters_at(self.model, self.layout.names))
-        return self.layout.split(means + (flat_draw - means.detach()))
-
-    def mean(self) -> dict[str, Tensor]:
-        """Posterior means: copies of the network's own parameters."""
-        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
-
-    def std(self) -> dict[str, Tensor]:
-        """1/√(λ(h + δ))."""
-        return self.layout.split(self._std())
-
     def _std(self) -> Tensor:
+        """1/√(λ(h + δ))."""
         return (self.effective_size * (self.curvature[: self.layout.size] + self._shift())).rsqrt()
 
     def _shift(self) -> float | Tensor:
         return precision_of(self.prior) / self.effective_size
+
+    def _flat_draw(self) -> Tensor:
+        return self._sample()[0]
 
     def _sample(self) -> tuple[Tensor, int | Tensor]:
         """A draw, flat, and its noise: a key where that suffices to make it again."""
@@ -157,13 +121,6 @@ class IVON(GaussianPosterior):
         return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
 
     # -- training --------------------------------------------------------------------------------------------
-
-    def step(self, nll: Nll) -> Terms:
-        """Gather `draws` passes and update."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
-            for _ in range(self.step_draws):
-                self.gather(nll)
-            return self.update()
 
     def gather(self, nll: Nll) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
@@ -191,6 +148,7 @@ class IVON(GaussianPosterior):
             yield self.model
             if all(w.grad is None for w in leaves.values()):
                 raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
+        check_dense({n: w.grad for n, w in leaves.items()})
         self._gather({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, noise)
 
     @torch.no_grad()
@@ -214,31 +172,16 @@ class IVON(GaussianPosterior):
         found.flat_curvature = hessian
         found.add(0.0, gradients, {})
 
-    @torch.no_grad()
-    def update(self) -> Terms:
-        """One update from what was gathered since the last; `nll` is the mean over the passes."""
-        found = self._gathered
-        if not found.count or found.flat_curvature is None:
-            raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
-        random, rest = self.split.parts(self.momentum, self.curvature)
-        for_random, for_rest = self._updates(found.count)
-        hessians = self.layout.split(found.flat_curvature)
+    def _curvatures(self, found: Gathered) -> Mapping[str, Tensor]:
+        assert found.flat_curvature is not None  # gathered with the gradients
         # No curvature of its own without noise: it stays at its first value.
         still = {name: torch.zeros_like(found.gradients[name]) for name in self.split.rest}
-        kl, squares = random.inspect(for_random, found.gradients, hessians)
-        squares += rest.inspect(for_rest, found.gradients, still)[1]
-        with found.dropped_on_error():
-            check_finite(squares, (found.gradients, hessians), self.steps)
-        random.apply_(for_random, found.gradients, hessians)
-        rest.apply_(for_rest, found.gradients, still)
-        step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
-        self.steps += 1
-        nll = found.loss / found.count
-        found.clear()
-        penalty = kl / self.effective_size
-        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
+        return {**self.layout.split(found.flat_curvature), **still}
 
-    def _updates(self, count: int) -> tuple[Update, Update]:
+    def _penalty(self, kl: float) -> float:
+        return kl / self.effective_size
+
+    def _updates(self, found: Gathered) -> tuple[Update, Update]:
         beta, new = self._config["momentum"], 1 - self._config["curvature_decay"]
         h0, shift = self._config["curvature_init"], self._shift()
         rates = [r * self.lr_scale for r in halves(self.rates, self.layout.size)]
@@ -253,8 +196,8 @@ class IVON(GaussianPosterior):
             prior_mean=self.prior.mean,
             prior_precision=precision_of(self.prior),
             clip=math.inf if self._config["clip"] is None else self._config["clip"],
-            gradient_scale=1 / count,
-            curvature_scale=1 / count,
+            gradient_scale=1 / found.count,
+            curvature_scale=1 / found.count,
             correction=1.0,
             coupled=0,
             variance=1 / self.effective_size,
@@ -264,24 +207,8 @@ class IVON(GaussianPosterior):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        return {
-            **self._config,
-            "random": list(self.layout.names),
-            "prior": self.prior.config(),
-            "likelihood": self.likelihood.config(),
-            "seed": self.seed,
-        }
+    def _progress(self) -> int:
+        return self.steps
 
-    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
-        self.progress.fill_(self.steps)
-        super()._save_to_state_dict(*args, **options)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if f"{prefix}progress" in state_dict:
-            self.steps = int(self.progress)
-
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None if self.descent is None else self.descent.optimizer
+    def _set_progress(self, saved: int) -> None:
+        self.steps = saved

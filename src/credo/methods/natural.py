@@ -1,134 +1,192 @@
-"""What natural-gradient methods share: means as they are in the network, momentum and curvature as flat vectors.
-
-One update is, entry by entry, with pull = shift·(mean − prior mean),
-
-    momentum  ← keep·momentum + take·(g + pull)                    (the pull beside it where it is not coupled)
-    curvature ← decay·curvature + renew·h + ½·renew²·(curvature − h)²/(curvature + shift)   (the last if corrected)
-    mean      ← mean − lr·clip(debias·momentum / (curvature + shift + damping)),
-
-g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and numbers.
-"""
+"""What natural-gradient methods share: a Gaussian that gathers passes and updates, its parts, and checks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.descent import Descent
+from credo.core.batchnorm import statistics_kept_on_error
 from credo.core.errors import NonFiniteError
-from credo.core.kernels import flat
-from credo.core.likelihood import Likelihood
+from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior
-from credo.core.weights import Layout, Random, parameters_at, random_names
+from credo.core.weights import Layout, Random, one_device, parameters_at, random_names
+from credo.methods.learned_noise import likelihood_descent, move_likelihood, ready_likelihood
+from credo.methods.natural_update import Part, Update
 
 _ADVICE = "parameters are still those before it. Try a smaller lr, more damping, or look at the inputs of this batch."
-# The likelihood's own parameters (a learned noise) are few and have no curvature here: Adam moves them.
-_LIKELIHOOD_LR = 1e-2
 
 
-@dataclass(frozen=True)
-class Update:
-    """The numbers of an update; `lr`, `shift`, `prior_mean`, `prior_precision` may be vectors."""
+class NaturalGaussian(GaussianPosterior, ABC):
+    """A mean-field Gaussian that gathers gradients and curvatures of some passes and makes one update from them.
 
-    lr: float | Tensor
-    keep: float
-    take: float
-    decay: float
-    renew: float
-    shift: float | Tensor = 0.0
-    damping: float = 0.0
-    prior_mean: float | Tensor = 0.0
-    prior_precision: float | Tensor = 0.0
-    debias: float = 1.0
-    clip: float = math.inf
-    gradient_scale: float = 1.0
-    curvature_scale: float = 1.0
-    correction: float = 0.0
-    coupled: int = 1
-    variance: float = 0.0
+    Momentum and curvature are vectors over all trainable parameters, the random ones first.
+    """
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all are numbers, as the compiled update takes them."""
-        return not any(isinstance(value, Tensor) for value in vars(self).values())
+    momentum: Tensor
+    curvature: Tensor
+    progress: Tensor
+    step_draws: int
+    has_curvature = True
+    _config: dict[str, Any]
 
+    def _make_state(
+        self,
+        lr: float | Mapping[str, float],
+        prior: Prior | Mapping[str, Any] | float | None,
+        prior_precision: Value | None,
+        random: Random,
+        curvature: float,
+        progress: tuple[int, ...],
+    ) -> None:
+        """What constructors do once their arguments are checked; `progress` is the shape of what is saved of it."""
+        self.split = Split(self.model, random)
+        self.layout = self.split.random_layout
+        device = one_device(parameters_at(self.model, self.split.layout.names))
+        self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
+        self.rates = self.split.rates(lr)
+        zeros = torch.zeros(self.split.layout.size, dtype=self.split.layout.dtype, device=device)
+        self.register_buffer("momentum", zeros)
+        self.register_buffer("curvature", torch.full_like(zeros, curvature))
+        self.register_buffer("progress", torch.zeros(progress, dtype=torch.int64))
+        self.descent = likelihood_descent(self.likelihood)
+        self._gathered = Gathered()
 
-class Part:
-    """Some of the network's parameters, behind one another, with their slices of momentum and curvature."""
+    # -- the distribution ------------------------------------------------------------------------------------
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], momentum: Tensor, curvature: Tensor) -> None:
-        self.parameters = parameters
-        self.tensors = [p.detach() for p in parameters.values()]
-        self.sizes = [t.numel() for t in self.tensors]
-        self.momentum, self.curvature = momentum, curvature
+    def draw(self) -> dict[str, Tensor]:
+        """μ + σ·ε for every random parameter; the mean while there is no curvature yet."""
+        flat_draw = self._flat_draw()
+        if not torch.is_grad_enabled():
+            return self.layout.split(flat_draw)
+        means = self.layout.flatten(parameters_at(self.model, self.layout.names))
+        return self.layout.split(means + (flat_draw - means.detach()))
 
-    def is_fused(self, update: Update, *gathered: Mapping[str, Tensor]) -> bool:
-        """Whether the compiled passes cover this update."""
-        given = [one[name] for one in gathered for name in self.parameters]
-        return update.is_plain and flat.fused([*self.tensors, *given], self.momentum, self.curvature)
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means: copies of the network's own parameters."""
+        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
 
-    def listed(self, tensors: Mapping[str, Tensor] | None = None) -> flat.TensorList:
-        """The means, or others of the same names, for the compiled passes."""
-        chosen = self.tensors if tensors is None else [tensors[name] for name in self.parameters]
-        return flat.TensorList(chosen, self.sizes)
+    def std(self) -> dict[str, Tensor]:
+        """Posterior standard deviations; zero while there is no curvature yet."""
+        return self.layout.split(self._std())
 
-    def inspect(
-        self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]
-    ) -> tuple[float, float]:
-        """KL(q ‖ p) before the update, and the squared norm of what was gathered."""
-        if not self.parameters:
-            return 0.0, 0.0
-        if self.is_fused(update, gradients, curvatures):
-            return self._fused(update, gradients, curvatures, dry=True)
-        squares = sum(
-            float(t.double().square().sum())
-            for one in (gradients, curvatures)
-            for t in (one[n] for n in self.parameters)
+    @abstractmethod
+    def _flat_draw(self) -> Tensor:
+        """A draw of the random parameters, detached, as one vector."""
+
+    @abstractmethod
+    def _std(self) -> Tensor:
+        """Standard deviations as one vector."""
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def step(self, nll: Nll) -> Terms:
+        """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
+        with self.prepared(nll) as update:
+            return update()
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step whose passes are gathered and checked; what it yields makes the update."""
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+            for _ in range(self.step_draws if self.has_curvature else 1):
+                self.gather(nll)
+            yield self._ready()
+
+    @abstractmethod
+    def gather(self, nll: Nll) -> float:
+        """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
+
+        Several calls on parts of a batch are gradient accumulation.
+        """
+
+    def update(self) -> Terms:
+        """One update from what was gathered since the last; `nll` is the mean over the passes."""
+        return self._ready()()
+
+    @torch.no_grad()
+    def _ready(self) -> Callable[[], Terms]:
+        """All of an update that may fail; what it returns changes the parameters."""
+        found = self._gathered
+        if not found.count:
+            raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
+        parts, updates = self.split.parts(self.momentum, self.curvature), self._updates(found)
+        curvatures = self._curvatures(found)
+        (kl, squares), (_, others) = (
+            part.inspect(update, found.gradients, curvatures) for part, update in zip(parts, updates, strict=True)
         )
-        if not update.variance:
-            return 0.0, squares
-        variance = update.variance / (self.curvature + update.shift + update.damping)
-        ratio = update.prior_precision * variance
-        offset = self._flat(self.parameters) - update.prior_mean
-        return float(0.5 * (ratio - 1 - ratio.log() + update.prior_precision * offset.square()).double().sum()), squares
+        with found.dropped_on_error():
+            check_finite(squares + others, (found.gradients, curvatures), self.steps)
+            ready_likelihood(self.descent, found.count, at=self.steps)
+        return partial(self._move, parts, updates, curvatures, kl)
 
-    def apply_(self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]) -> None:
-        """One update."""
-        if not self.parameters:
-            return
-        if self.is_fused(update, gradients, curvatures):
-            self._fused(update, gradients, curvatures, dry=False)
-            return
-        mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
-        g, h = self._flat(gradients) * update.gradient_scale, self._flat(curvatures) * update.curvature_scale
-        pull = update.shift * (mean - update.prior_mean)
-        if update.correction:
-            change = update.renew * (s - h)  # squared only after the division: a square of large ones overflows
-            second = update.correction * 0.5 * change * (change / (s + update.shift).clamp_min(1e-30))
-            s.mul_(update.decay).add_(h, alpha=update.renew).add_(second)
-        else:
-            s.mul_(update.decay).add_(h, alpha=update.renew)
-        m.mul_(update.keep).add_(g + pull if update.coupled else g, alpha=update.take)
-        direction = update.debias * m + (0 if update.coupled else pull)
-        direction = (direction / (s + update.shift + update.damping).clamp_min(1e-30)).clamp(-update.clip, update.clip)
-        moved = (mean - update.lr * direction).split(self.sizes)
-        for tensor, piece in zip(self.tensors, moved, strict=True):
-            tensor.copy_(piece.view(tensor.shape))
+    @torch.no_grad()
+    def _move(
+        self, parts: tuple[Part, Part], updates: tuple[Update, Update], curvatures: Mapping[str, Tensor], kl: float
+    ) -> Terms:
+        found, first = self._gathered, not self.has_curvature
+        for part, update in zip(parts, updates, strict=True):
+            part.apply_(update, found.gradients, curvatures)
+        move_likelihood(self.descent, scale=self.lr_scale)
+        if first:  # there was no q yet
+            self.has_curvature = True
+            kl = parts[0].inspect(replace(updates[0], decay=1.0), found.gradients, curvatures)[0]
+        penalty = self._penalty(kl)
+        self.steps += 1
+        nll = found.loss / found.count
+        found.clear()
+        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
 
-    def _fused(
-        self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], *, dry: bool
-    ) -> tuple[float, float]:
-        lists = (self.listed(), self.listed(gradients), self.listed(curvatures))
-        return flat.update_(*lists, self.momentum, self.curvature, vars(update), dry=dry)
+    @abstractmethod
+    def _updates(self, found: Gathered) -> tuple[Update, Update]:
+        """The numbers of the update, for the random parameters and for the rest."""
 
-    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([tensors[n].detach().reshape(-1).to(self.momentum.dtype) for n in self.parameters])
+    @abstractmethod
+    def _curvatures(self, found: Gathered) -> Mapping[str, Tensor]:
+        """The gathered curvature of every parameter."""
+
+    @abstractmethod
+    def _penalty(self, kl: float) -> float:
+        """What this KL adds to the loss at the current step."""
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments."""
+        return {
+            **self._config,
+            "random": list(self.layout.names),
+            "prior": self.prior.config(),
+            "likelihood": self.likelihood.config(),
+            "seed": self.seed,
+        }
+
+    @abstractmethod
+    def _progress(self) -> Any:
+        """What saved files must know beside weights, momentum and curvature, as whole numbers."""
+
+    @abstractmethod
+    def _set_progress(self, saved: Any) -> None:
+        """Continue from `_progress`."""
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        self.progress.copy_(torch.tensor(self._progress(), device="cpu"))
+        super()._save_to_state_dict(*args, **options)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}progress" in state_dict:
+            self._set_progress(self.progress.tolist())
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        return None if self.descent is None else self.descent.optimizer
 
 
 class Split:
@@ -275,43 +333,3 @@ def check_loss(value: float, at: int) -> None:
     """Refuse a loss that is NaN or infinite."""
     if not math.isfinite(value):
         raise NonFiniteError(f"The loss is {value} at step {at}; {_ADVICE}")
-
-
-def likelihood_descent(likelihood: Likelihood) -> Descent | None:
-    """Adam on the likelihood's own parameters, if it has any."""
-    own = {f"likelihood.{name}": p for name, p in likelihood.named_parameters() if p.requires_grad}
-    return Descent(own, "adam", _LIKELIHOOD_LR) if own else None
-
-
-def likelihood_gradients(descent: Descent | None) -> list[Tensor | None]:
-    """Copies of the gradients gathered so far for the likelihood's own parameters."""
-    own = descent.parameters.values() if descent else ()
-    return [None if p.grad is None else p.grad.clone() for p in own]
-
-
-def put_back_(descent: Descent | None, gradients: Sequence[Tensor | None]) -> None:
-    """Gradients of the likelihood's own parameters as they were before a pass that does not count."""
-    for parameter, gradient in zip(descent.parameters.values() if descent else (), gradients, strict=True):
-        parameter.grad = None if gradient is None else gradient.clone()
-
-
-@contextmanager
-def likelihood_kept_on_error(descent: Descent | None, *, first: bool) -> Iterator[None]:
-    """Around a pass: the first of an update begins without gradients, and one that fails leaves none behind."""
-    if descent is not None and first:
-        descent.clear()
-    before = likelihood_gradients(descent)
-    try:
-        yield
-    except BaseException:
-        put_back_(descent, before)
-        raise
-
-
-def step_likelihood(descent: Descent | None, count: int, *, at: int, scale: float) -> None:
-    """Update the likelihood's own parameters, whose gradients are sums over `count` passes."""
-    grads = [p.grad for p in descent.parameters.values() if p.grad is not None] if descent else []
-    if descent is None or not grads:
-        return
-    torch._foreach_div_(grads, count)
-    descent.apply(at=at, scale=scale)

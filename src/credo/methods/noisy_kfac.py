@@ -13,7 +13,7 @@ Osawa et al. 2019; convolutions: Grosse and Martens 2016).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -33,17 +33,8 @@ from credo.core.squares.plan import PlanChangedError
 from credo.core.weights import Layout, Random, one_device, parameters_at, substituted
 from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
 from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
-from credo.methods.natural import (
-    Gathered,
-    Split,
-    check_finite,
-    check_loss,
-    check_numbers,
-    gaussian_prior,
-    likelihood_descent,
-    precision_of,
-    step_likelihood,
-)
+from credo.methods.learned_noise import likelihood_descent, likelihood_kept_on_error, step_likelihood
+from credo.methods.natural import Gathered, Split, check_finite, check_loss, check_numbers, gaussian_prior, precision_of
 
 FISHERS = ("empirical", "sampled")
 
@@ -173,6 +164,7 @@ class NoisyKFAC(Posterior):
     @torch.no_grad()
     def _noise(self) -> dict[str, Tensor]:
         """Noise by name; nothing before there is a curvature."""
+        self._gathered.check_free()
         if not (self.noisy and self.has_curvature):
             return {}
         scale = math.sqrt(self.temperature / self.effective_size)
@@ -196,10 +188,17 @@ class NoisyKFAC(Posterior):
 
     def step(self, nll: Nll) -> Terms:
         """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
+        with self.prepared(nll) as update:
+            return update()
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step whose passes are gathered and found finite; what it yields finds the new inverses and updates."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
-            return self.update()
+            self._check_gathered()
+            yield self._update
 
     def gather(self, nll: Nll) -> float:
         """One pass on a new draw whose gradients and factors the next `update` averages in; returns its NLL.
@@ -207,9 +206,6 @@ class NoisyKFAC(Posterior):
         Several calls on parts of a batch are gradient accumulation.
         """
         weights = self._weights()
-        if self.descent is not None and not self._gathered.count:
-            self.descent.clear()
-        before = {name: gradient.clone() for name, gradient in self._likelihood_gradients().items()}
         frozen = bool(self._gathered.count and self.step_draws > 1)
         while True:
             try:
@@ -221,10 +217,7 @@ class NoisyKFAC(Posterior):
                 self._gathered.loss += number
                 return number
             except PlanChangedError:
-                # The pass just thrown away has counted as data for running statistics already.
-                frozen = True
-                for name, parameter in self.descent.parameters.items() if self.descent is not None else ():
-                    parameter.grad = before.get(name)
+                frozen = True  # the pass just thrown away has counted as data for running statistics already
 
     @contextmanager
     def trial(self) -> Iterator[nn.Module]:
@@ -238,7 +231,8 @@ class NoisyKFAC(Posterior):
         due = not self.has_curvature or self.steps % self._config["factor_every"] == 0
         fisher = self._config["fisher"] if due else None
         found: dict[str, Tensor] = {}
-        with substituted(self.model, leaves, self._aliases):
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
+        with kept, self._gathered.trying(leaves), substituted(self.model, leaves, self._aliases):
             with ExitStack() as stack:
                 watch = stack.enter_context(self.plan.watched()) if fisher == "empirical" else None
                 calls = stack.enter_context(recorded_calls(self.model)) if fisher == "sampled" else None
@@ -256,14 +250,22 @@ class NoisyKFAC(Posterior):
         parameters = self.descent.parameters if self.descent is not None else {}
         return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
-    @torch.no_grad()
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""
+        self._check_gathered()
+        return self._update()
+
+    @torch.no_grad()
+    def _check_gathered(self) -> None:
         found = self._gathered
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
         gathered = ({**found.gradients, **self._likelihood_gradients()}, found.curvatures)
         check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
+
+    @torch.no_grad()
+    def _update(self) -> Terms:
+        found = self._gathered
         first = not self.has_curvature
         kl = 0.0 if first or not self.noisy else self._kl()
         changes = [self._change(block, found) for block in self.blocks]

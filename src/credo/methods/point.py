@@ -6,7 +6,9 @@ other method is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,16 +69,28 @@ class MAP(Posterior):
 
     def step(self, nll: Nll) -> Terms:
         """One step of the optimiser on mean NLL − log p(w)/data_size."""
-        with statistics_kept_on_error(self.model):
+        with self.prepared(nll) as update:
+            return update()
+
+    @contextmanager
+    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+        """A step whose gradients are there and checked; what it yields makes the update."""
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
             with self.sampled() as net:
                 loss = data_term = scalar_loss(nll(net))
             if self.prior is not None:
                 weights = self.layout.flatten(dict(self.model.named_parameters()))
                 loss = data_term - self.prior.log_prob(weights) / self.data_size
-            self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+            self.descent.backward(loss, at=self.steps)
+            self.descent.ready(at=self.steps)
+            total, data = loss.item(), data_term.item()
+            del loss, data_term  # and the graph with them
+            yield partial(self._update, Terms(loss=total, nll=data, penalty=total - data))
+
+    def _update(self, terms: Terms) -> Terms:
+        self.descent.move(scale=self.lr_scale)
         self.steps += 1
-        total, data = loss.item(), data_term.item()
-        return Terms(loss=total, nll=data, penalty=total - data)
+        return terms
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, a predicate as the names it chose; a custom optimiser is not kept."""

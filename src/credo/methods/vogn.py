@@ -13,41 +13,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.batchnorm import frozen_statistics
+from credo.core.descent import scalar_loss
+from credo.core.errors import unknown
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
-from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
+from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value
 from credo.core.squares.plan import SquarePlan
 from credo.core.squares.run import gradients_and_squares
 from credo.core.squares.sums import square_sums
-from credo.core.weights import Random, one_device, parameters_at, substituted
-from credo.methods.natural import (
-    Gathered,
-    Split,
-    Update,
-    check_finite,
-    check_loss,
-    check_numbers,
-    gaussian_prior,
-    halves,
-    likelihood_descent,
-    likelihood_gradients,
-    likelihood_kept_on_error,
-    precision_of,
-    put_back_,
-    step_likelihood,
-)
+from credo.core.weights import Random, parameters_at, substituted
+from credo.methods.adversarial import NAME as ADVERSARIAL
+from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
+from credo.methods.at_mean import AtMean
+from credo.methods.learned_noise import likelihood_gradients, likelihood_kept_on_error, put_back_
+from credo.methods.natural import Gathered, NaturalGaussian, check_loss, check_numbers, halves, precision_of
+from credo.methods.natural_update import Update
 
 
-class VOGN(GaussianPosterior):
+class VOGN(NaturalGaussian):
     """Mean-field Gaussian posterior by natural gradients; a step costs about as much as one of Adam.
 
     `prior_precision` (or `prior`, a Gaussian) and `lr` may be given by parameter name globs. `curvature_decay` is the
@@ -56,7 +49,8 @@ class VOGN(GaussianPosterior):
     an average (with debiasing) instead of a sum. The temperature rises linearly from `temperature_start` over
     `warmup_steps`. Parameters that are not random, affine ones of normalisation layers by default, have neither noise
     nor prior, only the preconditioner: keep `damping` above zero with them. BatchNorm couples examples; their
-    squared gradients ignore this, as is usual.
+    squared gradients ignore this, as is usual. `noise=AdversarialSampling(...)` mixes gradients and squares at a draw
+    with those at the worst weights near another; so far an experiment.
     """
 
     def __init__(
@@ -73,6 +67,7 @@ class VOGN(GaussianPosterior):
         curvature_init: float | None = None,
         damping: float = 1e-3,
         draws: int = 1,
+        noise: AdversarialSampling | Mapping[str, Any] | str = "weights",
         temperature: float = 1.0,
         temperature_start: float | None = None,
         warmup_steps: int = 0,
@@ -91,7 +86,10 @@ class VOGN(GaussianPosterior):
             raise ValueError(f"curvature_init={curvature_init} must not be negative.")
         if (temperature_start is None) != (warmup_steps == 0) or not (temperature_start or 1.0) > 0:
             raise ValueError("temperature_start (positive) and warmup_steps belong together: give both or neither.")
-        self._config: dict[str, Any] = {
+        if not is_attack(noise) and noise != "weights":
+            raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
+        self.attack = make_attack(noise) if is_attack(noise) else None
+        self._config = {
             "lr": dict(lr) if isinstance(lr, Mapping) else lr,
             "momentum": momentum,
             "averaged": averaged,
@@ -99,6 +97,7 @@ class VOGN(GaussianPosterior):
             "curvature_init": curvature_init,
             "damping": damping,
             "draws": draws,
+            "noise": "weights" if self.attack is None else self.attack.config(),
             "temperature": temperature,
             "temperature_start": temperature_start,
             "warmup_steps": warmup_steps,
@@ -109,24 +108,11 @@ class VOGN(GaussianPosterior):
         self.momentum_decay, self.averaged, self.curvature_decay = momentum, averaged, curvature_decay
         self.damping, self.step_draws, self.effective_size = damping, draws, data_size * augmentation
         self.final_temperature, self.momentum_correction, self.paper_tau = temperature, momentum_correction, paper_tau
-        self.split = Split(model, random)
-        self.layout = self.split.random_layout
-        device = one_device(parameters_at(model, self.split.layout.names))
-        self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
-        self.rates = self.split.rates(lr)
-        zeros = torch.zeros(self.split.layout.size, dtype=self.split.layout.dtype, device=device)
-        self.momentum: Tensor
-        self.curvature: Tensor
-        self.register_buffer("momentum", zeros)
-        self.register_buffer("curvature", torch.full_like(zeros, 0.0 if curvature_init is None else curvature_init))
+        # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
+        self._make_state(lr, prior, prior_precision, random, curvature_init or 0.0, progress=(2,))
         self.has_curvature = curvature_init is not None
-        # A tensor, so that it is in saved files too: without it there would be no noise, nor the right temperature.
-        self.progress: Tensor
-        self.register_buffer("progress", torch.zeros(2, dtype=torch.int64))
         self.plan = SquarePlan(model, self.split.layout.names, self._aliases)
-        self.descent = likelihood_descent(self.likelihood)
         self.noisy = True
-        self._gathered = Gathered()
         self._last_scale: float | None = None
 
     @property
@@ -145,22 +131,6 @@ class VOGN(GaussianPosterior):
 
     # -- the distribution ------------------------------------------------------------------------------------
 
-    def draw(self) -> dict[str, Tensor]:
-        """μ + σ·ε for every random parameter; the mean before the first step, which finds the curvature."""
-        flat_draw = self._flat_draw()
-        if not torch.is_grad_enabled():
-            return self.layout.split(flat_draw)
-        means = self.layout.flatten(parameters_at(self.model, self.layout.names))
-        return self.layout.split(means + (flat_draw - means.detach()))
-
-    def mean(self) -> dict[str, Tensor]:
-        """Posterior means: copies of the network's own parameters."""
-        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
-
-    def std(self) -> dict[str, Tensor]:
-        """√(τ/(N(s + δ̃ + γ))); zero before the first step."""
-        return self.layout.split(self._std())
-
     def _variance(self) -> tuple[float, float | Tensor]:
         """σ² is the first over s + the second."""
         scale = (1.0 if self.paper_tau else self.temperature) / self.effective_size
@@ -170,6 +140,7 @@ class VOGN(GaussianPosterior):
         return self.temperature / self.effective_size * precision_of(self.prior)
 
     def _std(self) -> Tensor:
+        """√(τ/(N(s + δ̃ + γ))); zero before the first step, which finds the curvature."""
         s = self.curvature[: self.layout.size]
         if not self.has_curvature:
             return torch.zeros_like(s)
@@ -190,29 +161,51 @@ class VOGN(GaussianPosterior):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll) -> Terms:
-        """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
-            for _ in range(self.step_draws if self.has_curvature else 1):
-                self.gather(nll)
-            return self.update()
-
     def gather(self, nll: Nll) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
         Several calls on parts of a batch are gradient accumulation.
         """
-        weights = self._weights()
-        inner = self._gathered.count and self.step_draws > 1
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
-        with kept, frozen_statistics(self.model) if inner else nullcontext():
-            found = gradients_and_squares(self.plan, weights, self._checked(nll))
-        self._gathered.add(found.loss, found.gradients, found.squares, 1 / max(found.batch_size, 1))
+        self._gathered.check_free()
+        attack = self.attack if self.is_noisy else None
+        share = 1.0 if attack is None else 1 - attack.weight
+        inner = bool(self._gathered.count) and self.step_draws > 1
+        found: _Pass | None = None
+        with likelihood_kept_on_error(self.descent, first=not self._gathered.count):
+            if share > 0:
+                found = self._pass(nll, self._weights(), share, frozen=inner)
+            if attack is not None and share < 1:
+                worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=inner or share > 0)
+                found = worst if found is None else found.plus_(worst)
+        assert found is not None
+        self._gathered.add(found.loss, found.gradients, found.squares, found.weight)
         return found.loss
+
+    def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, *, frozen: bool) -> _Pass:
+        """`share` of the loss and of what is gathered at these weights."""
+        part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
+        with frozen_statistics(self.model) if frozen else nullcontext():
+            found = gradients_and_squares(self.plan, weights, self._checked(part))
+        # A loss times the share has squares times its square.
+        return _Pass(found.loss, found.gradients, found.squares, 1 / (max(found.batch_size, 1) * share))
+
+    def _worst_weights(self, nll: Nll, attack: AdversarialSampling) -> dict[str, Tensor]:
+        random = parameters_at(self.model, self.layout.names)
+        with torch.no_grad():
+            mean, std = self.layout.flatten(random).detach(), self._std()
+        eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
+        check = partial(check_loss, at=self.steps)
+        frozen = not attack.attack_statistics
+        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen)
+        worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
+        own = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
+        return {**self.layout.split(worst), **own}
 
     @contextmanager
     def trial(self) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        if self.attack is not None:
+            raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
         leaves = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
         in_place = substituted(self.model, leaves, self._aliases)
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
@@ -222,31 +215,16 @@ class VOGN(GaussianPosterior):
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         self._gathered.add(0.0, gradients, squares, 1 / max(sums.batch_size, 1))
 
-    @torch.no_grad()
-    def update(self) -> Terms:
-        """One update from what was gathered since the last; `nll` is the mean over the passes."""
-        found = self._gathered
-        if not found.count:
-            raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
-        random, rest = self.split.parts(self.momentum, self.curvature)
-        for_random, for_rest = self._updates(found)
-        first = not self.has_curvature
-        kl, squares = random.inspect(for_random, found.gradients, found.curvatures)
-        squares += rest.inspect(for_rest, found.gradients, found.curvatures)[1]
-        with found.dropped_on_error():
-            check_finite(squares, (found.gradients, found.curvatures), self.steps)
-        penalty_weight = self.temperature / self.effective_size
-        random.apply_(for_random, found.gradients, found.curvatures)
-        rest.apply_(for_rest, found.gradients, found.curvatures)
-        step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
-        self.has_curvature = True
-        if first:  # there was no q yet
-            kl = random.inspect(replace(for_random, decay=1.0), found.gradients, found.curvatures)[0]
-        self.steps += 1
+    def _move(self, *update: Any) -> Terms:
+        terms = super()._move(*update)
         self._last_scale = self.lr_scale
-        nll = found.loss / found.count
-        self._gathered.clear()
-        return Terms(loss=nll + penalty_weight * kl, nll=nll, penalty=penalty_weight * kl, kl=kl)
+        return terms
+
+    def _curvatures(self, found: Gathered) -> Mapping[str, Tensor]:
+        return found.curvatures
+
+    def _penalty(self, kl: float) -> float:
+        return self.temperature / self.effective_size * kl
 
     def _updates(self, found: Gathered) -> tuple[Update, Update]:
         correct = self.momentum_correction and self._last_scale not in (None, 0.0, self.lr_scale)
@@ -295,16 +273,6 @@ class VOGN(GaussianPosterior):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        return {
-            **self._config,
-            "random": list(self.layout.names),
-            "prior": self.prior.config(),
-            "likelihood": self.likelihood.config(),
-            "seed": self.seed,
-        }
-
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""
         return {**super().get_extra_state(), "last_scale": self._last_scale}
@@ -314,24 +282,38 @@ class VOGN(GaussianPosterior):
         super().set_extra_state(state)
         self._last_scale = state["last_scale"]
 
-    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
-        self.progress.copy_(torch.tensor([self.steps, self.has_curvature]))
-        super()._save_to_state_dict(*args, **options)
+    def _progress(self) -> list[int]:
+        return [self.steps, int(self.has_curvature)]
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if f"{prefix}progress" in state_dict:
-            self.steps, self.has_curvature = int(self.progress[0]), bool(self.progress[1])
-
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None if self.descent is None else self.descent.optimizer
+    def _set_progress(self, saved: list[int]) -> None:
+        self.steps, self.has_curvature = saved[0], bool(saved[1])
 
 
-class OGN(Posterior):
+@dataclass
+class _Pass:
+    """What one pass found; squares are to be multiplied by `weight`."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    squares: dict[str, Tensor]
+    weight: float
+
+    def plus_(self, other: _Pass) -> _Pass:
+        """Both together; the tensors of both are used up."""
+        self.loss += other.loss
+        torch._foreach_add_([*self.gradients.values()], [other.gradients[n] for n in self.gradients])
+        ratio = other.weight / self.weight
+        torch._foreach_add_([*self.squares.values()], [other.squares[n] for n in self.squares], alpha=ratio)
+        return self
+
+
+class OGN(AtMean):
     """Online Gauss-Newton: VOGN's update at the mean, without noise; a point estimate under the same prior.
 
     Options are VOGN's, but for those of its noise (`draws`, `curvature_init`, `paper_tau`).
     """
+
+    _noise_options = ("draws", "noise", "curvature_init", "paper_tau", "temperature_start", "warmup_steps")
 
     def __init__(
         self,
@@ -353,70 +335,22 @@ class OGN(Posterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, seed=seed)
-        self.engine = VOGN(
-            model,
-            data_size=data_size,
-            lr=lr,
-            prior_precision=prior_precision,
-            prior=prior,
-            momentum=momentum,
-            averaged=averaged,
-            curvature_decay=curvature_decay,
-            damping=damping,
-            temperature=temperature,
-            augmentation=augmentation,
-            momentum_correction=momentum_correction,
-            random=random,
-            likelihood=likelihood,
-            seed=seed,
+        self._run_by(
+            VOGN(
+                model,
+                data_size=data_size,
+                lr=lr,
+                prior_precision=prior_precision,
+                prior=prior,
+                momentum=momentum,
+                averaged=averaged,
+                curvature_decay=curvature_decay,
+                damping=damping,
+                temperature=temperature,
+                augmentation=augmentation,
+                momentum_correction=momentum_correction,
+                random=random,
+                likelihood=likelihood,
+                seed=seed,
+            )
         )
-        self.engine.noisy = False
-        self._use(self.engine)
-
-    @property
-    def is_random(self) -> bool:
-        """No: all draws are the same network."""
-        return False
-
-    def draw(self) -> dict[str, Tensor]:
-        """`{}`: the point estimate."""
-        return {}
-
-    def step(self, nll: Nll) -> Terms:
-        """One pass at the mean and an update; the penalty is −log p(w)/N up to a constant."""
-        with statistics_kept_on_error(self.model), self.engine._gathered.dropped_on_error():
-            self.gather(nll)
-            return self.update()
-
-    def gather(self, nll: Nll) -> float:
-        """One pass whose gradients the next `update` averages in."""
-        return self.engine.gather(nll)
-
-    def trial(self) -> AbstractContextManager[nn.Module]:
-        """The network, for a forward and backward pass of your own; gathered on a clean exit."""
-        return self.engine.trial()
-
-    def update(self) -> Terms:
-        """One update from what was gathered since the last."""
-        engine = self.engine
-        penalty = _half_squares(engine) * engine.temperature / engine.effective_size
-        engine.lr_scale = self.lr_scale
-        nll = engine.update().nll
-        self.steps += 1
-        return Terms(loss=nll + penalty, nll=nll, penalty=penalty)
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        noise = ("draws", "curvature_init", "paper_tau", "temperature_start", "warmup_steps")
-        return {name: value for name, value in self.engine.config().items() if name not in noise}
-
-
-@torch.no_grad()
-def _half_squares(engine: VOGN) -> float:
-    """½·Σ ((mean − prior mean)/prior std)², layer by layer: a vector of all would be a copy of the network."""
-    layout, prior = engine.layout, engine.prior
-    means, stds = (
-        layout.split(v) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v) for v in (prior.mean, prior.std)
-    )
-    weights = parameters_at(engine.model, layout.names)
-    return 0.5 * sum(float(((w - means[n]) / stds[n]).square().sum(dtype=torch.double)) for n, w in weights.items())

@@ -41,25 +41,25 @@ def build_model(name: str, **options: Any) -> nn.Module:
     that survives JSON: `build_model(spec["name"], **spec["options"])` builds the same architecture again.
     Without a seed the weights come from torch's global generator.
     """
-    if name not in MODELS:
-        raise ValueError(unknown("model", name, model_names()))
-    build = MODELS[name]
-    known = _options(build)
+    known = model_options(name)
     strangers = [unknown(f"option of {name}", option, known) for option in options if option not in known]
     if strangers:
         raise ValueError("\n".join(strangers))
-    defaults = {option: default for option, default in known.items() if default is not inspect.Parameter.empty}
+    defaults = {option: p.default for option, p in known.items() if p.default is not p.empty}
     complete = {option: _plain(name, option, value) for option, value in (defaults | options).items()}
-    model = build(**complete)
+    model = MODELS[name](**complete)
     vars(model)["credo_spec"] = {"name": name, "options": complete}
     return model
 
 
-def _options(build: Callable[..., nn.Module]) -> dict[str, Any]:
-    """Options and their defaults, without those that the name itself fixes (the depth of resnet20)."""
+def model_options(name: str) -> dict[str, inspect.Parameter]:
+    """What a model can be told, without those that the name itself fixes (the depth of resnet20)."""
+    if name not in MODELS:
+        raise ValueError(unknown("model", name, model_names()))
+    build = MODELS[name]
     fixed = build.keywords if isinstance(build, partial) else {}
     parameters = inspect.signature(build).parameters
-    return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
+    return {option: parameter for option, parameter in parameters.items() if option not in fixed}
 
 
 def _plain(model: str, option: str, value: Any) -> Any:

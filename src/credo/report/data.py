@@ -55,5 +55,5 @@ def _same(a: Dataset, b: Dataset) -> bool:
 
 
 def _described(settings: dict[str, Any]) -> str:
-    options = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "name")
+    options = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "name" and value is not None)
     return f"{settings['name']} ({options})" if options else str(settings["name"])

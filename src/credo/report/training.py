@@ -88,8 +88,8 @@ def likelihood_axis(logs: Sequence[Records]) -> Axis:
 
 def likelihood_plot(records: Records, x: Axis, y: Axis, name: str, index: int) -> Markup:
     """NLL on the training data and on held-out data, with a dot at the best held-out epoch."""
-    trained = [(r["epoch"] + 1, r["nll"]) for r in records]
-    held_out = [(r["epoch"] + 1, r.get("validation", {}).get("nll")) for r in records]
+    trained = [(r["epoch"], r["nll"]) for r in records]
+    held_out = [(r["epoch"], r.get("validation", {}).get("nll")) for r in records]
     color = f"r{index % 8}"
     marks = [curve(points_of(x, y, trained), f"line faint {color}")]
     if _known([value for _, value in held_out]):
@@ -113,7 +113,7 @@ def penalty_axis(logs: Sequence[Records]) -> Axis:
 
 def penalty_plot(records: Records, x: Axis, y: Axis, name: str, index: int) -> Markup:
     """What the objective adds to the NLL: the weighted KL of a variational method, or a prior's penalty."""
-    points = [(r["epoch"] + 1, r.get("penalty")) for r in records]
+    points = [(r["epoch"], r.get("penalty")) for r in records]
     marks = [curve(points_of(x, y, points), f"line r{index % 8}")]
     return plot(marks, x, y, about=f"Penalty in the training objective of {name} by epoch.")
 
@@ -130,7 +130,7 @@ def score_of(logs: Sequence[Records]) -> str | None:
 def score_plot(logs: Mapping[str, Records], score: str) -> Markup:
     """Validation accuracy or RMSE of all runs."""
     series = {
-        name: [(r["epoch"] + 1, r.get("validation", {}).get(score)) for r in records] for name, records in logs.items()
+        name: [(r["epoch"], r.get("validation", {}).get(score)) for r in records] for name, records in logs.items()
     }
     values = _known([value for points in series.values() for _, value in points])
     whole = axis(values, "validation RMSE")

@@ -16,7 +16,8 @@ from credo.core.errors import unknown
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
-from credo.experiments.config import MEMBER_SEEDS, method_options
+from credo.experiments.config import MEMBER_SEEDS
+from credo.experiments.defaults import method_options
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.models.blocks import init_from

@@ -11,7 +11,9 @@ import torch
 from credo.core.errors import FileFormatError
 from credo.core.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
+# Format 1 differs in how records count epochs; whoever reads them sees to that.
+_READABLE = (1, FORMAT)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -28,8 +30,9 @@ def load_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) ->
     except Exception as error:  # a damaged archive makes its readers fail in every way there is
         raise FileFormatError(f"{path} is not a complete checkpoint ({error}); delete it to start again.") from error
     found = state.get("format") if isinstance(state, dict) else None
-    if found != FORMAT:
-        raise FileFormatError(f"{path} has checkpoint format {found!r}, this version reads {FORMAT}.")
+    if found not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise FileFormatError(f"{path} has checkpoint format {found!r}, this version reads {known}.")
     if fingerprint is not None:
         _compare(path, state.get("fingerprint") or {}, fingerprint)
     return state

@@ -22,6 +22,7 @@ from credo.training.checkpoint import load_checkpoint, save_checkpoint
 from credo.training.schedule import Schedule, make_schedule
 
 BatchNll = Callable[[nn.Module, Any], Tensor]
+# Called with the epoch, from 1, the steps done of it, and how many it has.
 OnStep = Callable[[int, int, int, Terms], None]
 
 
@@ -34,7 +35,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch was: means of the terms over its steps, the last step's rate, validation metrics, wall time."""
+    """What one epoch was: means of the terms over its steps, the last step's rate, validation metrics, wall time.
+
+    `epoch` counts from 1: it is the number of epochs finished.
+    """
 
     epoch: int
     loss: float
@@ -49,7 +53,7 @@ class EpochRecord:
 
 @dataclass
 class _Progress:
-    """What a killed run needs to go on, beside the posterior."""
+    """What a killed run needs to go on, beside the posterior; `epoch` counts those that are finished."""
 
     epoch: int = 0
     bad_epochs: int = 0
@@ -101,10 +105,10 @@ def train(
         metrics = _validate(posterior, validation, validation_draws, progress.epoch)
         best = _judge(posterior, progress, metrics, monitor, keep=patience is not None)
         rate, seconds = posterior.lr_scale, time.perf_counter() - start
+        progress.epoch += 1
         record = EpochRecord(
             progress.epoch, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )
-        progress.epoch += 1
         progress.records.append(asdict(record))
         if path is not None:
             _save(path, posterior, loader, progress, fingerprint)
@@ -176,7 +180,7 @@ def _run_epoch(
             sums[key] += getattr(terms, key) or 0.0
         count += 1
         if on_step is not None:
-            on_step(epoch, index + 1, total, terms)
+            on_step(epoch + 1, index + 1, total, terms)
     if count == 0:
         raise CredoError("The loader gave no batch.")
     means = {key: value / count for key, value in sums.items()}
@@ -240,7 +244,10 @@ def _resume(posterior: Posterior, loader: Loader, path: Path | None, fingerprint
     posterior.load_state_dict(state["posterior"])
     for generator, saved in zip(_generators(loader), state["loader"], strict=False):
         generator.set_state(saved)
-    return _Progress(**state["progress"])
+    progress = _Progress(**state["progress"])
+    if state["format"] == 1:  # which counted epochs from 0
+        progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
+    return progress
 
 
 def _save(path: Path, posterior: Posterior, loader: Loader, progress: _Progress, fingerprint: dict[str, Any]) -> None:

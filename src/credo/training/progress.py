@@ -43,13 +43,13 @@ def shown(
         last = ""
 
         def show(epoch: int, done: int, batches: int, terms: Terms) -> None:
-            bar.update(task, completed=epoch * batches + done, text=f"{_terms(terms)} {last}")
+            bar.update(task, completed=(epoch - 1) * batches + done, text=f"{_terms(terms)} {last}")
             if on_step is not None:
                 on_step(epoch, done, batches, terms)
 
         for record in train(posterior, loader, epochs=epochs, on_step=show, **options):
             last = " ".join(f"val {key} {value:.4f}" for key, value in record.validation.items())
-            bar.update(task, completed=(record.epoch + 1) * len(loader))
+            bar.update(task, completed=record.epoch * len(loader))
             yield record
 
 

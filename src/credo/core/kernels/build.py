@@ -6,14 +6,17 @@ processor, so that another machine with the same home directory builds its own.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
+from functools import cache
 from pathlib import Path
 
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread")
@@ -53,7 +56,7 @@ def _open(source: Path) -> ctypes.CDLL | None:
     try:
         folder = _folder()
         path = folder / f"{source.stem}-{_fingerprint(source, compiler)}.so"
-        if not path.exists() and not _compile(compiler, source, path):
+        if not (path.exists() and _is_own(path)) and not _compile(compiler, source, path):
             return None
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
@@ -70,14 +73,31 @@ def _compiler() -> str | None:
 
 def _folder() -> Path:
     """A folder of the user's own: code is loaded from it, so it must not be one that others can write to."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "kernels"
     try:
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.getuid():
-            return cache
-    except OSError:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK) and _is_own(folder):
+            return folder
+    except (OSError, RuntimeError):  # the second where there is no home
         pass
-    return Path(tempfile.mkdtemp(prefix="credo-kernels-"))
+    return _temporary_folder()
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the path is this user's and nobody else may write to it; no, where a system cannot tell (Windows)."""
+    user = getattr(os, "getuid", None)
+    if user is None:
+        return False
+    status = path.stat()
+    return status.st_uid == user() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@cache
+def _temporary_folder() -> Path:
+    """A private folder for as long as this process runs."""
+    folder = tempfile.mkdtemp(prefix="credo-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _fingerprint(source: Path, compiler: str) -> str:
@@ -104,6 +124,7 @@ def _compile(compiler: str, source: Path, target: Path) -> bool:
             command = [compiler, *_FLAGS, *optional, str(source), "-o", str(part)]
             done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
             if done.returncode == 0:
+                part.chmod(0o700)  # a generous umask would let others change it
                 part.replace(target)
                 return True
         return False

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from credo.core import weights
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
 from credo.core.layers import EXAMPLE_GRADIENTS
+from credo.core.squares.cells import is_recurrent
 from credo.core.squares.norm_rules import norm
 from credo.core.squares.rules import ExampleGradients
 from credo.core.weights import join
@@ -94,7 +95,9 @@ class SquarePlan:
         stuck = []
         for name, reason in reasons.items():
             path = self._unit_of.get(name, _common(self._owners(name)))
-            if path == "":
+            if name not in self._unit_of and is_recurrent(self._modules[path]):  # first as a unit of its own
+                self._unit_of[name] = path
+            elif path == "":
                 stuck.append(f"{name} {reason}")
             else:
                 self._unit_of[name] = self._callable(path.rpartition(".")[0])
@@ -192,7 +195,8 @@ def check_squares(model: nn.Module, names: Iterable[str]) -> None:
 def _is_covered(layer: nn.Module) -> bool:
     # Hook-style weight norm, spectral norm and pruning keep the type but compute `weight` from other parameters.
     plain = layer._parameters.keys() <= {"weight", "bias"} and "weight" in layer._parameters
-    return plain and type(layer) in EXAMPLE_GRADIENTS and "forward" not in layer.__dict__
+    own = plain and type(layer) in EXAMPLE_GRADIENTS and "forward" not in layer.__dict__
+    return own or is_recurrent(layer)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -201,8 +205,8 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _fixed_rule(layer: nn.Module) -> ExampleGradients | None:
-    make = EXAMPLE_GRADIENTS[type(layer)]
-    return None if make is norm else make(layer)
+    make = EXAMPLE_GRADIENTS.get(type(layer))
+    return None if make is None or make is norm else make(layer)
 
 
 def _unit_problems(unit: Unit) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.squares.cells import is_recurrent
 from credo.core.squares.engine import is_running
 from credo.core.squares.plan import PlanChangedError, SquarePlan
+from credo.core.squares.recurrent import recurrent_forward
 from credo.core.squares.rules import full_precision, widened
 from credo.core.squares.taps import tapped_forward, watched
 from credo.core.squares.units import UnitUse, first_size, unit_forward
@@ -123,6 +125,10 @@ class SquareSums:
         else:
             self._too_narrow.update(dict.fromkeys(unit.places, use.problem))
 
+    def leave_to_itself(self, names: Iterable[str], problem: str) -> None:
+        """A layer that cannot be looked into is a unit from the next pass on."""
+        self._too_narrow.update(dict.fromkeys(names, problem))
+
     def _root_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **options: Any) -> Any:
             size = first_size(args, options)
@@ -169,7 +175,8 @@ class SquareSums:
         for tap in plan.layers:
             own = tap.layer._parameters
             self._set(tap.layer.__dict__, "_parameters", watched(own, self._seen_from_outside, tap.names))
-            self._set(tap.layer.__dict__, "forward", tapped_forward(self, tap, own))
+            make = recurrent_forward if is_recurrent(tap.layer) else tapped_forward
+            self._set(tap.layer.__dict__, "forward", make(self, tap, own))
         for unit in plan.units.values():
             for name in unit.places:
                 self._handles.append(self._weights[name].register_hook(partial(self._total_arrived, name)))
@@ -233,17 +240,28 @@ class SquareSums:
     def _finish_unit(self, title: str, names: list[str], uses: list[UnitUse]) -> None:
         sums = self._add_up(names, [use.examples for use in uses]) if uses else {}
         low = any(use.low_precision for use in uses)
+        doubtful = self._unexplained([name for name in names if name in self._totals], sums, low=low)
+        # One example may round to the other side of a kink when it is run by itself: ask the whole batch.
+        for mode in ("as it is", "eval") if uses else ():
+            if doubtful:
+                found = [use.whole(mode) for use in uses]
+                doubtful = self._unexplained(doubtful, {n: sum(f[n] for f in found) for n in doubtful}, low=low)
+        for name in doubtful:
+            self._too_narrow.setdefault(name, f"is also used outside of {title}")
+
+    def _unexplained(self, names: list[str], sums: Mapping[str, Any], *, low: bool) -> list[str]:
+        """Parameters whose gradient in the pass is not what the runs of their unit add up to."""
+        left = []
         for name in names:
-            total = self._totals.get(name)
-            if total is None:
-                continue
+            total = self._totals[name]
             epsilon = torch.finfo(torch.bfloat16 if low else total.dtype).eps
             scale = total.norm()
             if name in sums:
                 scale = scale + self._squares[name].sum().sqrt() / self.batch_size
                 total = total - sums[name]
             if total.norm() > epsilon**0.5 * scale:
-                self._too_narrow.setdefault(name, f"is also used outside of {title}")
+                left.append(name)
+        return left
 
     def _add_up(self, names: list[str], uses: list[Callable[[slice], dict[str, Tensor]]]) -> dict[str, Tensor]:
         """Squares of the examples' sums over all uses; returns the sums over the examples."""

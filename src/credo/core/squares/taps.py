@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.core.kernels.common import Sums
 from credo.core.layers import EXAMPLE_GRADIENTS
@@ -23,19 +23,9 @@ if TYPE_CHECKING:
 def tapped_forward(sums: SquareSums, tap: LayerTap, own: dict[str, Any]) -> Callable[..., Tensor]:
     """The layer's forward with an eye on what goes in and what comes back; `own` are its parameters."""
     layer: Any = tap.layer
-    original = type(layer).forward
-    attributes = layer.__dict__
+    plain: Callable[..., Tensor] = plain_forward(layer, own)
     names = tuple(tap.names.values())
     has_weight = "weight" in tap.names
-
-    def plain(*args: Any, **options: Any) -> Tensor:
-        watched = attributes["_parameters"]
-        attributes["_parameters"] = own
-        try:
-            out: Tensor = original(layer, *args, **options)
-            return out
-        finally:
-            attributes["_parameters"] = watched
 
     def forward(*args: Any, **options: Any) -> Tensor:
         if not (sums.active and torch.is_grad_enabled()):
@@ -54,6 +44,22 @@ def tapped_forward(sums: SquareSums, tap: LayerTap, own: dict[str, Any]) -> Call
         return out
 
     return forward
+
+
+def plain_forward(layer: nn.Module, own: dict[str, Any]) -> Callable[..., Any]:
+    """The layer's forward with its parameters as they are, which nobody watches."""
+    original: Any = type(layer).forward
+    attributes = layer.__dict__
+
+    def plain(*args: Any, **options: Any) -> Any:
+        watched = attributes["_parameters"]
+        attributes["_parameters"] = own
+        try:
+            return original(layer, *args, **options)
+        finally:
+            attributes["_parameters"] = watched
+
+    return plain
 
 
 class Use:

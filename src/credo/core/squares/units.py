@@ -123,6 +123,15 @@ class UnitUse:
             f"{reason}. Leave these parameters out, or take out what couples the examples."
         )
 
+    def whole(self, mode: str) -> dict[str, Tensor]:
+        """Gradients of the batch in one run, as the pass itself made them: the same rounding, the same kinks."""
+        weights = {name: tensor.clone().requires_grad_() for name, tensor in self.weights.items()}
+        with self._as_it_ran(mode, by_example=False), torch.enable_grad():
+            pairs = list(zip(self.outputs(weights, self.leaves), self.gradients.values(), strict=True))
+            outputs, slopes = zip(*[(out, g) for out, g in pairs if out.requires_grad], strict=True)
+            found = torch.autograd.grad(outputs, list(weights.values()), slopes, materialize_grads=True)
+        return dict(zip(weights, found, strict=True))
+
     @property
     def low_precision(self) -> bool:
         """Whether outputs or autocast are below single precision."""
@@ -147,7 +156,7 @@ class UnitUse:
         return {name: self.tensors[names[0]] for name, names in self.unit.places.items()}
 
     @contextmanager
-    def _as_it_ran(self, mode: str) -> Iterator[None]:
+    def _as_it_ran(self, mode: str, *, by_example: bool = True) -> Iterator[None]:
         module, (enabled, dtype) = self.unit.module, self.autocast
         tensors = self.tensors
         buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -157,8 +166,8 @@ class UnitUse:
             stack.enter_context(_kept_attributes(module))
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap without a rule: a loop
-            # Fused attention has no rule for vmap: it would run example by example.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if by_example:  # fused attention has no rule for vmap: it would run example by example
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             # Copies: a module that updates its buffers must not do so once more.
             self.tensors = {name: t.clone() if name in buffers else t for name, t in tensors.items()}
             stack.callback(setattr, self, "tensors", tensors)

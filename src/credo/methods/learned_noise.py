@@ -1,0 +1,65 @@
+"""The likelihood's own parameters (a learned noise) beside natural-gradient updates: few, so Adam moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from credo.core.descent import Descent
+from credo.core.likelihood import Likelihood
+
+_LR = 1e-2
+
+
+def likelihood_descent(likelihood: Likelihood) -> Descent | None:
+    """Adam on the likelihood's own parameters, if it has any."""
+    own = {f"likelihood.{name}": p for name, p in likelihood.named_parameters() if p.requires_grad}
+    return Descent(own, "adam", _LR) if own else None
+
+
+def likelihood_gradients(descent: Descent | None) -> list[Tensor | None]:
+    """Copies of the gradients gathered so far for the likelihood's own parameters."""
+    own = descent.parameters.values() if descent else ()
+    return [None if p.grad is None else p.grad.clone() for p in own]
+
+
+def put_back_(descent: Descent | None, gradients: Sequence[Tensor | None]) -> None:
+    """Gradients of the likelihood's own parameters as they were before a pass that does not count."""
+    for parameter, gradient in zip(descent.parameters.values() if descent else (), gradients, strict=True):
+        parameter.grad = None if gradient is None else gradient.clone()
+
+
+@contextmanager
+def likelihood_kept_on_error(descent: Descent | None, *, first: bool) -> Iterator[None]:
+    """Around a pass: the first of an update begins without gradients, and one that fails leaves none behind."""
+    if descent is not None and first:
+        descent.clear()
+    before = likelihood_gradients(descent)
+    try:
+        yield
+    except BaseException:
+        put_back_(descent, before)
+        raise
+
+
+def ready_likelihood(descent: Descent | None, count: int, *, at: int) -> None:
+    """Average and check the gradients of the likelihood's own parameters, which are sums over `count` passes."""
+    grads = [p.grad for p in descent.parameters.values() if p.grad is not None] if descent else []
+    if descent is not None and grads:
+        torch._foreach_div_(grads, count)
+        descent.ready(at=at)
+
+
+def move_likelihood(descent: Descent | None, *, scale: float) -> None:
+    """Update the likelihood's own parameters from gradients that are ready."""
+    if descent is not None and any(p.grad is not None for p in descent.parameters.values()):
+        descent.move(scale=scale)
+
+
+def step_likelihood(descent: Descent | None, count: int, *, at: int, scale: float) -> None:
+    """Both at once."""
+    ready_likelihood(descent, count, at=at)
+    move_likelihood(descent, scale=scale)

@@ -1,0 +1,120 @@
+"""One update of natural-gradient methods: means as they are in the network, momentum and curvature as flat vectors.
+
+It is, entry by entry, with pull = shift·(mean − prior mean),
+
+    momentum  ← keep·momentum + take·(g + pull)                    (the pull beside it where it is not coupled)
+    curvature ← decay·curvature + renew·h + ½·renew²·(curvature − h)²/(curvature + shift)   (the last if corrected)
+    mean      ← mean − lr·clip(debias·momentum / (curvature + shift + damping)),
+
+g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.kernels import flat
+
+
+@dataclass(frozen=True)
+class Update:
+    """The numbers of an update; `lr`, `shift`, `prior_mean`, `prior_precision` may be vectors."""
+
+    lr: float | Tensor
+    keep: float
+    take: float
+    decay: float
+    renew: float
+    shift: float | Tensor = 0.0
+    damping: float = 0.0
+    prior_mean: float | Tensor = 0.0
+    prior_precision: float | Tensor = 0.0
+    debias: float = 1.0
+    clip: float = math.inf
+    gradient_scale: float = 1.0
+    curvature_scale: float = 1.0
+    correction: float = 0.0
+    coupled: int = 1
+    variance: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all are numbers, as the compiled update takes them."""
+        return not any(isinstance(value, Tensor) for value in vars(self).values())
+
+
+class Part:
+    """Some of the network's parameters, behind one another, with their slices of momentum and curvature."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], momentum: Tensor, curvature: Tensor) -> None:
+        self.parameters = parameters
+        self.tensors = [p.detach() for p in parameters.values()]
+        self.sizes = [t.numel() for t in self.tensors]
+        self.momentum, self.curvature = momentum, curvature
+
+    def is_fused(self, update: Update, *gathered: Mapping[str, Tensor]) -> bool:
+        """Whether the compiled passes cover this update."""
+        given = [one[name] for one in gathered for name in self.parameters]
+        return update.is_plain and flat.fused([*self.tensors, *given], self.momentum, self.curvature)
+
+    def listed(self, tensors: Mapping[str, Tensor] | None = None) -> flat.TensorList:
+        """The means, or others of the same names, for the compiled passes."""
+        chosen = self.tensors if tensors is None else [tensors[name] for name in self.parameters]
+        return flat.TensorList(chosen, self.sizes)
+
+    def inspect(
+        self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]
+    ) -> tuple[float, float]:
+        """KL(q ‖ p) before the update, and the squared norm of what was gathered."""
+        if not self.parameters:
+            return 0.0, 0.0
+        if self.is_fused(update, gradients, curvatures):
+            return self._fused(update, gradients, curvatures, dry=True)
+        squares = sum(
+            float(t.double().square().sum())
+            for one in (gradients, curvatures)
+            for t in (one[n] for n in self.parameters)
+        )
+        if not update.variance:
+            return 0.0, squares
+        variance = update.variance / (self.curvature + update.shift + update.damping)
+        ratio = update.prior_precision * variance
+        offset = self._flat(self.parameters) - update.prior_mean
+        return float(0.5 * (ratio - 1 - ratio.log() + update.prior_precision * offset.square()).double().sum()), squares
+
+    def apply_(self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]) -> None:
+        """One update."""
+        if not self.parameters:
+            return
+        if self.is_fused(update, gradients, curvatures):
+            self._fused(update, gradients, curvatures, dry=False)
+            return
+        mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
+        g, h = self._flat(gradients) * update.gradient_scale, self._flat(curvatures) * update.curvature_scale
+        pull = update.shift * (mean - update.prior_mean)
+        if update.correction:
+            change = update.renew * (s - h)  # squared only after the division: a square of large ones overflows
+            second = update.correction * 0.5 * change * (change / (s + update.shift).clamp_min(1e-30))
+            s.mul_(update.decay).add_(h, alpha=update.renew).add_(second)
+        else:
+            s.mul_(update.decay).add_(h, alpha=update.renew)
+        m.mul_(update.keep).add_(g + pull if update.coupled else g, alpha=update.take)
+        direction = update.debias * m + (0 if update.coupled else pull)
+        direction = (direction / (s + update.shift + update.damping).clamp_min(1e-30)).clamp(-update.clip, update.clip)
+        moved = (mean - update.lr * direction).split(self.sizes)
+        for tensor, piece in zip(self.tensors, moved, strict=True):
+            tensor.copy_(piece.view(tensor.shape))
+
+    def _fused(
+        self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], *, dry: bool
+    ) -> tuple[float, float]:
+        lists = (self.listed(), self.listed(gradients), self.listed(curvatures))
+        return flat.update_(*lists, self.momentum, self.curvature, vars(update), dry=dry)
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([tensors[n].detach().reshape(-1).to(self.momentum.dtype) for n in self.parameters])
