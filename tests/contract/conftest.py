@@ -1,6 +1,9 @@
 """What every method is put through: builders for all of them, a batch, and one comparison of states."""
 
+import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,68 +39,104 @@ def ensemble_of(method: type[Posterior], **fixed: Any) -> Build:
     return build
 
 
+@dataclass(frozen=True)
+class Row:
+    """A method, and what of the contract applies to it."""
+
+    build: Build
+    differs: bool = True
+    """Whether two passes of a new posterior differ."""
+    noisy: bool = True
+    """Whether its training is random."""
+    weights: bool = True
+    """Whether its draws are weights."""
+    kl: bool = False
+    """Whether it reports a KL."""
+    penalised: bool = False
+    """Whether there is a gradient, of a penalty, even where the loss has none."""
+
+
+def skeleton() -> type[Posterior]:
+    """The class in CONTRIBUTING.md, as somebody who adds a method copies it."""
+    text = Path(__file__).parents[2].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = textwrap.dedent(text.split("```python\n")[1].split("```")[0])
+    names: dict[str, Any] = {}
+    exec(block, names)
+    found: type[Posterior] = names["FixedNoise"]
+    return found
+
+
 SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}
-METHODS: dict[str, Build] = {
-    "map": of(MAP, lr=0.05, prior=1.0),
-    "mc-dropout own": with_own_dropout,
-    "mc-dropout rate": of(MCDropout, lr=0.05, rate=0.3),
-    "ensemble of map": ensemble_of(MAP, lr=0.05),
-    "ensemble of bbb": ensemble_of(BBB, lr=0.05, std_init=0.1),
-    "bbb weights": of(BBB, lr=0.05, std_init=0.1, draws=2),
-    "bbb lrt": of(BBB, lr=0.05, std_init=0.1, noise="lrt"),
-    "bbb flipout": of(BBB, lr=0.05, std_init=0.1, noise="flipout", draws=2, **SGD),
-    "vogn": of(VOGN, lr=0.05, draws=2, curvature_init=0.5, prior_precision=2.0),
-    "vogn first at mean": of(VOGN, lr=0.05, averaged=True, prior_precision={"*weight": 2.0, "*": 1.0}),
-    "ogn": of(OGN, lr=0.05),
-    "ivon": of(IVON, lr=0.3, draws=2, curvature_decay=0.9),
-    "ivon squares": of(IVON, lr={"*bias": 0.05, "*": 0.1}, estimator="squares", random="all", clip=0.5),
-    "kfac": of(KFAC, lr=0.05, inverse_every=2),
-    "noisy-kfac": of(NoisyKFAC, lr=0.05, draws=2, inverse_every=2, prior_precision={"*weight": 2.0, "*": 1.0}),
-    "noisy-kfac sampled": of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, fisher="sampled", factor_every=2),
-    "ensemble of vogn": ensemble_of(VOGN, lr=0.05, curvature_init=0.5),
-    "bbb scale mixture": of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"),
+METHODS: dict[str, Row] = {
+    "map": Row(of(MAP, lr=0.05), differs=False, noisy=False),
+    "map with prior": Row(of(MAP, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
+    "mc-dropout own": Row(with_own_dropout, weights=False),
+    "mc-dropout rate": Row(of(MCDropout, lr=0.05, rate=0.3), weights=False),
+    "ensemble of map": Row(ensemble_of(MAP, lr=0.05), noisy=False),
+    "ensemble of bbb": Row(ensemble_of(BBB, lr=0.05, std_init=0.1), kl=True),
+    "bbb weights": Row(of(BBB, lr=0.05, std_init=0.1, draws=2), kl=True),
+    "bbb lrt": Row(of(BBB, lr=0.05, std_init=0.1, noise="lrt"), kl=True),
+    "bbb flipout": Row(of(BBB, lr=0.05, std_init=0.1, noise="flipout", draws=2, **SGD), kl=True),
+    "bbb adversarial": Row(of(BBB, lr=0.05, std_init=0.1, noise="adversarial"), kl=True),
+    "vogn": Row(of(VOGN, lr=0.05, draws=2, curvature_init=0.5, prior_precision=2.0), kl=True),
+    "vogn first at mean": Row(
+        of(VOGN, lr=0.05, averaged=True, prior_precision={"*weight": 2.0, "*": 1.0}), differs=False, kl=True
+    ),
+    "vogn adversarial": Row(of(VOGN, lr=0.05, curvature_init=0.5, noise="adversarial"), kl=True),
+    "ogn": Row(of(OGN, lr=0.05), differs=False, noisy=False),
+    "ivon": Row(of(IVON, lr=0.3, draws=2, curvature_decay=0.9), kl=True),
+    "ivon squares": Row(of(IVON, lr={"*bias": 0.05, "*": 0.1}, estimator="squares", random="all", clip=0.5), kl=True),
+    "kfac": Row(of(KFAC, lr=0.05, inverse_every=2), differs=False, noisy=False),
+    "noisy-kfac": Row(
+        of(NoisyKFAC, lr=0.05, draws=2, inverse_every=2, prior_precision={"*weight": 2.0, "*": 1.0}), differs=False
+    ),
+    "noisy-kfac sampled": Row(
+        of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, fisher="sampled", factor_every=2), differs=False
+    ),
+    "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature_init=0.5), kl=True),
+    "bbb scale mixture": Row(of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
+    "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }
 
 
-POINT = ("map", "ogn", "kfac")
-FIRST_AT_MEAN = ("vogn first at mean", "noisy-kfac", "noisy-kfac sampled")
-GAUSSIAN = [name for name in METHODS if any(kind in name for kind in ("bbb", "vogn", "ivon"))]
+def rows(keep: Callable[[Row], bool] = lambda row: True) -> list[Any]:
+    return [pytest.param(row.build, id=name) for name, row in METHODS.items() if keep(row)]
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=rows())
 def build(request: pytest.FixtureRequest) -> Build:
     """`build(network)` gives the posterior, where `network(i)` gives the i-th network."""
-    return METHODS[request.param]
+    return request.param
 
 
-@pytest.fixture(params=[name for name in METHODS if name not in (*POINT, *FIRST_AT_MEAN)])
+@pytest.fixture(params=rows(lambda row: row.differs))
 def build_stochastic(request: pytest.FixtureRequest) -> Build:
     """Methods whose passes differ."""
-    return METHODS[request.param]
+    return request.param
 
 
-@pytest.fixture(params=[name for name in METHODS if name not in (*POINT, "ensemble of map")])
+@pytest.fixture(params=rows(lambda row: row.noisy))
 def build_noisy(request: pytest.FixtureRequest) -> Build:
     """Methods whose training is random."""
-    return METHODS[request.param]
+    return request.param
 
 
-@pytest.fixture(params=[name for name in METHODS if "dropout" not in name])
+@pytest.fixture(params=rows(lambda row: row.weights))
 def build_weights(request: pytest.FixtureRequest) -> Build:
     """Methods whose draws are weights."""
-    return METHODS[request.param]
+    return request.param
 
 
-@pytest.fixture(params=GAUSSIAN)
+@pytest.fixture(params=rows(lambda row: row.kl))
 def build_gaussian(request: pytest.FixtureRequest) -> Build:
     """Gaussian posteriors and mixtures of them."""
-    return METHODS[request.param]
+    return request.param
 
 
-@pytest.fixture(params=[name for name in METHODS if name not in GAUSSIAN])
-def build_point(request: pytest.FixtureRequest) -> Build:
-    """Methods without a KL."""
-    return METHODS[request.param]
+@pytest.fixture(params=rows(lambda row: not (row.kl or row.penalised)))
+def build_unpenalised(request: pytest.FixtureRequest) -> Build:
+    """Methods that descend the loss alone."""
+    return request.param
 
 
 @pytest.fixture

@@ -159,8 +159,8 @@ def test_an_infinite_gradient_of_a_finite_loss_is_named_and_changes_no_parameter
     assert posterior.steps == 0
 
 
-def test_a_loss_that_ignores_the_network_is_an_error(build_point, plain) -> None:
-    posterior = build_point(plain, prior=None)
+def test_a_loss_that_ignores_the_network_is_an_error(build_unpenalised, plain) -> None:
+    posterior = build_unpenalised(plain)
     with pytest.raises(RuntimeError, match=r"does not|No gradient"):
         posterior.step(lambda net: torch.tensor(1.0, requires_grad=True) * 1)
 
