@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from credo.data import DATASETS, DataFile, DataMissingError, data_root, data_status, dataset_names, load_dataset
+from credo.data import (
+    DATASETS,
+    DataFile,
+    DataMissingError,
+    data_root,
+    data_status,
+    dataset_names,
+    dataset_status,
+    load_dataset,
+)
 from credo.data.files import check_file
 
 
@@ -50,6 +59,23 @@ def test_root_before_environment_before_cache(monkeypatch, tmp_path):
     assert data_root() == Path.home() / ".cache" / "credo" / "data"
     monkeypatch.setenv("CREDO_DATA", "~/sets")
     assert data_root() == Path.home() / "sets"
+
+
+def test_what_is_not_in_the_environment_s_folder_is_found_in_the_cache(monkeypatch, tmp_path):
+    file = DataFile("values.txt")
+    spec = replace(DATASETS["moons"], layouts=((file,),), load=lambda name, folder: folder)
+    monkeypatch.setitem(DATASETS, "mine", spec)
+    monkeypatch.setenv("CREDO_DATA", str(tmp_path / "sets"))
+    cached = tmp_path / "cache" / "credo" / "data" / "mine"
+    cached.mkdir(parents=True)
+    (cached / "values.txt").write_text("1")
+    assert load_dataset("mine") == cached
+    assert dataset_status("mine").folder == cached
+    with pytest.raises(DataMissingError, match="elsewhere"):
+        load_dataset("mine", root=tmp_path / "elsewhere")
+    (tmp_path / "sets" / "mine").mkdir(parents=True)
+    (tmp_path / "sets" / "mine" / "values.txt").write_text("1")
+    assert load_dataset("mine") == tmp_path / "sets" / "mine"
 
 
 @pytest.mark.parametrize("name", [name for name, spec in DATASETS.items() if spec.layouts])

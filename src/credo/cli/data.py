@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.data import data_root, data_status, dataset_status, download
+from credo.data import data_status, dataset_status, download
+from credo.data.files import data_roots, missing_files, missing_message
 from credo.data.registry import find_spec
 from credo.data.status import DatasetStatus
 from credo.training.progress import make_progress
@@ -44,11 +45,12 @@ def data_command(
         if as_json:
             print_json([_as_dict(status) for status in found])
         else:
-            say(f"looking in {data_root(root)}")
+            say(f"looking in {', then in '.join(map(str, data_roots(root)))}")
             rows = [[s.name, _state(s), _place(s)] for s in found]
             print_table("data sets", ["name", "state", "folder"], rows)
             if name:
-                print_table(name, ["file", "bytes", "state"], [[f.path.name, f.size, f.state] for f in found[0].files])
+                print_table(name, ["file", "bytes", "state"], _file_rows(found[0]))
+                _say_what_is_missing(found[0])
         if name and _state(found[0]) in ("missing", "corrupt"):
             raise typer.Exit(1)
 
@@ -74,6 +76,19 @@ def _state(status: DatasetStatus) -> str:
 
 
 def _as_dict(status: DatasetStatus) -> dict[str, object]:
-    files = [{"name": f.path.name, "size": f.size, "state": f.state} for f in status.files]
+    files = [{"name": f.path.name, "path": str(f.path), "size": f.size, "state": f.state} for f in status.files]
     folder = None if status.folder is None else str(status.folder)
-    return {"name": status.name, "state": _state(status), "folder": folder, "files": files}
+    url = find_spec(status.name).url or None
+    return {"name": status.name, "state": _state(status), "folder": folder, "url": url, "files": files}
+
+
+def _file_rows(status: DatasetStatus) -> list[list[object]]:
+    folder = status.folder or Path()
+    return [[str(f.path.relative_to(folder)), f.size, f.state] for f in status.files]
+
+
+def _say_what_is_missing(status: DatasetStatus) -> None:
+    if status.folder is None or status.present:
+        return
+    spec = find_spec(status.name)
+    say(missing_message(status.name, spec, status.folder, missing_files(spec, status.folder)))

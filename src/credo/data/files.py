@@ -69,12 +69,22 @@ class DatasetSpec:
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """The folder that holds one folder a data set: `root`, else `$CREDO_DATA`, else the user's cache."""
+    """Where a download goes, one folder a data set: `root`, else `$CREDO_DATA`, else the user's cache."""
+    return data_roots(root)[0]
+
+
+def data_roots(root: Path | str | None = None) -> list[Path]:
+    """Where data sets are looked for, in this order: `root` alone, else `$CREDO_DATA` and then the user's cache."""
     if root is not None:
-        return Path(root).expanduser()
-    if os.environ.get("CREDO_DATA"):
-        return Path(os.environ["CREDO_DATA"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "data"
+        return [Path(root).expanduser()]
+    own = [Path(given).expanduser()] if (given := os.environ.get("CREDO_DATA")) else []
+    return [*own, Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "data"]
+
+
+def data_folder(name: str, spec: DatasetSpec, root: Path | str | None = None) -> Path:
+    """The first folder where the data set is whole; if it is nowhere, the one where it should be put."""
+    folders = [place / name for place in data_roots(root)]
+    return next((folder for folder in folders if not missing_files(spec, folder)), folders[0])
 
 
 def plain_or_zipped(path: Path) -> Path | None:
@@ -94,10 +104,14 @@ def best_layout(spec: DatasetSpec, folder: Path) -> tuple[DataFile, ...]:
 
 def require_files(name: str, spec: DatasetSpec, folder: Path) -> None:
     """Raises `DataMissingError`, which says what to put where, unless one layout is complete."""
-    layout = best_layout(spec, folder)
-    missing = [file for file in layout if not file.optional and file.find(folder) is None]
+    missing = missing_files(spec, folder)
     if missing:
         raise DataMissingError(missing_message(name, spec, folder, missing))
+
+
+def missing_files(spec: DatasetSpec, folder: Path) -> list[DataFile]:
+    """What the best layout still needs; nothing if the data set is whole."""
+    return [file for file in best_layout(spec, folder) if not file.optional and file.find(folder) is None]
 
 
 def missing_message(name: str, spec: DatasetSpec, folder: Path, missing: list[DataFile]) -> str:

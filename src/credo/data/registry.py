@@ -7,7 +7,7 @@ from pathlib import Path
 
 from credo.core.errors import unknown
 from credo.data import sources
-from credo.data.files import DatasetSpec, data_root, require_files
+from credo.data.files import DatasetSpec, data_folder, require_files
 from credo.data.splits import Dataset
 from credo.data.tables import load_csv
 from credo.data.toys import load_blobs, load_digits, load_gap, load_moons, load_photo_patches
@@ -34,14 +34,13 @@ def load_dataset(name: str, *, root: Path | str | None = None, **options: object
     """A data set in memory.
 
     `options` belong to the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, ... of `csv`). Files are
-    looked for in `root/name`; without `root` in `$CREDO_DATA/name`, or in the user's cache if that is not set.
-    Nothing is downloaded.
+    looked for in `root/name`; without `root` in `$CREDO_DATA/name`, then in the user's cache. Nothing is downloaded.
     """
     spec = find_spec(name)
     _check_options(name, spec, options)
     if not spec.layouts:
         return spec.load(**options)
-    folder = data_root(root) / name
+    folder = data_folder(name, spec, root)
     require_files(name, spec, folder)
     return spec.load(name, folder, **options)
 

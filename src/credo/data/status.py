@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from credo.data.files import DataFile, FileState, best_layout, check_file, data_root
+from credo.data.files import DataFile, FileState, best_layout, check_file, data_folder
 from credo.data.registry import DATASETS
 
 
@@ -39,7 +39,7 @@ def dataset_status(name: str, root: Path | str | None = None, *, verify: bool = 
     spec = DATASETS[name]
     if not spec.layouts:
         return DatasetStatus(name, True, None, ())
-    folder = data_root(root) / name
+    folder = data_folder(name, spec, root)
     files = tuple(file_status(file, folder, verify=verify) for file in best_layout(spec, folder))
     present = all(file.state != "missing" or file.optional for file in files)
     return DatasetStatus(name, present, folder, files)

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from credo.core.errors import FileFormatError, UnsupportedModelError
-from credo.data.files import data_root
+from credo.data.files import data_roots
 from credo.models.weights import load_cifar_resnet_weights
 from credo.training import load
 
@@ -47,7 +47,8 @@ def load_weights_(network: nn.Module, where: str, name: str) -> None:
 def _public_file(name: str) -> Path:
     if name not in PUBLIC:
         raise ValueError(f'model.weights="public" exists for {" and ".join(PUBLIC)}, not for {name}.')
-    path = data_root() / "weights" / PUBLIC[name]
+    paths = [root / "weights" / PUBLIC[name] for root in data_roots()]
+    path = next((path for path in paths if path.exists()), paths[0])
     if not path.exists():
         raise FileNotFoundError(
             f"There is no {path}: put the weights of github.com/akamaster/pytorch_resnet_cifar10 there (safetensors). "
