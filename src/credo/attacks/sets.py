@@ -1,0 +1,167 @@
+"""Sets of attacked inputs in files: made chunk by chunk, so that a killed run goes on where it was.
+
+The same call gives the same bytes, whether it was interrupted or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from credo.attacks.common import AttackResult, OnProgress, joined
+from credo.core.errors import FileFormatError
+from credo.core.files import write_atomically
+from credo.version import __version__
+
+FORMAT = 1
+Attack = Callable[[Tensor, Tensor, int], AttackResult]
+_TENSORS = ("inputs", "labels", "success", "distortion", "queries")
+
+
+@dataclass(frozen=True, eq=False)
+class AttackSet:
+    """Perturbed inputs [n, ...] with their true labels, how the attack fared, and where all this comes from.
+
+    `about` holds what the maker said (source network, attack, options, data) beside seed, chunk and versions.
+    """
+
+    result: AttackResult
+    labels: Tensor
+    about: dict[str, Any]
+
+    @property
+    def inputs(self) -> Tensor:
+        """The perturbed inputs."""
+        return self.result.inputs
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def make_attack_set(
+    path: Path | str,
+    attack: Attack,
+    x: Tensor,
+    y: Tensor,
+    *,
+    about: Mapping[str, Any],
+    chunk: int = 1000,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> AttackSet:
+    """Attack all inputs, `chunk` by `chunk`, into a file; finished chunks of a killed run are not made again.
+
+    `attack(x, y, seed)` gets a seed of its own for each chunk and must depend on nothing else that changes. `about` is
+    JSON that says what is attacked and how; it is how one recognises the same set, so put every option into it. A file
+    that is there already is returned if it is that set, and refused if it is another.
+    """
+    if chunk < 1 or len(x) == 0 or len(x) != len(y):
+        raise ValueError(f"chunk={chunk}, {len(x)} inputs, {len(y)} labels: one or more, and as many of both.")
+    path = Path(path)
+    full = _provenance(about, x, y, chunk, seed)
+    chunks = path.parent / f".{path.name}.chunks"
+    if not path.exists():
+        results = []
+        for index, start in enumerate(range(0, len(x), chunk)):
+            piece, rows = chunks / f"{index:05}.safetensors", slice(start, start + chunk)
+            if not _is_whole(piece):
+                _write(piece, attack(x[rows], y[rows], chunk_seed(seed, index)), y[rows], full)
+            results.append(_load_same(piece, full).result)
+            if on_progress is not None:
+                on_progress(min(start + chunk, len(x)), len(x))
+        _write(path, joined(results), y, full)
+    found = _load_same(path, full)
+    _clean(path, chunks)
+    return found
+
+
+def load_attack_set(path: Path | str) -> AttackSet:
+    """The set in a file that `make_attack_set` wrote; a damaged or foreign file is an error that says which."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get("credo")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (safetensors.SafetensorError, OSError) as error:
+        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+    try:
+        described = json.loads(header or "{}")
+        kind, version = described["attack_set"], described["about"]["versions"]["credo"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} is no attack set: it has no description of one.") from error
+    if kind != FORMAT:
+        raise FileFormatError(f"{path} has format {kind!r} (Credo {version}); this version reads {FORMAT}.")
+    if _digest(described["about"], tensors) != described.get("digest"):
+        raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+    result = AttackResult(*(tensors[name] for name in _TENSORS if name != "labels"))
+    return AttackSet(result, tensors["labels"], described["about"])
+
+
+def chunk_seed(seed: int, index: int) -> int:
+    """Seed of a chunk, hashed: generators with neighbouring seeds give related streams."""
+    return int.from_bytes(hashlib.sha256(f"chunk {seed} {index}".encode()).digest()[:8], "big") >> 1
+
+
+def _provenance(about: Mapping[str, Any], x: Tensor, y: Tensor, chunk: int, seed: int) -> dict[str, Any]:
+    versions = {"credo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    own = {"count": len(x), "chunk": chunk, "seed": seed, "source_inputs": _digest({}, {"x": x, "y": y})}
+    full: dict[str, Any] = json.loads(json.dumps({**about, **own, "versions": versions}, sort_keys=True))
+    return full
+
+
+def _write(path: Path, result: AttackResult, labels: Tensor, about: dict[str, Any]) -> None:
+    values = (result.inputs, labels, result.success, result.distortion, result.queries)
+    # Copies: labels of a chunk are a view, and safetensors refuses memory that is shared.
+    tensors = {name: v.detach().cpu().contiguous().clone() for name, v in zip(_TENSORS, values, strict=True)}
+    # One entry: safetensors orders several at random, and the bytes would differ from run to run.
+    header = {"attack_set": FORMAT, "about": about, "digest": _digest(about, tensors)}
+    text = json.dumps(header, sort_keys=True)
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata={"credo": text}))
+
+
+def _is_whole(piece: Path) -> bool:
+    try:
+        load_attack_set(piece)
+    except (FileNotFoundError, FileFormatError):  # a machine that lost power may have left anything
+        return False
+    return True
+
+
+def _load_same(path: Path, about: dict[str, Any]) -> AttackSet:
+    found = load_attack_set(path)
+    different = [key for key in sorted({*found.about, *about}) if found.about.get(key) != about.get(key)]
+    if different:
+        changes = "; ".join(f"{key} is {found.about.get(key)!r} there, {about.get(key)!r} now" for key in different)
+        place = path.parent if path.parent.name.endswith(".chunks") else path
+        raise ValueError(f"{place} holds another attack set: {changes}. Choose another file, or delete it.")
+    return found
+
+
+def _clean(path: Path, chunks: Path) -> None:
+    """Remove what is left of making it, also by a process that was killed while it wrote."""
+    shutil.rmtree(chunks, ignore_errors=True)
+    for left_over in path.parent.glob(f".{escape(path.name)}.*.part"):
+        left_over.unlink(missing_ok=True)
+
+
+def _digest(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

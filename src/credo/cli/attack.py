@@ -1,0 +1,170 @@
+"""`credo attack`: how little changes the labels that a trained run gives."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from credo.attacks import (
+    NORMS,
+    THREATS,
+    AttackResult,
+    AttackSet,
+    fgsm,
+    make_attack_set,
+    minimal,
+    pgd,
+    posterior_logits,
+)
+from credo.attacks.common import check_inputs
+from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.core.errors import unknown
+from credo.core.posterior import Posterior
+from credo.data import Dataset, as_float
+from credo.evaluate import accuracy, sample_study
+from credo.experiments.runs import MODEL, Run
+from credo.predict.engine import predict_classes
+from credo.training.progress import make_progress
+
+ATTACKS = ("fgsm", "minimal", "pgd")
+# Networks that the accuracies are taken over, as in `credo evaluate`; none of them is one that the attack saw.
+_JUDGES = 32
+_CHUNK = 250
+
+
+def attack_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    attack: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS)}.")] = "pgd",
+    epsilon: Annotated[float, typer.Option(help="Radius of the ball, in the inputs' units (fgsm, pgd).")] = 0.1,
+    norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)} (fgsm, pgd; minimal is always l2).")] = "linf",
+    steps: Annotated[int | None, typer.Option(help="Gradient steps: 40 for pgd, 200 at most for minimal.")] = None,
+    draws: Annotated[int, typer.Option(help="Networks whose gradients are averaged at each step.")] = 10,
+    threat: Annotated[
+        str | None,
+        typer.Option(help=f"What the attacker knows: {', '.join(THREATS)}. Default: fresh; fixed for minimal."),
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="Logits to go beyond the boundary (minimal); more fools other networks, too.")
+    ] = 1e-3,
+    count: Annotated[int | None, typer.Option(help="Only the first test inputs.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the attack.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the attacked inputs; default: in RUN/attacks, by its options.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Attack the test inputs of a run, measure what is left of its accuracy, and keep the inputs.
+
+    PGD in a ball, PGD in an L2 ball on the first hundred inputs, the smallest changes:
+
+        credo attack runs/first --epsilon 0.1
+        credo attack runs/first --norm l2 --epsilon 1 --steps 100 --draws 20 --count 100
+        credo attack runs/first --attack minimal
+
+    A killed attack goes on where it stopped when it is started again.
+    """
+    with errors_explained():
+        options = _options(attack, epsilon, norm, steps, confidence)
+        # Where the answer changes from look to look, there is no smallest change: it would be the luckiest look's.
+        threat = threat or ("fixed" if attack == "minimal" else "fresh")
+        place = Run(run)
+        posterior, dataset = place.posterior(), place.dataset()
+        if dataset.classes is None:
+            raise ValueError("Attacks change labels; this run is a regression.")
+        x, y = _inputs(dataset, count)
+        bounds = input_bounds(dataset)
+        check_inputs(x, y, bounds)
+        settings = {"attack": attack, "options": options, "threat": threat, "draws": draws, "bounds": list(bounds)}
+        about = {**settings, "source": _source(place), "data": f"{dataset.name}, test"}
+        path = out or place.folder / "attacks" / _name(attack, options)
+        found = _attacked(path, partial(_attack, posterior, settings, bounds), x, y, about, seed)
+        numbers = {**settings, "count": len(x), **_numbers(posterior, found, x, y), "file": str(path)}
+        if as_json:
+            print_json(numbers)
+            return
+        rows = [[name, *values.values()] for name, values in numbers["accuracy"].items()]
+        print_table(str(run), ["accuracy", "clean", path.stem if out is None else attack], rows)
+        say(f"mean distortion {numbers['distortion']:.4f}; {numbers['success']:.1%} succeeded while attacking")
+        say(f"{len(found)} attacked inputs in {path}")
+
+
+def input_bounds(dataset: Dataset) -> tuple[float, float]:
+    """What inputs can be: [0, 1] for images, else from the smallest to the largest number in the data."""
+    if len(dataset.input_shape) == 3:
+        return 0.0, 1.0
+    every = torch.cat([dataset.train.x.flatten(), dataset.test.x.flatten()])
+    return float(every.min()), float(every.max())
+
+
+def _options(attack: str, epsilon: float, norm: str, steps: int | None, confidence: float) -> dict[str, Any]:
+    if attack not in ATTACKS:
+        raise ValueError(unknown("attack", attack, ATTACKS))
+    if attack == "minimal":
+        return {"confidence": confidence, "steps": 200 if steps is None else steps}
+    if attack == "fgsm":
+        return {"epsilon": epsilon, "norm": norm}
+    return {"epsilon": epsilon, "norm": norm, "steps": 40 if steps is None else steps}
+
+
+def _inputs(dataset: Dataset, count: int | None) -> tuple[Tensor, Tensor]:
+    if count is not None and count < 1:
+        raise ValueError(f"--count {count}: at least one input is needed.")
+    return as_float(dataset.test.x[:count]), dataset.test.y[:count]
+
+
+def _attack(
+    posterior: Posterior, settings: dict[str, Any], bounds: tuple[float, float], x: Tensor, y: Tensor, seed: int
+) -> AttackResult:
+    logits = posterior_logits(posterior, settings["threat"], draws=settings["draws"], seed=seed)
+    options: dict[str, Any] = {**settings["options"], "bounds": bounds}
+    if settings["attack"] == "pgd":
+        return pgd(logits, x, y, seed=seed, **options)
+    return fgsm(logits, x, y, **options) if settings["attack"] == "fgsm" else minimal(logits, x, y, **options)
+
+
+def _attacked(path: Path, attack: Any, x: Tensor, y: Tensor, about: dict[str, Any], seed: int) -> AttackSet:
+    with make_progress() as bar:
+        task = bar.add_task("attacking", total=len(x), text="")
+        return make_attack_set(
+            path,
+            attack,
+            x,
+            y,
+            about=about,
+            chunk=_CHUNK,
+            seed=seed,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _numbers(posterior: Posterior, found: AttackSet, x: Tensor, y: Tensor) -> dict[str, Any]:
+    versions = {"clean": x, "attacked": found.inputs}
+    together = {name: accuracy(predict_classes(posterior, v, draws=_JUDGES).probs, y) for name, v in versions.items()}
+    result: dict[str, Any] = {"accuracy": {"all draws averaged": together}}
+    if posterior.is_random:
+        batches = {name: [*zip(v.split(_CHUNK), y.split(_CHUNK), strict=True)] for name, v in versions.items()}
+        alone = {name: sample_study(posterior, b, draws=_JUDGES).mean for name, b in batches.items()}
+        result["accuracy"]["one draw, on average"] = alone
+    return {
+        **result,
+        "success": float(found.result.success.double().mean()),
+        "distortion": float(found.result.distortion.mean()),
+        "queries": float(found.result.queries.double().mean()),
+    }
+
+
+def _source(run: Run) -> dict[str, Any]:
+    """The network that was attacked: its experiment, and the digest of its file."""
+    digest = hashlib.sha256((run.folder / MODEL).read_bytes()).hexdigest()
+    return {"experiment": run.experiment().to_dict(), "model_sha256": digest}
+
+
+def _name(attack: str, options: dict[str, Any]) -> str:
+    ball = f"-{options['norm']}-{options['epsilon']:g}" if "norm" in options else ""
+    return f"{attack}{ball}.safetensors"

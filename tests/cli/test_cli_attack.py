@@ -1,0 +1,80 @@
+"""`credo attack`: accuracies that the library also gives, a file to go on with, refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from credo import predict
+from credo.attacks import load_attack_set
+from credo.experiments.runs import Run
+
+Call = Callable[..., Any]
+QUICK = ("--count", 60, "--steps", 3, "--draws", 2)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_numbers_and_file(call: Call, digits_run: Path, norm: str) -> None:
+    found = json.loads(call("attack", digits_run, "--norm", norm, *QUICK, "--out", "set.safetensors", "--json").stdout)
+    stored = load_attack_set("set.safetensors")
+    run = Run(digits_run)
+    test = run.dataset().test
+    difference = stored.inputs.double() - test.x[:60].double()
+    length = difference.abs().amax() if norm == "linf" else difference.flatten(1).norm(dim=1).amax()
+    assert 0.09 < float(length) <= 0.1
+    assert torch.equal(stored.labels, test.y[:60])
+    for name, x in (("clean", test.x[:60]), ("attacked", stored.inputs)):
+        labels = predict(run.posterior(), x).labels
+        right = float((labels == test.y[:60]).double().mean())
+        assert found["accuracy"]["all draws averaged"][name] == pytest.approx(right)
+    assert found["accuracy"]["one draw, on average"].keys() == {"clean", "attacked"}
+    assert found["distortion"] == pytest.approx(float(stored.result.distortion.mean()))
+    assert found["count"] == 60
+    assert stored.about["options"] == {"epsilon": 0.1, "norm": norm, "steps": 3}
+    assert (stored.about["threat"], stored.about["draws"], stored.about["data"]) == ("fresh", 2, "digits, test")
+    assert stored.about["source"]["experiment"]["model"]["hidden"] == [16]
+
+
+def test_the_smallest_changes(call: Call, digits_run: Path) -> None:
+    result = call("attack", digits_run, "--attack", "minimal", "--count", 40, "--draws", 3, "--out", "m.safetensors")
+    stored = load_attack_set("m.safetensors")
+    assert stored.about["threat"] == "fixed"
+    assert float(stored.result.success.double().mean()) == 1.0
+    assert "100.0% succeeded while attacking" in result.stderr
+    assert "all draws averaged" in result.stdout
+    assert "40 attacked inputs in m.safetensors" in result.stderr
+
+
+def test_the_default_file_and_a_second_time(call: Call, refused: Call, digits_run: Path) -> None:
+    arguments = ("attack", digits_run, "--attack", "fgsm", "--epsilon", 0.05, "--count", 30, "--draws", 2)
+    first = call(*arguments)
+    path = digits_run / "attacks" / "fgsm-linf-0.05.safetensors"
+    before = path.stat().st_mtime_ns
+    assert "fgsm-linf-0.05" in first.stdout
+    assert call(*arguments).stdout == first.stdout
+    assert path.stat().st_mtime_ns == before
+    assert "seed is 0 there, 1 now" in refused(*arguments, "--seed", 1)
+
+
+def test_plain_features(call: Call, tmp_path: Path) -> None:
+    settings = ("data.name=moons", "method.name=map", "training.epochs=2", "--draws", 2)
+    call("train", *settings, "--run", "moons")
+    found = json.loads(call("attack", "moons", "--epsilon", 0.3, "--steps", 5, "--json").stdout)
+    data = Run("moons").dataset()
+    every = torch.cat([data.train.x, data.test.x])
+    assert found["bounds"] == [float(every.min()), float(every.max())]
+    assert list(found["accuracy"]) == ["all draws averaged"]
+    assert found["accuracy"]["all draws averaged"]["attacked"] < found["accuracy"]["all draws averaged"]["clean"]
+
+
+def test_refusals(refused: Call, digits_run: Path, gap_run: Path) -> None:
+    assert "Unknown attack 'pdg'. Did you mean 'pgd'?" in refused("attack", digits_run, "--attack", "pdg")
+    assert "Unknown norm 'l1'" in refused("attack", digits_run, "--norm", "l1", "--out", "x")
+    assert "Unknown threat 'none'" in refused("attack", digits_run, "--threat", "none", "--out", "x")
+    assert "epsilon=-1" in refused("attack", digits_run, "--epsilon", -1, "--out", "x")
+    assert "--count 0" in refused("attack", digits_run, "--count", 0)
+    assert "this run is a regression" in refused("attack", gap_run)
+    assert "is no run" in refused("attack", "nowhere")
