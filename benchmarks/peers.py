@@ -32,10 +32,7 @@ class Peer:
 
     def version(self) -> str | None:
         """The installed version; None if there is none."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return None
+        return installed(self.distribution)
 
     def step(self, net: nn.Module) -> Step:
         """One draw, cross-entropy and KL, backward, Adam; an optimiser's own step where the library is one."""
@@ -54,6 +51,14 @@ class Peer:
             return torch.stack([F.softmax(twin(x), dim=-1) for _ in range(draws)]).mean(0)
 
         return predict
+
+
+def installed(distribution: str) -> str | None:
+    """The version of a library by its name for pip; None if it is not there."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def replace_layers(module: nn.Module, replace: Replace) -> nn.Module:

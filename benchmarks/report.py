@@ -1,4 +1,4 @@
-"""What both benchmarks share towards their user: options, progress on stderr, tables, the record of a run."""
+"""What the benchmarks share towards their user: options, progress on stderr, tables, the record of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, installed
 from credo.core.errors import unknown
 from credo.core.files import write_json
 
@@ -110,7 +110,7 @@ class Run:
 def versions() -> dict[str, str | None]:
     """Versions of Python, torch, Credo and the peers; None for a peer that is not installed."""
     own = {"python": platform.python_version(), "torch": torch.__version__, "credo": metadata.version("credo")}
-    return own | {peer.distribution: peer.version() for peer in PEERS.values()}
+    return own | {name: installed(name) for name in ("laplace-torch", *(p.distribution for p in PEERS.values()))}
 
 
 def _processor() -> str:

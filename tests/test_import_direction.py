@@ -14,6 +14,8 @@ ORDER = (
     "methods",
     "predict",
     "evaluate",
+    "attacks",
+    "compress",
     "doctor",
     "data",
     "models",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from credo import methods
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.inputs import InputWatch
 from credo.core.posterior import Posterior, Terms
 from credo.core.squares.plan import PlanChangedError
 from credo.methods import natural
@@ -129,10 +130,10 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def _passes(self, closure: Closure) -> Any:
         loss, generator, has_blocks = None, self._engine.generator, self._engine._gathered.count > 0
-        before = generator.get_state()
+        before, watch = generator.get_state(), InputWatch()
         for count in range(_wanted(self.posterior)):
             try:
-                loss = self._run(closure, inner=count > 0)
+                loss = self._run(closure, watch, inner=count > 0)
             except _EmptyClosureError:
                 # Lightning makes step() after blocks of one's own a step with a closure that does nothing.
                 if count or not has_blocks:
@@ -141,23 +142,24 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 return None
         return loss
 
-    def _run(self, closure: Closure, *, inner: bool) -> Any:
+    def _run(self, closure: Closure, watch: InputWatch, *, inner: bool) -> Any:
         again, generator = inner, self._engine.generator
         before = generator.get_state()
         while True:
             try:
-                return self._one_pass(closure, frozen=again)
+                return self._one_pass(closure, watch, frozen=again)
             except PlanChangedError:  # a first pass that found parameters used in an unusual way: run it again
                 again = True
                 generator.set_state(before)
 
-    def _one_pass(self, closure: Closure, *, frozen: bool) -> Any:
+    def _one_pass(self, closure: Closure, watch: InputWatch, *, frozen: bool) -> Any:
         model = self.posterior.model
         with torch.enable_grad(), frozen_statistics(model) if frozen else nullcontext(), self.posterior.trial():
-            loss = closure()
+            with watch.over(model):
+                loss = closure()
             number = _number(loss)
             if loss is not None:
-                natural.check_loss(number, self.posterior.steps)
+                natural.check_loss(number, self._engine)
             leaves = self._engine._gathered.leaves or {}
             if all(w.grad is None for w in leaves.values()):
                 if loss is None:

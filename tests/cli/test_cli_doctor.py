@@ -18,7 +18,9 @@ QUICK = ("--draws", 4, "--examples", 100)
 
 def test_json_is_what_the_library_finds_and_what_the_folder_keeps(call: Call, digits_run: Path) -> None:
     printed = json.loads(call("doctor", digits_run, "--json", *QUICK).stdout)
-    assert printed == json.loads((digits_run / "diagnosis.json").read_text())
+    kept = json.loads((digits_run / "diagnosis.json").read_text())
+    assert (kept["asked"]["draws"], kept["asked"]["examples"]) == (4, 100)
+    assert printed == {key: value for key, value in kept.items() if key != "asked"}
     wanted = diagnose_run(Run(digits_run), draws=4, examples=100).to_dict()
     assert printed == wanted
     assert set(printed) == {"verdict", "findings", "measurements", "layers"}
@@ -70,7 +72,23 @@ def test_bad_input(refused: Call, digits_run: Path, arguments: tuple[Any, ...], 
 
 def test_brackets_in_a_finding_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     finding = Finding("x", "warning", "a[0] is [red]wrong[/red].", "Change a[1].", "a=[1]")
-    print_diagnosis("run", Diagnosis("v [bold].", (finding,), {}, ()))
+    print_diagnosis("run", Diagnosis("v [bold].", (finding,), {}, ()), {"name": "bbb"})
     out = capsys.readouterr().out
     for part in ("v [bold].", "a[0] is [red]wrong[/red].", "Change a[1].", "a=[1]"):
         assert part in out
+
+
+def test_arguments_are_those_of_the_command(call: Call, digits_run: Path) -> None:
+    printed = call("doctor", digits_run, *QUICK).stdout
+    assert "--twin runs/plain" in printed
+    assert "map_posterior" not in printed
+    arguments = [f["argument"] for f in json.loads((digits_run / "diagnosis.json").read_text())["findings"]]
+    assert "twin=map_posterior" in arguments  # the file is read by programs
+
+
+def test_it_fails_only_where_asked_to(call: Call, digits_run: Path, tmp_path: Path) -> None:
+    found = json.loads(call("doctor", digits_run, "--json", *QUICK).stdout)["findings"]
+    severities = {finding["severity"] for finding in found}
+    for asked, serious in (("alarm", {"alarm"}), ("warning", {"alarm", "warning"})):
+        code = 1 if severities & serious else 0
+        assert call("doctor", digits_run, "--fail-on", asked, *QUICK, code=code).exit_code == code

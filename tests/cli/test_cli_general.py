@@ -19,7 +19,20 @@ from credo.methods import METHODS
 from credo.models import MODELS
 
 Call = Callable[..., Any]
-COMMANDS = ("list", "data", "train", "evaluate", "predict", "report", "doctor", "reproduce", "figure", "demo")
+COMMANDS = (
+    "list",
+    "data",
+    "train",
+    "evaluate",
+    "predict",
+    "attack",
+    "prune",
+    "report",
+    "doctor",
+    "reproduce",
+    "figure",
+    "demo",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

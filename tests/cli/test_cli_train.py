@@ -99,8 +99,19 @@ def test_too_few_draws_are_refused_before_training(call: Call) -> None:
     assert "epoch" not in result.stderr
 
 
+def test_a_run_that_cannot_begin_leaves_folders_of_others_alone(refused: Refused) -> None:
+    Path("here/deep").mkdir(parents=True)
+    Path("here/mine.txt").write_text("kept")
+    refused("train", "data.name=mnist", "--run", "here/deep/run")
+    assert Path("here/deep").is_dir()
+    assert not Path("here/deep/run").exists()
+    refused("train", "data.name=mnist", "--run", "here")
+    assert Path("here/mine.txt").read_text() == "kept"
+
+
 def test_missing_data_says_which_files_belong_where(refused: Refused, tmp_path: Path) -> None:
-    message = refused("train", "data.name=mnist", "--run", "here")
+    message = refused("train", "data.name=mnist", "--run", "here/deep")
+    assert not Path("here").exists()  # nothing was begun
     assert f"Put into {tmp_path / 'cache' / 'credo' / 'data' / 'mnist'}:" in message
     assert "train-images-idx3-ubyte.gz" in message
     assert "CREDO_DATA" in message

@@ -112,7 +112,7 @@ def test_an_ensemble_of_ensembles_is_as_whole(member: str, same) -> None:
     outer.step(loss)
     before = state(outer)
     with pytest.raises(OSError, match="labels"):
-        outer.step(failing_in(outer.parts[1].parts[1].model, broken))
+        outer.step(failing_in(outer.parts[3].model, broken))
     assert same(state(outer), before)
 
 

@@ -1,5 +1,7 @@
 """Which parameters are random, how they lie in one vector, and which networks are refused."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,26 @@ def test_random_never_takes_frozen_parameters() -> None:
 
 def test_random_of_a_bare_layer_has_no_dot_in_its_names() -> None:
     assert random_names(nn.Linear(2, 1), "last") == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), ["0.weight", "0.bias"]),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.LayerNorm(3), nn.RMSNorm(3)),
+            ["1.weight", "1.bias"],
+        ),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8), ["linear2.weight", "linear2.bias"]),
+    ],
+)
+def test_the_last_layer_is_no_normalisation(network: Callable[[], nn.Module], names: list[str]) -> None:
+    assert random_names(network(), "last") == names
+
+
+def test_a_network_of_normalisations_has_no_last_layer() -> None:
+    with pytest.raises(ValueError, match="chooses no parameter"):
+        random_names(nn.Sequential(nn.BatchNorm1d(3)), "last")
     assert (join("", "weight"), join("a.b", "weight")) == ("weight", "a.b.weight")
 
 

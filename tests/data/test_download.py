@@ -89,7 +89,15 @@ def test_a_wrong_md5_puts_nothing_in_place(monkeypatch, tmp_path):
     publish(monkeypatch, tmp_path / "server", {"a": b"aaa"}, right=False)
     with pytest.raises(DownloadError, match=rf"a arrived damaged.*md5 is {md5(b'aaa')}, should be {md5(b'aaa!')}"):
         download("toy", tmp_path / "root")
-    assert everything_in(tmp_path / "root") == set()
+    assert not (tmp_path / "root").exists()
+
+
+def test_what_has_arrived_stays_when_a_later_file_fails(monkeypatch, tmp_path):
+    publish(monkeypatch, tmp_path / "server", {"a": b"aaa", "b": b"bbb"})
+    (tmp_path / "server" / "b").unlink()
+    with pytest.raises(DownloadError, match="could not be downloaded"):
+        download("toy", tmp_path / "root")
+    assert everything_in(tmp_path / "root") == {"toy/a"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,7 @@ def test_without_network_the_message_says_what_to_put_where(monkeypatch, tmp_pat
     assert f"Put into {tmp_path / 'notmnist'}:" in message
     assert "t10k-labels-idx1-ubyte.gz" in message
     assert "train-" not in message  # optional, not published there
-    assert everything_in(tmp_path) == set()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_connection_that_breaks_leaves_nothing_behind(monkeypatch, tmp_path):

@@ -37,6 +37,16 @@ def test_rows_come_back_exactly(tmp_path, mark, header):
     assert {t.dtype for t in (dataset.train.x, dataset.train.y, dataset.test.x)} == {torch.float32}
 
 
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_inputs_have_the_names_of_the_header(tmp_path, task):
+    rows = [[*row[:2], i % 2] for i, row in enumerate(ROWS)]
+    named = load_dataset("csv", path=write(tmp_path, table(rows, "a,kind,c\n")), target="c", task=task)
+    assert named.input_names == ("a", "kind")
+    first = load_dataset("csv", path=write(tmp_path, table(rows, "a,kind,c\n")), target="a")
+    assert first.input_names == ("kind", "c")
+    assert load_dataset("csv", path=write(tmp_path, table(rows)), task=task).input_names is None
+
+
 def test_only_training_rows_set_the_scale(tmp_path):
     dataset = load_dataset("csv", path=write(tmp_path, table(ROWS)), test_fraction=0.3, seed=4)
     raw = dataset.train.x.double() * dataset.input_std + dataset.input_mean

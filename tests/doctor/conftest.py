@@ -1,6 +1,7 @@
 """Small posteriors, healthy and broken on purpose, each trained once for all tests; no test may change one."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -100,7 +101,9 @@ def _trained(method: str, kind: str, seed: int, changes: tuple[tuple[str, Any], 
 
     ensemble = method.startswith("ensemble")
     posterior: Posterior = credo.Ensemble([one(100 * seed + i) for i in range(2)]) if ensemble else one(seed)
-    return credo.fit(posterior, loader_of(kind, seed), epochs=epochs, progress=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="data_size=")  # wrong on purpose
+        return credo.fit(posterior, loader_of(kind, seed), epochs=epochs, progress=False)
 
 
 Trained = Callable[..., Posterior]

@@ -155,6 +155,9 @@ def test_vogn(trained: Trained, examine: Examine) -> None:
     assert no_alarm(examine(trained("vogn", "mlp")))
     assert first(examine(trained("vogn", "mlp", temperature=1000.0)))[0] == "prior-too-strong"
     assert first(examine(trained("vogn", "mlp", data_size=23)))[0] == "data-size"
+    name, severity, argument = first(examine(trained("vogn", "mlp", curvature_init=1e8)))
+    assert (name, severity) == ("no-uncertainty", "alarm")
+    assert 0.01 <= float((argument or "").removeprefix("curvature_init=")) <= 10
     augmented = examine(trained("vogn", "mlp", augmentation=10.0))
     assert augmented.measurements["objective"]["effective_temperature"] == pytest.approx(0.1)
     assert no_alarm(examine(trained("ogn", "mlp")))
@@ -168,7 +171,7 @@ def test_vogn(trained: Trained, examine: Examine) -> None:
 @pytest.mark.parametrize("kind", ["mlp", "curve"])
 def test_a_tiny_learning_rate(trained: Trained, examine: Examine, kind: str, seed: int) -> None:
     diagnosis = examine(trained("bbb", kind, seed, lr=1e-5, epochs=3), kind)
-    assert first(diagnosis) == ("not-learned", "alarm", None)
+    assert first(diagnosis) == ("not-learned", "alarm", "lr=0.001")
     assert "training is not at its end" in diagnosis.verdict
 
 

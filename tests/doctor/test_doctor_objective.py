@@ -98,7 +98,10 @@ def test_training_to_the_end_balances(trained: Callable[..., Any], examine: Any)
         ([1.0] * 16, 0.0),
         ([float(v) for v in range(16, 0, -1)], 1 - 1.5 / 5.5),
         ([1.0] * 12 + [0.9, 0.8, 0.5, 0.5], 0.5),
-        ([1.0, 2.0, 3.0], None),
+        ([1.0], None),
+        ([2.0, 1.5], 0.25),
+        ([9.0, 2.0, 1.0], 0.5),
+        ([9.0, 9.0, 9.0, 9.0, 9.0, 4.0, 3.0], 0.25),
     ],
 )
 def test_drop_over_the_last_quarter(values: list[float], wanted: float | None) -> None:

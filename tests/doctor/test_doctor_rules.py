@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from credo.doctor import limits
+from credo.doctor.advice import wanted_std
 from credo.doctor.dispersion import Dispersion
 from credo.doctor.facts import Counts, Facts, Method
 from credo.doctor.findings import Finding
@@ -16,7 +17,6 @@ from credo.doctor.judge import judge
 from credo.doctor.layers import LayerState
 from credo.doctor.monte_carlo import MonteCarlo
 from credo.doctor.objective import History, Objective
-from credo.doctor.rules_training import wanted_std
 from credo.doctor.scores import Gap, Score, Scores
 from credo.doctor.statistics import NormState, Statistics
 from credo.evaluate.intervals import Interval
@@ -35,6 +35,11 @@ def layer(name: str = "all", **changes: Any) -> LayerState:
 
 def worse(nll: float, error: float = 0.0) -> Gap:
     return Gap(interval(nll, 0.001), interval(error, 0.001))
+
+
+def poor(learned: float, gain: float = -0.1) -> dict[str, Any]:
+    """Scores of a network that learned this much, with this many nats less than a constant where that is little."""
+    return {"learned": learned, **({"chance_over_train": worse(gain)} if learned < 0.5 else {})}
 
 
 # A posterior with nothing to complain about.
@@ -59,6 +64,7 @@ HEALTHY = Facts(
         ensemble_over_mean=worse(0.0),
         ensemble_over_twin=worse(0.0),
         mean_over_twin=worse(0.0),
+        chance_over_train=worse(2.0),
     ),
     statistics=None,
     dispersion=Dispersion(interval(1.0), interval(0.0), 0.2, {}),
@@ -127,7 +133,7 @@ def test_a_dropped_last_batch_is_no_mistake(examples: int, given: int, wanted: s
 )
 def test_temperature(temperature: float, weight: float, learned: float, wanted: Any, argument: Any) -> None:
     objective = {"temperature": temperature, "kl_weight": weight, "effective_temperature": temperature * weight}
-    finding = named(changed(objective=objective, scores={"learned": learned}), "prior-too-strong")
+    finding = named(changed(objective=objective, scores=poor(learned)), "prior-too-strong")
     assert (finding and finding.severity, finding and finding.argument) == (wanted, argument)
 
 
@@ -167,7 +173,7 @@ def test_stale_statistics(shift: float, gain: float, accuracy: float, wanted: st
 )
 def test_noise_too_large(cost: float, pull: float, gap: float, learned: float, wanted: str | None) -> None:
     objective = {"noise_cost": cost, "noise_pull": pull, "noise_balance": cost / pull if pull > 0 else None}
-    scores = {"ensemble_over_mean": worse(gap), "learned": learned}
+    scores = {"ensemble_over_mean": worse(gap), **poor(learned)}
     assert severity(changed(objective=objective, scores=scores, weights={"snr": 0.9}), "noise-too-large") == wanted
     # Where the means stand out of the noise, it is not the noise that kept the network from learning.
     clear = changed(objective=objective, scores=scores, weights={"snr": 1.1})
@@ -190,7 +196,7 @@ def test_a_network_that_was_never_heard(
     snr: float, balance: float, learned: float, effective: float, collapsed: float, wanted: str | None
 ) -> None:
     objective = {"noise_cost": balance * 900, "noise_balance": balance, "effective_temperature": effective}
-    facts = changed(objective=objective, weights={"snr": snr, "collapsed": collapsed}, scores={"learned": learned})
+    facts = changed(objective=objective, weights={"snr": snr, "collapsed": collapsed}, scores=poor(learned))
     assert [f.name for f in judge(facts) if f.severity == "alarm"] == ([] if wanted is None else [wanted])
 
 
@@ -206,7 +212,7 @@ def test_a_network_that_was_never_heard(
 )
 def test_no_uncertainty(share: float, balance: float | None, wanted: str | None) -> None:
     objective = {"noise_balance": balance, "noise_cost": None if balance is None else balance * 900}
-    facts = changed(objective=objective, dispersion={"epistemic_share": share})
+    facts = changed(objective=objective, dispersion={"epistemic_share": share}, weights={"snr": 10.0})
     assert severity(facts, "no-uncertainty") == wanted
     assert (
         severity(dataclasses.replace(facts, method=dataclasses.replace(facts.method, random=False)), "no-uncertainty")
@@ -226,7 +232,7 @@ def test_no_uncertainty(share: float, balance: float | None, wanted: str | None)
 )
 def test_collapsed(layers: list[float], everything: float, learned: float, wanted: str | None) -> None:
     states = [layer("fc1.weight", collapsed=layers[0]), layer("fc1.bias", dims=1, collapsed=layers[1])]
-    facts = changed(layers=states, weights={"collapsed": everything}, scores={"learned": learned})
+    facts = changed(layers=states, weights={"collapsed": everything}, scores=poor(learned))
     assert severity(facts, "collapsed") == wanted
 
 
@@ -335,22 +341,132 @@ def test_still_falling(drop: float, learned: float, wanted: str | None) -> None:
     [
         (0.6, 1.0, 0.4, None, None),
         (0.4, 1.0, 0.4, "temperature=0.01", "the KL outweighs the data"),
-        (0.4, 1.0, 0.6, None, "training is not at its end"),
-        (0.4, 0.1, 0.4, None, "are gone."),
-        (0.4, 4.0, 0.4, None, "are gone."),
+        (0.4, 1.0, 0.6, "epochs=20", "training is not at its end"),
+        (0.4, 0.1, 0.4, "lr=0.0005", "are gone."),
+        (0.4, 4.0, 0.4, "lr=0.0005", "are gone."),
     ],
 )
 def test_not_learned(learned: float, balance: float, snr: float, argument: str | None, words: str | None) -> None:
-    facts = changed(scores={"learned": learned}, objective={"noise_balance": balance}, gradient={"snr": snr})
+    method = {"lr": 0.005, "usual_lr": 0.001, "arguments": ARGUMENTS | {"lr"}}
+    facts = changed(
+        scores=poor(learned), objective={"noise_balance": balance}, gradient={"snr": snr}, method=method, epochs=10
+    )
     finding = named(facts, "not-learned")
     assert (finding and finding.argument) == argument
     assert (finding is None) == (words is None)
     assert finding is None or finding.text.endswith(words + ("" if words == "are gone." else "."))
 
 
+@pytest.mark.parametrize(
+    ("gain", "snr", "twin", "wanted"),
+    [
+        (0.1, 0.4, 0.0, ["learned-little"]),  # better than a constant: perhaps the data hold no more
+        (0.03, 0.4, 0.0, ["learned-little"]),
+        (0.03, 0.6, 0.0, ["not-learned"]),  # next to nothing, and there is more to learn
+        (0.0, 0.4, 0.0, ["not-learned"]),  # no better than a constant
+        (0.1, 0.4, 0.3, ["not-learned"]),  # a twin shows that there is more
+    ],
+)
+def test_little_is_an_alarm_only_where_more_was_to_be_had(
+    gain: float, snr: float, twin: float, wanted: list[str]
+) -> None:
+    scores = {**poor(0.4, gain), "ensemble_over_twin": worse(twin)}
+    found = judge(changed(scores=scores, gradient={"snr": snr}))
+    assert [finding.name for finding in found] == wanted
+    assert found[0].severity == ("note" if wanted == ["learned-little"] else "alarm")
+
+
+@pytest.mark.parametrize(("gain", "gap", "wanted"), [(0.1, 0.0, False), (0.1, 0.2, True), (-0.1, 0.0, True)])
+def test_weights_below_their_noise_are_no_harm_by_themselves(gain: float, gap: float, wanted: bool) -> None:
+    scores = {**poor(0.4, gain), "ensemble_over_mean": worse(gap)}
+    facts = changed(scores=scores, weights={"snr": 0.3})
+    assert (named(facts, "noise-too-large") is not None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"), [(1e-5, "lr=0.001"), (2e-4, "epochs=20"), (5e-3, "epochs=20"), (0.5, "lr=0.001")]
+)
+def test_a_learning_rate_far_from_the_usual_one_is_named(given: float, argument: str) -> None:
+    method = {"lr": given, "usual_lr": 1e-3, "arguments": ARGUMENTS | {"lr"}}
+    finding = named(changed(scores=poor(0.1), gradient={"snr": 0.6}, method=method, epochs=10), "not-learned")
+    assert finding is not None
+    assert finding.argument == argument
+
+
+CLASSES = {"accuracy": 0.7, "confidence": 0.3, "entropy": 1.6, "classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "snr", "wanted"), [(0.3, 0.6, True), (0.3, 0.4, False), (0.61, 0.6, False), (0.59, 0.6, True)]
+)
+def test_still_learning(confidence: float, snr: float, wanted: bool) -> None:
+    details = {**CLASSES, "confidence": confidence}
+    unsure = {"surprise": interval(0.5), "excess": interval(-0.5), "details": details}
+    facts = changed(dispersion=unsure, gradient={"snr": snr}, epochs=3)
+    found = {finding.name: finding.argument for finding in judge(facts)}
+    assert ("still-learning" in found) == wanted
+    assert ("underconfident" in found) != wanted
+    assert not wanted or found["still-learning"] == "epochs=6"
+
+
+@pytest.mark.parametrize(
+    ("std", "entropy", "wanted"), [(0.001, 1.0, "alarm"), (0.04, 1.0, None), (0.03, 1.0, "alarm"), (0.001, 2.0, None)]
+)
+def test_no_uncertainty_only_where_another_std_would_help(std: float, entropy: float, wanted: str | None) -> None:
+    """The means are 0.1, so 0.05 would be advised: 1.25 and 1.67 times the σ that is. Entropy of 2 is near log 10."""
+    facts = changed(
+        objective={"noise_balance": 1e-5, "noise_cost": 0.009},
+        weights={"std": std, "snr": 0.1 / std, "std_ratio": std},
+        dispersion={"epistemic_share": 1e-4, "details": {**CLASSES, "entropy": entropy, "confidence": 0.7}},
+    )
+    assert wanted_std(facts) == pytest.approx(0.05)
+    assert severity(facts, "no-uncertainty") == wanted
+
+
+def test_a_curvature_too_large_to_learn() -> None:
+    """VOGN and IVON divide their steps by the curvature: a tiny σ is then why nothing was learned."""
+    tiny: dict[str, Any] = {
+        "objective": {"noise_balance": 1e-9, "noise_cost": 1e-6},
+        "dispersion": {"epistemic_share": 0.0},
+        "weights": {"std": 1e-6, "snr": 1e5, "std_ratio": 1e-5},
+    }
+    natural = changed(scores=poor(0.0), method={"arguments": frozenset({"curvature_init"})}, **tiny)
+    assert [f.name for f in judge(natural)] == ["no-uncertainty"]
+    assert [f.name for f in judge(changed(scores=poor(0.0), **tiny))] == ["not-learned"]
+
+
+@pytest.mark.parametrize(("first", "learned", "wanted"), [(4.5, 0.9, None), (4.7, 0.9, "warning"), (4.7, 0.3, "alarm")])
+def test_a_noisy_start(first: float, learned: float, wanted: str | None) -> None:
+    method = {"arguments": frozenset({"curvature_init", "temperature"})}
+    history = History(10, [first, 2.0], [], [], 0.0)
+    finding = named(changed(history=history, scores=poor(learned), method=method), "noisy-start")
+    assert (finding and finding.severity) == wanted
+    assert finding is None or (finding.argument or "").startswith("curvature_init=")
+
+
+@pytest.mark.parametrize(
+    ("share", "regression", "gap", "argument"),
+    [
+        (0.6, True, 0.0, "temperature=0.01"),
+        (0.1, True, 0.0, "likelihood=credo.GaussianNoise(std=0.3, learn=True)"),
+        (0.1, False, 0.2, "temperature=0.01"),
+        (0.1, False, 0.0, "epochs=20"),
+    ],
+)
+def test_what_makes_it_unsure(share: float, regression: bool, gap: float, argument: str) -> None:
+    scores = {"ensemble_over_mean": worse(gap)} | (
+        {"metric": "rmse", "ensemble": Score(0.31, 0.2)} if regression else {}
+    )
+    excess = None if regression else interval(-0.5)
+    found = {"surprise": interval(0.2), "excess": excess, "epistemic_share": share}
+    finding = named(changed(scores=scores, dispersion=found, epochs=10), "underconfident")
+    assert finding is not None
+    assert finding.argument == argument
+
+
 def test_consequences_are_not_listed_beside_an_alarm() -> None:
     several = {
-        "scores": {"ensemble_over_mean": worse(1.0), "learned": 0.3},
+        "scores": {"ensemble_over_mean": worse(1.0), **poor(0.3)},
         "dispersion": {"surprise": interval(3.0), "excess": interval(1.0)},
     }
     assert [f.name for f in judge(changed(counts={"data_size": 10}, **several))] == ["data-size"]

@@ -9,6 +9,7 @@ import pytest
 from credo.experiments.config import make_experiment
 from credo.experiments.diagnosis import DIAGNOSIS, diagnose_run, read_log
 from credo.experiments.runs import Run
+from credo.version import __version__
 
 
 def make_run(folder: Path, **changes: dict[str, Any]) -> Run:
@@ -35,6 +36,7 @@ def test_a_healthy_run(healthy: Run) -> None:
     found = diagnose_run(healthy, draws=8)
     assert found.alarms == ()
     written = json.loads((healthy.folder / DIAGNOSIS).read_text(encoding="utf-8"))
+    assert written.pop("asked") == {"twin": None, "draws": 8, "examples": 1000, "version": __version__}
     assert written == found.to_dict()
     data = written["measurements"]["data"]
     assert (data["examples"], data["data_size"], data["held_out"]) == (270, 270, True)

@@ -38,6 +38,7 @@ def outside(classes: credo.ClassPrediction) -> credo.ClassPrediction:
         log_likelihood=None,
         probs=probs,
         mean_entropy=0.8 * torch.special.entr(probs).sum(-1),
+        mutual_information=0.2 * torch.special.entr(probs).sum(-1),
         entropy_deviation=classes.entropy_deviation[:120],
         aleatoric_by_class=classes.aleatoric_by_class[:120],
         epistemic_by_class=classes.epistemic_by_class[:120],

@@ -53,7 +53,11 @@ def test_the_result_says_what_was_run_and_is_right(tmp_path: Path, small: Small)
     assert result["versions"]["credo"] == credo.__version__
     assert result["versions"]["torch"] == torch.__version__
     network = 2 * 8 + 8 + 8 * 5 + 5
-    assert result["parameters"] == {"network": network, "trained": 2 * network}  # a mean and a deviation each
+    assert result["parameters"] == {
+        "network": network,
+        "trained": 2 * network,
+        "needed": 2 * network,
+    }  # mean, deviation
     assert 0 < result["seconds"] < 60
     test = load_dataset("blobs", n=100).test
     prediction = predict(run.posterior(), test.x, draws=4)
@@ -66,7 +70,17 @@ def test_the_result_says_what_was_run_and_is_right(tmp_path: Path, small: Small)
 def test_parameters_of_an_ensemble(tmp_path: Path, small: Small) -> None:
     run = trained(tmp_path, small(method={"name": "ensemble", "members": 3}, training={"epochs": 1}))
     network = 2 * 8 + 8 + 8 * 5 + 5
-    assert run.result()["parameters"] == {"network": network, "trained": 3 * network}
+    assert run.result()["parameters"] == {"network": network, "trained": 3 * network, "needed": 3 * network}
+
+
+@pytest.mark.parametrize("method", ["vogn", "ivon", "noisy-kfac", "ogn", "kfac", "map"])
+def test_numbers_that_a_prediction_needs(tmp_path: Path, small: Small, method: str) -> None:
+    """Two for each random weight, or two factors of each layer: of its outputs, and of its inputs and bias."""
+    run = trained(tmp_path, small(method={"name": method}, training={"epochs": 1}))
+    network = 2 * 8 + 8 + 8 * 5 + 5
+    factors = 3 * 3 + 8 * 8 + 9 * 9 + 5 * 5
+    spread = {"vogn": network, "ivon": network, "noisy-kfac": factors}.get(method, 0)
+    assert run.result()["parameters"] == {"network": network, "trained": network, "needed": network + spread}
 
 
 def test_starting_a_finished_run_again_does_nothing(

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import credo
 from credo.core.errors import UnsupportedModelError
 from credo.methods import MAP, MCDropout
 
@@ -114,9 +115,10 @@ def test_a_step_is_a_map_step_under_masks() -> None:
 
 
 def test_transformer_layers_do_not_take_a_fast_path_past_the_masks() -> None:
-    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
     x = torch.randn(2, 3, 4)
-    for options in ({}, {"rate": 0.5}):
+    for own, options in ((0.5, {}), (0.0, {"rate": 0.5})):
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=own, batch_first=True)
+        layer.self_attn.dropout = 0.0
         posterior = MCDropout(layer, data_size=1, **options).eval()
         with torch.no_grad():
             assert not torch.equal(posterior(x), posterior(x))
@@ -135,3 +137,84 @@ def test_networks_where_dropout_has_nowhere_to_act_are_refused() -> None:
         MCDropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), data_size=1)
     with pytest.raises(UnsupportedModelError, match="second Linear or Conv"):
         MCDropout(nn.Linear(2, 2), data_size=1, rate=0.1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_alpha_dropout_does_what_torchs_does(training: bool, rate: float) -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.AlphaDropout(rate))
+    nn.init.constant_(net[0].weight, 1.0)
+    nn.init.constant_(net[0].bias, 0.0)
+    posterior = MCDropout(net, data_size=1).train(training)
+    out = posterior(torch.full((20_000, 1), 0.7)).detach()
+    torch.manual_seed(0)
+    expected = F.alpha_dropout(torch.full((20_000, 1), 0.7), rate, training=True)
+    torch.testing.assert_close(out.unique(), expected.unique())  # of what is dropped and of what is kept
+    # 20 000 independent masks, five standard errors: false alarms 6e-7.
+    share = (out == out.min()).double().mean().item()
+    assert share == pytest.approx(rate, abs=5 * (rate * (1 - rate) / 20_000) ** 0.5)
+    assert net[1].p == rate
+
+
+def test_feature_alpha_dropout_drops_whole_channels() -> None:
+    net = nn.Sequential(Tap(), nn.FeatureAlphaDropout(0.3))
+    net.scale = nn.Parameter(torch.ones(()))
+    out = MCDropout(net, data_size=1)(torch.ones(40, 50, 3, 3))
+    assert torch.equal(out.amin((2, 3)), out.amax((2, 3)))
+    # 2 000 channels, five standard errors of 0.3: false alarms 6e-7.
+    assert (out[:, :, 0, 0] == out.min()).double().mean().item() == pytest.approx(0.3, abs=5 * (0.21 / 2000) ** 0.5)
+
+
+class Mine(nn.Dropout):
+    pass
+
+
+class Wrapped(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.drop, self.out = body, nn.Dropout(0.2), nn.Linear(8, 3)
+
+
+UNREACHED = {
+    "attention": (nn.MultiheadAttention(8, 2, dropout=0.5), r"body \(MultiheadAttention\).*set body\.dropout = 0\.0"),
+    "lstm": (nn.LSTM(8, 8, num_layers=2, dropout=0.5), r"body \(LSTM\) drops inside, dropout=0\.5: set body\.dropout"),
+    "gru": (nn.GRU(8, 8, num_layers=2, dropout=0.1), r"body \(GRU\).*set body\.dropout = 0\.0"),
+    "transformer": (nn.TransformerEncoderLayer(8, 2, 8), r"body\.self_attn \(MultiheadAttention\).*dropout=0\.1"),
+    "subclass": (Mine(0.3), r"body \(Mine\) is not one of torch's own"),
+}
+
+
+@pytest.mark.parametrize("case", UNREACHED)
+def test_dropout_that_would_be_off_in_prediction_is_refused_with_the_cure(case: str) -> None:
+    body, words = UNREACHED[case]
+    with pytest.raises(UnsupportedModelError, match=rf"on in training and off in prediction: {words}"):
+        MCDropout(Wrapped(body), data_size=1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_given_rate_is_in_the_place_of_the_networks_own(training: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3), nn.AlphaDropout(0.5))
+    x, before = torch.randn(8, 4), torch.get_rng_state()
+    posterior = MCDropout(net, data_size=8, rate=1e-9).train(training)
+    posterior.step(lambda n: n(x).square().mean())
+    torch.testing.assert_close(posterior(x), net.eval()(x))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (net[1].p, net[3].p) == (0.5, 0.5)
+
+
+def test_the_cure_works_and_the_global_generator_stays_where_it_is() -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
+    encoder.self_attn.dropout = 0.0
+    posterior = MCDropout(nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 3)), data_size=8).train()
+    x, y = torch.randn(8, 3, 8), torch.randint(3, (8,))
+    before = torch.get_rng_state()
+    posterior.step(lambda net: F.cross_entropy(net(x), y))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert float(credo.predict(posterior, x, draws=20).epistemic.min()) > 1e-4
+
+
+def test_layers_that_do_not_drop_are_no_problem() -> None:
+    MCDropout(Wrapped(nn.MultiheadAttention(8, 2)), data_size=1)
+    with pytest.warns(UserWarning, match="num_layers greater than 1"):
+        single = nn.LSTM(8, 8, dropout=0.5)  # without effect, as torch says
+    MCDropout(Wrapped(single), data_size=1)

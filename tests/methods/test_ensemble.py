@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import credo
 from credo.core.errors import UnsupportedModelError
 from credo.methods import BBB, MAP, Ensemble, MCDropout
 
@@ -125,3 +126,47 @@ def test_bad_members_are_refused() -> None:
         Ensemble([MAP(network(0), data_size=10), MAP(nn.Linear(3, 2), data_size=10)])
     with pytest.raises(UnsupportedModelError, match=r"one method, got \['BBB', 'MAP'\]"):
         Ensemble([MAP(network(0), data_size=10), BBB(network(1), data_size=10)])
+
+
+def test_ensembles_of_one_size_are_the_mixture_of_all_their_members(tmp_path) -> None:
+    members, x = [MAP(network(i), data_size=10, seed=i) for i in range(4)], 3 * data()[0]
+    with torch.no_grad():
+        expected = torch.stack([member.model.eval()(x).softmax(-1) for member in members]).mean(0)
+    nested = Ensemble([Ensemble(members[:2]), Ensemble(members[2:])])
+    for seed in range(3):
+        prediction = credo.predict(nested, x, draws=100, seed=seed)
+        torch.testing.assert_close(prediction.probs, expected, rtol=1e-5, atol=1e-6)
+        assert prediction.draws_used.unique().tolist() == [4]
+        assert float(prediction.mc_error.max()) == 0
+    credo.save(nested, tmp_path / "nested.safetensors")
+    loaded = credo.load(tmp_path / "nested.safetensors", model=network(9))
+    assert len(loaded.parts) == 4
+    torch.testing.assert_close(credo.predict(loaded, x).probs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nested_random_members_are_drawn_equally_often() -> None:
+    members = [BBB(network(i), data_size=10, seed=i, std_init=1e-6) for i in range(4)]
+    draws = list(Ensemble([Ensemble(members[:2]), Ensemble(members[2:])]).draws(8))
+    nearest = [min(range(4), key=lambda i: (d["0.weight"] - members[i].model[0].weight).abs().sum()) for d in draws]
+    assert nearest == [0, 1, 2, 3] * 2
+
+
+def test_a_nested_ensemble_trains_every_member_once() -> None:
+    x, y = data()
+    members = [MAP(network(i), data_size=10, seed=i) for i in range(4)]
+    Ensemble([Ensemble(members[:2]), Ensemble(members[2:])]).step(lambda net: F.cross_entropy(net(x), y))
+    assert [member.steps for member in members] == [1, 1, 1, 1]
+
+
+def test_ensembles_of_several_sizes_are_no_equal_mixture() -> None:
+    members = point_members(5)
+    with pytest.raises(UnsupportedModelError, match=r"ensembles of 2 and 3 networks.*one list"):
+        Ensemble([Ensemble(members[:2]), Ensemble(members[2:])])
+    with pytest.raises(UnsupportedModelError, match=r"ensembles of 1 and 2 networks"):
+        Ensemble([members[0], Ensemble(members[3:])])
+
+
+def test_a_member_in_two_nested_ensembles_is_refused() -> None:
+    inner = Ensemble(point_members(2))
+    with pytest.raises(ValueError, match="share one network"):
+        Ensemble([inner, inner])

@@ -202,7 +202,11 @@ def test_options_that_no_file_can_hold_are_refused(value):
         ("resnet18", {"classes": 2.5}, "classes must be a positive"),
         ("resnet-cifar", {"depth": 21}, "6n \\+ 2.*got 21"),
         ("resnet-cifar", {"depth": 2}, "6n \\+ 2.*got 2"),
-        ("resnet20", {"inputs": (1, 28, 28)}, "3 values for inputs with 1 channels.*normalize=None"),
+        (
+            "resnet20",
+            {"inputs": (1, 28, 28), "normalize": ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))},
+            "3 values for inputs with 1 channels.*normalize=None",
+        ),
     ],
 )
 def test_bad_values_are_refused_with_the_remedy(name, options, message):

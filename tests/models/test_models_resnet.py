@@ -131,3 +131,19 @@ def test_public_weights_reach_their_accuracy(name, images, right):
         chunks = [model(x.reshape(-1, 3, 32, 32) / 255).argmax(1) for x in rows[:, 1:].split(250)]
     # Rounding may differ between machines and flip an image whose two best classes are nearly equal.
     assert int((torch.cat(chunks) == rows[:, 0]).sum()) == pytest.approx(right, abs=2)
+
+
+@pytest.mark.parametrize("inputs", [(1, 28, 28), (4, 32, 32)])
+def test_the_default_normalisation_is_for_three_channels(inputs):
+    model = build_model("resnet20", inputs=inputs, seed=0)
+    x = torch.rand(2, *inputs, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.normalize(x), x)
+    spec = model.credo_spec
+    again = build_model(spec["name"], **spec["options"])
+    assert torch.equal(model.eval()(x), again.eval()(x))
+    given = build_model("resnet20", inputs=inputs, normalize=(0.5, 0.25))
+    torch.testing.assert_close(given.normalize(x), (x - 0.5) / 0.25)
+    with pytest.raises(ValueError, match="normalize has 3 values"):
+        build_model("resnet20", inputs=inputs, normalize=((0.4, 0.4, 0.4), (0.2, 0.2, 0.2)))
+    colour = build_model("resnet20").normalize
+    torch.testing.assert_close(colour.mean.reshape(-1), torch.tensor([0.485, 0.456, 0.406]))

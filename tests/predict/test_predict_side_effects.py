@@ -104,6 +104,20 @@ def test_a_batch_of_something_else_is_an_error(bbb: credo.BBB) -> None:
         credo.predict(bbb, [{"x": torch.zeros(2, 3)}])
 
 
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ((torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2)), "a tuple of Tensor, Tensor, Tensor"),
+        (((torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2)), "a tuple of tuple, Tensor"),
+        ([[torch.zeros(2, 3), torch.zeros(2, 3)]], "a list of list"),
+        ((), "a tuple of nothing"),
+    ],
+)
+def test_a_batch_of_several_inputs_is_told_what_is_possible(batch: Any, said: str, bbb: credo.BBB) -> None:
+    with pytest.raises(TypeError, match=rf"got {said}\. A network of several inputs needs them in one tensor"):
+        credo.predict(bbb, [batch])
+
+
 def test_callback_counts_inputs(bbb: credo.BBB, x: Tensor) -> None:
     seen: list[int] = []
     credo.predict(bbb, x, draws=2, batch_size=9, on_batch=seen.append)

@@ -1,5 +1,7 @@
 """The page in a real browser: phone and desktop, light and dark, without a network."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ TOUCHING = """
   return boxes.slice(1).filter((b, i) => b.left < boxes[i].right + 1).map(b => [b.left, b.top]);
 })
 """
+# Upper ends of the first plots of panels, for each figure: at 1280 pixels two panels are in one row.
+LEVELS = """
+[...document.querySelectorAll('figure')].map(f =>
+  [...f.querySelectorAll('.panel')].map(p => p.querySelector('.plot > svg').getBoundingClientRect().top))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +47,49 @@ def pages(
         "digits": gather(digits_runs, ood=[FOREIGN], draws=2, doctor=False),
         "gap": gather(gap_runs, draws=2, doctor=False),
         "table": gather([table_run], draws=2, doctor=False, title="A_title_that_is_one_very_long_word_" * 4),
+        "doctor": gather([Path(shutil.copytree(run, place / run.name)) for run in digits_runs], draws=2),
+        "samples": gather([_sampled(run, place / f"sampled {run.name}") for run in digits_runs], draws=2, doctor=False),
     }
     return {name: write_report(content, place / f"{name}.html") for name, content in contents.items()}
+
+
+def _sampled(run: Path, place: Path) -> Path:
+    """The run with twenty sampled networks, as `credo evaluate --samples` leaves it."""
+    accuracies = [0.5 + 0.4 * i / 19 for i in range(20)]
+    samples = {"draws": 20, "lowest": 0.5, "highest": 0.9, "mean": 0.7, "ensembled": 0.85, "accuracies": accuracies}
+    shutil.copytree(run, place)
+    (place / "evaluation.json").write_text(json.dumps({"samples": samples}))
+    return place
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["doctor", "samples"])
+def test_page_with_everything_unfolded(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    browser.open(pages[name], width=width, dark=False)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run(OVERFLOW) == []
+    assert browser.run(LABELS) == []
+    assert browser.run(TOUCHING) == []
+    seen = "[...document.querySelectorAll('{}')].filter(e => e.checkVisibility() && e.clientWidth > 180).length"
+    if name == "doctor":
+        assert browser.run(seen.format("#doctor article")) == 2
+        assert browser.run(seen.format("#doctor .findings li")) >= 1
+        assert browser.run(seen.format("#doctor details table")) >= 3  # layers of one run, measurements of both
+    else:
+        assert browser.run(seen.format("#draws .plot > svg")) == 3  # both runs' ranges, and a histogram of each
+    assert browser.complaints() == []
+
+
+def test_plots_beside_each_other_are_level(browser: Any, pages: dict[str, Path]) -> None:
+    """Also where the heading of one wraps."""
+    browser.open(pages["gap"], width=1280, dark=False)
+    browser.run(
+        "document.querySelectorAll('.panel .heading').forEach((h, i) => { if (i % 2) h.append(' long'.repeat(60)) })"
+    )
+    rows = browser.run(LEVELS)
+    assert any(len(tops) > 1 for tops in rows)
+    assert all(max(tops) - min(tops) < 1 for tops in rows)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,26 @@ def test_rmse_of_what_is_kept() -> None:
     errors = [float(prediction.mean[i] - prediction.targets[i]) ** 2 for i in order]
     assert found.tolist() == pytest.approx([math.sqrt(sum(errors[: k + 1]) / (k + 1)) for k in range(50)], rel=1e-5)
     assert kept.tolist() == pytest.approx([(k + 1) / 50 for k in range(50)])
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-7])
+def test_rmse_of_what_is_kept_is_flat_where_all_are_equally_sure(rounding: float) -> None:
+    prediction = gaussian(50)
+    noise = rounding * torch.rand(prediction.aleatoric.shape, generator=torch.Generator().manual_seed(0))
+    same = replace(prediction, aleatoric=1.0 + noise, epistemic=torch.zeros_like(prediction.epistemic))
+    _, found = values.kept_rmse(same)
+    rmse = float((prediction.mean - prediction.targets).double().square().mean().sqrt())
+    assert found.tolist() == pytest.approx([rmse] * 50, rel=1e-6)
+
+
+def test_rmse_of_what_is_kept_among_ties_is_the_mean_over_orders() -> None:
+    prediction = gaussian(4)
+    spread = torch.tensor([[2.0], [1.0], [2.0], [1.0]])
+    tied = replace(prediction, aleatoric=spread, epistemic=torch.zeros_like(spread))
+    e = [float(x) for x in (prediction.mean - prediction.targets).double().square().flatten()]
+    sure, rest = (e[1] + e[3]) / 2, (e[0] + e[2]) / 2
+    expected = [sure, sure, (2 * sure + rest) / 3, (sure + rest) / 2]
+    assert values.kept_rmse(tied)[1].tolist() == pytest.approx([math.sqrt(v) for v in expected], rel=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from credo.evaluate import Interval, bootstrap, ece, nll_each, paired_difference
 from credo.experiments.runs import Run, evaluate_run
 from credo.report import Content, gather, render
 from credo.report.compare import best_of, further_intervals, judged
-from credo.report.tables import changes_of
+from credo.report.tables import changes_of, runs_table
 
 FOREIGN = "photo-patches"
 
@@ -49,7 +50,7 @@ def test_the_table_holds_the_numbers_of_measure(digits: Content, digits_runs: li
             assert numbers[key] == expected[key]
         assert numbers[f"ood {FOREIGN}"] == expected["ood"][FOREIGN]["entropy"]["auroc"]
         result = Run(folder).result()
-        assert numbers["parameters"] == result["parameters"]["trained"]
+        assert numbers["parameters"] == result["parameters"]["needed"]
         assert numbers["seconds"] == result["seconds"]
 
 
@@ -71,10 +72,27 @@ def test_the_best_of_each_column_is_marked(digits: Content, parsed: Callable) ->
     signs = {"accuracy": 1, f"ood {FOREIGN}": 1}
     for key in found["map"]:
         numbers = {name: signs.get(key, -1) * values[key] for name, values in found.items()}
+        if key in ("parameters", "seconds"):
+            continue
         best = {name for name, number in numbers.items() if number == max(numbers.values())}
         cells = {row.attributes.get("data-run"): row.all("td", data_key=key) for row in tree.all("table")[0].all("tr")}
         marked = {name for name, cell in cells.items() if cell and cell[0].all("span", class_="star")}
         assert marked == (best if len(set(numbers.values())) > 1 else set())
+
+
+def test_cheap_and_clearly_worse_is_not_best(digits: Content, parsed: Callable) -> None:
+    plain = digits.runs[0]
+    probs = torch.full_like(plain.prediction.probs, 0.1)
+    nll = torch.full_like(plain.prediction.log_likelihood, math.log(0.1))
+    useless = replace(plain.prediction, probs=probs, log_likelihood=nll)
+    costs = {"parameters": {"needed": 1, "network": 1}, "seconds": 1e-3}
+    runs = [
+        plain,
+        replace(plain, name="dear", result={"parameters": {"needed": 10**9}, "seconds": 1e9}),
+        replace(plain, name="bad", result=costs, prediction=useless, metrics={**plain.metrics, "nll": math.log(10)}),
+    ]
+    marks = {row.run.name: [cell.best for cell in row.cells[-2:]] for row in runs_table(replace(digits, runs=runs))}
+    assert marks == {plain.name: [True, True], "dear": [False, False], "bad": [False, False]}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from credo.core.files import finite
 from credo.data import Split, load_dataset
 from credo.experiments.config import make_experiment
+from credo.experiments.diagnosis import asked, diagnose_run
 from credo.experiments.runs import Run
 from credo.report import gather, render
 
@@ -79,7 +80,7 @@ def test_what_is_older_than_the_model_is_not_shown(digits_runs: list[Path], tmp_
 
 def test_findings_of_the_doctor(digits_runs: list[Path], tmp_path: Path, parsed: Callable) -> None:
     copy = copied(digits_runs[1], tmp_path)
-    (copy / "diagnosis.json").write_text(json.dumps(FINDINGS))
+    (copy / "diagnosis.json").write_text(json.dumps({**FINDINGS, "asked": asked(Run(copy))}))
     tree = parsed(render(gather([copy], draws=2)))
     article = tree.all("section", id="doctor")[0].all("article")[0]
     assert "One alarm <i>here</i>." in article.text
@@ -111,6 +112,57 @@ def test_the_doctor_is_asked_where_nothing_is_known(digits_runs: list[Path], tmp
     heard.clear()
     gather(copies, draws=2, on_progress=lambda what, *_: heard.append(what))
     assert not any("examining" in what for what in heard)
+
+
+def examined(runs: list[Path]) -> list[str]:
+    """Which runs the doctor looked at anew."""
+    heard: list[str] = []
+    gather(runs, draws=2, on_progress=lambda what, *_: heard.append(what))
+    return [what.removeprefix("examining ") for what in heard if what.startswith("examining ")]
+
+
+def test_an_earlier_diagnosis_counts_if_it_was_asked_the_same(digits_runs: list[Path], tmp_path: Path) -> None:
+    plain, random = (copied(run, tmp_path, run.name) for run in digits_runs)
+    diagnose_run(Run(plain))
+    diagnose_run(Run(random))
+    assert examined([random]) == []
+    assert examined([plain, random]) == ["bbb"]  # it was asked without a twin
+    assert examined([plain, random]) == []
+    assert examined([random]) == ["bbb"]  # it was asked with one
+    for options in ({"draws": 2}, {"examples": 50}):
+        diagnose_run(Run(random), **options)
+        assert examined([random]) == ["bbb"]
+    found = json.loads((random / "diagnosis.json").read_text())
+    found["asked"]["version"] = "0.0.0"
+    (random / "diagnosis.json").write_text(json.dumps(found))
+    assert examined([random]) == ["bbb"]
+
+
+def test_a_twin_that_was_trained_again(digits_runs: list[Path], tmp_path: Path) -> None:
+    plain, random = (copied(run, tmp_path, run.name) for run in digits_runs)
+    gather([plain, random], draws=2)
+    after = (random / "diagnosis.json").stat().st_mtime + 10
+    os.utime(plain / "model.safetensors", (after, after))
+    os.utime(plain / "diagnosis.json", (after, after))
+    assert examined([plain, random]) == ["bbb"]
+
+
+def test_the_first_plain_run_is_the_twin(
+    digits_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable
+) -> None:
+    random, one, two = copied(digits_runs[1], tmp_path, "random"), *(copied(digits_runs[0], tmp_path, n) for n in "ab")
+    asked_for: list[Any] = []
+
+    def heard(run: Run, *, twin: Run | None = None) -> Any:
+        asked_for.append((run.folder.name, twin and twin.folder.name))
+        raise ValueError("nothing here")
+
+    monkeypatch.setattr("credo.report.content.diagnose_run", heard)
+    tree = parsed(render(gather([random, two, one], draws=2)))
+    assert asked_for == [("random", "b"), ("b", None), ("a", None)]
+    articles = tree.all("section", id="doctor")[0].all("article")
+    said = [[line.text for line in article.all("p", class_="twin")] for article in articles]
+    assert said == [["Compared with the plain network of b."], [], []]
 
 
 def test_a_run_that_cannot_be_examined(

@@ -40,7 +40,7 @@ def test_a_sampler_that_wants_the_epoch_is_told() -> None:
 
 
 def test_what_cannot_be_trained_or_predicted_says_so() -> None:
-    with pytest.raises(ValueError, match="epochs=-1 must not be negative"):
+    with pytest.raises(ValueError, match="epochs=-1 must be a whole number, 0 or more"):
         credo.fit(posterior(), [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))], epochs=-1)
     with pytest.raises(ValueError, match="predict needs a posterior"):
         credo.predict(torch.nn.Linear(3, 2), torch.randn(4, 3))

@@ -226,3 +226,16 @@ def test_a_checkpoint_that_counted_epochs_from_0_goes_on(tmp_path: Path) -> None
     assert_equal(resumed.state_dict(), whole.state_dict())
     # It has become a checkpoint of this version, which nothing shifts again.
     assert run(METHODS["bbb"](), LOADERS["batches"](), checkpoint=path) == expected
+
+
+def test_a_kl_weight_of_ones_own_is_not_taken_for_the_constant_one(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+
+    def run(epochs: int, **options: Any) -> None:
+        posterior = credo.BBB(network(), data_size=SIZE, lr=0.05, **options)
+        credo.fit(posterior, LOADERS["batches"](), epochs=epochs, checkpoint=path, progress=False)
+
+    run(1, kl_weight=lambda step: 0.01)
+    with pytest.raises(credo.FileFormatError, match=r"kl_weight: None there, 'constant' now"):
+        run(2)
+    run(2, kl_weight=lambda step: 0.01)

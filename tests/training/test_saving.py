@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import credo
 from credo.models import build_model
@@ -199,12 +200,51 @@ def test_a_loaded_posterior_can_go_on_training(method: str, tmp_path: Path) -> N
 def test_arguments_can_be_changed_when_loading(tmp_path: Path) -> None:
     posterior = trained(credo.MAP(mlp(), data_size=12, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)))
     path = credo.save(posterior, tmp_path / "p.safetensors")
-    assert type(credo.load(path).descent.optimizer) is torch.optim.Adam  # a custom one is not kept
     loaded = credo.load(path, optimizer="sgd", lr=0.25)
     assert type(loaded.descent.optimizer) is torch.optim.SGD
     assert loaded.descent.optimizer.param_groups[0]["lr"] == 0.25
     with pytest.raises(ValueError, match="learning_rate"):
         credo.load(path, learning_rate=1.0)
+
+
+FORGOTTEN = {
+    "map": ("optimizer", lambda: credo.MAP(mlp(), data_size=12, optimizer=lambda p: torch.optim.SGD(p, lr=0.5))),
+    "mc-dropout": (
+        "optimizer",
+        lambda: credo.MCDropout(mlp(), data_size=12, rate=0.2, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)),
+    ),
+    "bbb": ("optimizer", lambda: credo.BBB(mlp(), data_size=12, optimizer=lambda p: torch.optim.SGD(p, lr=0.5))),
+    "bbb weight": ("kl_weight", lambda: credo.BBB(mlp(), data_size=12, kl_weight=lambda step: 0.01)),
+    "ensemble": (
+        "kl_weight",
+        lambda: credo.Ensemble([credo.BBB(mlp(), data_size=12, seed=s, kl_weight=lambda step: 0.01) for s in range(2)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGOTTEN)
+def test_functions_are_not_in_a_file_and_training_asks_for_them(case: str, tmp_path: Path) -> None:
+    argument, build = FORGOTTEN[case]
+    posterior = trained(build())
+    path = credo.save(posterior, tmp_path / "p.safetensors")
+    loaded = credo.load(path)
+    assert torch.equal(credo.predict(loaded, X).probs, credo.predict(posterior, X).probs)
+    before = {name: p.detach().clone() for name, p in loaded.named_parameters()}
+    with pytest.raises(ValueError, match=rf"no {argument} to train with.*load\(path, {argument}="):
+        trained(loaded, steps=1)
+    assert all(torch.equal(p, before[name]) for name, p in loaded.named_parameters())
+    assert all(p.grad is None for p in loaded.parameters())
+    again = credo.load(path, **{argument: {"optimizer": "sgd", "kl_weight": lambda step: 0.01}[argument]})
+    trained(again, steps=1)
+    assert again.steps == 1
+
+
+def test_a_kl_weight_given_again_is_the_objective_of_before(tmp_path: Path) -> None:
+    posterior = credo.BBB(mlp(), data_size=12, kl_weight=lambda step: 0.01)
+    loaded = credo.load(credo.save(posterior, tmp_path / "p.safetensors"), kl_weight=lambda step: 0.01)
+    terms = [one.step(lambda net: F.cross_entropy(net(X), Y)) for one in (posterior, loaded)]
+    assert terms[0].penalty == pytest.approx(terms[1].penalty)
+    assert terms[0].penalty == pytest.approx(0.01 * terms[0].kl / 12)
 
 
 def test_describe_gives_extra_and_the_settings(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from credo.cli import data, demo, doctor, evaluate, figure, listing, predict, report, reproduce, train
+from credo.cli import attack, data, demo, doctor, evaluate, figure, listing, predict, prune, report, reproduce, train
 from credo.version import __version__
 
 # In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
@@ -53,6 +53,8 @@ app.command("data")(data.data_command)
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("predict")(predict.predict_command)
+app.command("prune")(prune.prune_command)
+app.command("attack")(attack.attack_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("report")(report.report_command)
 app.command("reproduce")(reproduce.reproduce_command)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +13,23 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import EXIT_FAILED, errors_explained, print_json, print_table, say
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
-from credo.doctor.findings import score_rows
+from credo.doctor.findings import SEVERITIES, score_rows
+from credo.experiments.advised import setting_of
 from credo.experiments.diagnosis import DIAGNOSIS, diagnose_run
 from credo.experiments.runs import Run
 from credo.training.progress import make_progress
 
 _STYLES = {"alarm": "bold red", "warning": "bold yellow", "note": "bold"}
+
+
+class FailOn(StrEnum):
+    """From which severity on the command fails."""
+
+    ALARM = "alarm"
+    WARNING = "warning"
 
 
 def doctor_command(
@@ -30,6 +39,9 @@ def doctor_command(
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
     examples: Annotated[int, typer.Option(help="Training and test examples to measure on, at most.")] = 1000,
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="Exit with code 1 if something this serious is found; without it always 0.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what is wrong with a run, if anything, and which argument to change.
@@ -40,7 +52,8 @@ def doctor_command(
         credo train method.name=map --run runs/plain
         credo doctor runs/first --twin runs/plain
 
-    Also written to RUN/diagnosis.json.
+    Also written to RUN/diagnosis.json, where arguments are those of Python. Exit code 0 whatever is found, unless
+    --fail-on says otherwise.
     """
     with errors_explained():
         place = Run(run)
@@ -50,13 +63,20 @@ def doctor_command(
             )
         if as_json:
             print_json(diagnosis.to_dict())
-            return
-        print_diagnosis(str(run), diagnosis)
-        say(f"written to {place.folder / DIAGNOSIS}")
+        else:
+            print_diagnosis(str(run), diagnosis, place.experiment().method)
+            say(f"written to {place.folder / DIAGNOSIS}")
+    if fail_on is not None and _fails(diagnosis, fail_on):
+        raise typer.Exit(EXIT_FAILED)
 
 
-def print_diagnosis(title: str, diagnosis: Diagnosis) -> None:
-    """Verdict, scores, findings with their advice, and the layers."""
+def _fails(diagnosis: Diagnosis, fail_on: FailOn) -> bool:
+    serious = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    return any(finding.severity in serious for finding in diagnosis.findings)
+
+
+def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any]) -> None:
+    """Verdict, scores, findings with their advice, and the layers; arguments as `credo train` takes them."""
     # Piped into a file nothing must be cut at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False, markup=False)
     console.print(diagnosis.verdict, style="bold", soft_wrap=True)
@@ -64,7 +84,7 @@ def print_diagnosis(title: str, diagnosis: Diagnosis) -> None:
     if scores is not None:
         print_table(f"{title}: who is how good", ["", scores["metric"], "NLL"], score_rows(scores))
     for finding in diagnosis.findings:
-        console.print(_text(finding), soft_wrap=True)
+        console.print(_text(finding, method), soft_wrap=True)
     if diagnosis.layers:
         rows = [
             [layer["name"], *(_short(layer[k]) for k in ("snr", "std_ratio", "collapsed"))]
@@ -73,11 +93,12 @@ def print_diagnosis(title: str, diagnosis: Diagnosis) -> None:
         print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "back at the prior"], rows)
 
 
-def _text(finding: Finding) -> Text:
+def _text(finding: Finding, method: Mapping[str, Any]) -> Text:
     text = Text.assemble((finding.severity, _STYLES[finding.severity]), f"  {finding.name}\n", f"  {finding.text}\n")
     text.append(f"  → {finding.advice}\n")
-    if finding.argument:
-        text.append(f"  → {finding.argument}\n", style="bold cyan")
+    setting = setting_of(finding.name, finding.argument, method)
+    if setting:
+        text.append(f"  → {setting}\n", style="bold cyan")
     return text
 
 

@@ -30,14 +30,15 @@ _FUSED = {"sgd", "adam", "adamw", "adagrad"}
 class Descent:
     """Gradient descent on named parameters by any torch optimiser: clipping, rate scale, and NaN stopped in time.
 
-    `optimizer` is a name of `OPTIMIZERS` (with `lr` and `options`) or a function from parameters to an optimiser.
+    `optimizer` is a name of `OPTIMIZERS` (with `lr` and `options`), a function from parameters to an optimiser, or None
+    where it is not known any more: then a step is an error.
     Parameters in `undecayed` are spared by a weight decay among the options.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        optimizer: OptimizerChoice,
+        optimizer: OptimizerChoice | None,
         lr: float,
         options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
@@ -47,13 +48,28 @@ class Descent:
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm={clip_norm} must be positive, or None for no clipping.")
         self.parameters = dict(parameters)
-        self.clip_norm = clip_norm
+        self.choice, self.clip_norm = optimizer, clip_norm
         self.locate = locate
-        spared = undecayed if callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer)) else ()
+        self._gone: dict[str, Tensor] = {}
+        decays = callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer or ""))
+        spared = undecayed if decays else ()
         groups = [[p for n, p in self.parameters.items() if (n in spared) == apart] for apart in (False, True)]
         self.optimizer = _build(optimizer, groups[0], groups[1], lr, options)
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Parameters stay zero from now on where these masks are False."""
+        self._gone.update({name: ~mask for name, mask in masks.items() if name in self.parameters and not mask.all()})
+
+    def narrow_(self, name: str, chosen: Tensor) -> None:
+        """Leave only the chosen entries of a vector among the parameters, and of what the optimiser knows of it."""
+        parameter = self.parameters[name]
+        state = self.optimizer.state.get(parameter, {})
+        own = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+        state.update({key: value[chosen] for key, value in own.items()})
+        parameter.data = parameter.data[chosen]
+        parameter.grad = None
 
     def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
         """Backward and update; parameters stay as they were if loss or gradient is not finite."""
@@ -83,7 +99,8 @@ class Descent:
     def check(self, loss: float, *, at: int) -> None:
         """Refuse a loss that is NaN or infinite, before anything has changed."""
         if not math.isfinite(loss):
-            raise NonFiniteError(f"The loss is {loss} at step {at}; {_ADVICE}")
+            tensors = ((name, p.detach()) for name, p in self.parameters.items())
+            raise NonFiniteError(loss_message(loss, at, self._first_bad(tensors)))
 
     def apply(
         self, *, at: int, scale: float = 1.0, squares: float = 0.0, squared: Collection[nn.Parameter] = ()
@@ -94,11 +111,14 @@ class Descent:
 
     def ready(self, *, at: int, squares: float = 0.0, squared: Collection[nn.Parameter] = ()) -> None:
         """All of an update that may fail: gradients checked and clipped, no parameter changed yet."""
-        check_dense({name: p.grad for name, p in self.parameters.items()})
+        if isinstance(self.optimizer, _Forgotten):
+            self.optimizer.step()
+        check_dense({plain_name(name): p.grad for name, p in self.parameters.items()})
         for parameter in self.parameters.values():
             if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
                 # Fused optimisers walk both in the order of memory.
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+        self._clear_gone([(name, self.parameters[name].grad) for name in self._gone])
         known = {id(p) for p in squared}
         grads = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in known]
         if not grads and not known:
@@ -116,15 +136,49 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.step()
+        # Also without a gradient an optimiser may move them, by what it remembers.
+        self._clear_gone([(name, self.parameters[name]) for name in self._gone])
         # Not kept until the next step: its forward pass would hold them beside the activations.
         self.clear()
 
+    @torch.no_grad()
+    def _clear_gone(self, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+        for name, tensor in tensors:
+            if tensor is not None:
+                tensor.masked_fill_(self._gone[name].to(tensor.device), 0.0)
+
     def _culprit(self) -> str:
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                where = self.locate(name, parameter.grad) if self.locate else name
-                return f"The gradient of {where}"
-        return "The norm of the gradient"
+        where = self._first_bad((name, p.grad) for name, p in self.parameters.items() if p.grad is not None)
+        return "The norm of the gradient" if where is None else f"The gradient of {where}"
+
+    def _first_bad(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+        for name, tensor in tensors:
+            if not is_finite(tensor):
+                return self.locate(name, tensor) if self.locate else plain_name(name)
+        return None
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite."""
+    return bool(torch.isfinite(tensor).all())
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has in the network, as all messages have it."""
+    return name.removeprefix("model.")
+
+
+def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a smaller lr or clip_norm") -> str:
+    """What to say of a loss that is not finite: which tensor of the posterior is not finite either, if any."""
+    if culprit is None:
+        return (
+            f"The loss is {loss} at step {at}, though all parameters are finite, and still those before it. Look at "
+            f"the inputs and targets of this batch; if they are right, try {remedy}."
+        )
+    return (
+        f"The loss is {loss} at step {at}, since {culprit} is not finite: it began so, or an earlier update was too "
+        f"large. Go back to earlier weights, and try {remedy}."
+    )
 
 
 def scalar_loss(value: object) -> Tensor:
@@ -152,13 +206,29 @@ def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
 _ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
 
 
+class _Forgotten(torch.optim.Optimizer):
+    """The optimiser of a posterior from a file, where it was a function: known to nobody, so there is no step."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        """An error, which says what to give."""
+        raise ValueError(
+            "This posterior has no optimizer to train with: it was given as a function, which a file cannot hold. Give "
+            "it again, credo.load(path, optimizer=...)."
+        )
+
+
 def _build(
-    choice: OptimizerChoice,
+    choice: OptimizerChoice | None,
     parameters: list[nn.Parameter],
     undecayed: list[nn.Parameter],
     lr: float,
     options: Mapping[str, Any] | None,
 ) -> torch.optim.Optimizer:
+    if choice is None:
+        return _Forgotten([*parameters, *undecayed], lr)
     if callable(choice):
         return _checked(choice([*parameters, *undecayed]))
     if choice not in OPTIMIZERS:

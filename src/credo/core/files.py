@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,25 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_for(path: Path, *, left_over: str = "") -> Iterator[None]:
+    """Make the folder; if what is inside fails, those made for it go again as far as they are empty.
+
+    A file named `left_over` goes, too, if it is the only one.
+    """
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if made and [file.name for file in path.iterdir()] == [left_over]:
+            (path / left_over).unlink()
+        for place in made:
+            with suppress(OSError):  # something is in it
+                place.rmdir()
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

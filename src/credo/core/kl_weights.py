@@ -7,7 +7,9 @@ The objective is mean NLL + (temperature·weight(step)/data_size)·KL. A mini-ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from credo.core.counts import is_count
 from credo.core.errors import unknown
 
 KLWeight = Callable[[int], float]
@@ -40,11 +42,24 @@ def warmup(steps: int) -> KLWeight:
     return lambda step: min(1.0, step / steps)
 
 
+def forgotten(step: int) -> float:
+    """The weight of a posterior from a file, where it was a function: known to nobody, so there is no step with it."""
+    raise ValueError(
+        "This posterior has no kl_weight to train with: it was given as a function, which a file cannot hold. Give it "
+        "again, credo.load(path, kl_weight=...)."
+    )
+
+
 KL_WEIGHTS = ("constant", "uniform", "blundell", "warmup")
 
 
-def make_kl_weight(choice: str | KLWeight, *, batches: int | None, warmup_steps: int | None) -> KLWeight:
-    """The weight by its name; `blundell` and `uniform` need `batches`, `warmup` needs `warmup_steps`."""
+def make_kl_weight(choice: str | KLWeight | None, *, batches: int | None, warmup_steps: int | None) -> KLWeight:
+    """The weight by its name; `blundell` and `uniform` need `batches`, `warmup` needs `warmup_steps`.
+
+    None is a weight that is not known (any more): `forgotten`.
+    """
+    if choice is None:
+        return forgotten
     if callable(choice):
         return choice
     if choice not in KL_WEIGHTS:
@@ -52,6 +67,6 @@ def make_kl_weight(choice: str | KLWeight, *, batches: int | None, warmup_steps:
     if choice == "constant":
         return constant
     needed, value = ("warmup_steps", warmup_steps) if choice == "warmup" else ("batches", batches)
-    if value is None or value < 1:
+    if not is_count(value):
         raise ValueError(f"kl_weight={choice!r} needs {needed}=, a positive number of steps, got {value}.")
-    return {"uniform": uniform, "blundell": blundell, "warmup": warmup}[choice](value)
+    return {"uniform": uniform, "blundell": blundell, "warmup": warmup}[choice](int(cast(int, value)))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsInt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.counts import is_count
+from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
 from credo.core.weights import Draw, aliases, check_model, substituted
 
 Nll = Callable[[nn.Module], Tensor]
@@ -43,6 +45,7 @@ class Posterior(nn.Module, ABC):
 
     model: nn.Module
     likelihood: Likelihood
+    kept: Tensor | None
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Posterior(nn.Module, ABC):
         if not isinstance(model, nn.Module) or isinstance(model, Posterior):
             raise ValueError(f"{type(self).__name__} needs a network, an nn.Module instance; got {_name(model)}.")
         check_model(model)
-        if not _is_count(data_size):
+        if not is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
         self.model = model
         self.likelihood = make_likelihood(likelihood)
@@ -65,6 +68,7 @@ class Posterior(nn.Module, ABC):
         self.steps = 0
         self.lr_scale = 1.0
         self._aliases = aliases(model)
+        self.register_buffer("kept", None)
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
 
     @property
@@ -147,6 +151,35 @@ class Posterior(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior."""
 
+    def masks(self) -> dict[str, Tensor]:
+        """Which weights are not pruned, by parameter name."""
+        return masks_by_name(self.model, self.kept)
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune for good: weights are zero in the mean and in every draw where their parameter's mask is False.
+
+        Training goes on with the others, and the KL is theirs; what was pruned before stays so.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} cannot be pruned: that needs weights which are independent of each other, as those "
+            "of MAP, BBB, VOGN and IVON are. Of an ensemble, prune the parts."
+        )
+
+    def _keep(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Zero means outside the masks, for every parameter together with what was pruned before."""
+        kept = joined_masks(self.model, masks, self.kept)
+        self.kept = kept
+        zero_outside_(self.model, kept)
+        return self.masks()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        kept = state_dict.get(f"{prefix}kept")
+        if kept is not None and self.kept is None:
+            self.keep_(masks_by_name(self.model, kept))  # vectors of the posterior get their length by it
+        elif kept is not None and not torch.equal(kept, torch.as_tensor(self.kept).to(kept.device)):
+            raise ValueError("The state was pruned otherwise than this posterior: load it into one that is not pruned.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _use(self, part: Posterior) -> None:
         """Take the network and likelihood of a part as this posterior's own, without registering them twice."""
         for name in ("model", "likelihood"):
@@ -173,12 +206,6 @@ class Posterior(nn.Module, ABC):
         if optimizer and state["optimizer"] is not None:
             # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-
-
-def _is_count(value: Any) -> bool:
-    if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
-        return False
-    return math.isfinite(value) and int(value) == value and value >= 1  # type: ignore[arg-type]
 
 
 def _name(thing: Any) -> str:

@@ -28,6 +28,10 @@ class Prior(nn.Module, ABC):
         """This prior for the vector that `layout` describes; values given by name become vectors (copies)."""
         return self
 
+    def at(self, chosen: Tensor) -> Prior:
+        """This prior for the entries where `chosen`, a mask, is True; described as before."""
+        return self
+
     @abstractmethod
     def log_prob(self, weights: Tensor) -> Tensor:
         """log p(weights), summed."""
@@ -54,6 +58,7 @@ class _Located(Prior):
     def __init__(self, mean: Value = 0.0, scale: Value = 1.0) -> None:
         super().__init__()
         self._given = {"mean": mean, "scale": scale}
+        self._entries: int | None = None
         for key, value in self._given.items():
             _check_value(key, value, positive=key == "scale")
             setattr(self, f"_{key}", None if isinstance(value, Mapping | Tensor) else float(value))
@@ -73,6 +78,13 @@ class _Located(Prior):
                 )
             filled[key] = value.to(layout.dtype) if isinstance(value, Tensor) else value
         return type(self)(filled["mean"], filled["scale"]).to(device)
+
+    def at(self, chosen: Tensor) -> Prior:
+        """A copy with fewer entries; its description keeps their first number, that of a prior not yet pruned."""
+        values = (self._read(key) for key in ("mean", "scale"))
+        prior = type(self)(*(v[chosen.to(v.device)] if isinstance(v, Tensor) else v for v in values))
+        prior._entries = self._entries or len(chosen)
+        return prior
 
     @property
     def mean(self) -> float | Tensor:
@@ -94,7 +106,7 @@ class _Located(Prior):
     def config(self) -> dict[str, Any]:
         """Numbers as they are; a vector as its length."""
         values = {key: self._read(key) for key in ("mean", "scale")}
-        described = {k: {"entries": v.numel()} if isinstance(v, Tensor) else v for k, v in values.items()}
+        described = {k: {"entries": self._entries or len(v)} if isinstance(v, Tensor) else v for k, v in values.items()}
         return {"kind": self.kind, "mean": described["mean"], _SCALE_NAMES[self.kind]: described["scale"]}
 
 
@@ -222,7 +234,9 @@ class _MixtureLogProb(torch.autograd.Function):
 class LayerL2(Prior):
     """The penalty strength·Σ_layers (1/units)·Σ w² on the mean loss, for MAP only (Szegedy et al. 2013).
 
-    Weights only, biases are free; units are a layer's outputs. An improper prior: `log_prob` leaves out the constant.
+    Weights only, biases are free; units are a layer's outputs. A prior knows shapes, not layers, and takes a weight's
+    first dimension for them: in transposed convolutions that is the inputs, in embeddings the rows. An improper prior:
+    `log_prob` leaves out the constant.
     """
 
     precision: Tensor

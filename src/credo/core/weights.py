@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,10 @@ NORMS = (
 
 
 class Layout:
-    """Where each of some named tensors lies in one flat vector."""
+    """Where each of some named tensors lies in one flat vector.
+
+    After `narrowed` some entries have no place in it: `flatten` leaves them out and `split` gives zeros for them.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.names = tuple(tensors)
@@ -33,6 +37,8 @@ class Layout:
         self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         self.sizes = [tensor.numel() for tensor in tensors.values()]
         self.size = sum(self.sizes)
+        self._counts = self.sizes  # with the entries that have no place
+        self._places: Tensor | None = None
         # Parameters of several precisions share one vector in the widest of them.
         self.dtype = torch.empty(0).dtype
         for index, tensor in enumerate(tensors.values()):
@@ -40,16 +46,40 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The named tensors behind one another; a new vector that shares no memory with them."""
-        return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+        whole = torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+        return whole if self._places is None else whole[self._places.to(whole.device)]
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors as views of the vector (copies where their precision is another)."""
-        pieces = flat.split(self.sizes)
+        if self._places is not None:
+            flat = flat.new_zeros(sum(self._counts)).index_copy(0, self._places.to(flat.device), flat)
+        pieces = flat.split(self._counts)
         shaped = zip(self.names, pieces, self.shapes.values(), self.dtypes.values(), strict=True)
         return {
             name: piece.view(shape) if piece.dtype is dtype else piece.view(shape).to(dtype)
             for name, piece, shape, dtype in shaped
         }
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry of the tensors has a place."""
+        return self._places is None
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Tensors that make up the vector: those given, or a copy of it where not all entries have a place."""
+        return [tensors[name] for name in self.names] if self._places is None else [self.flatten(tensors).detach()]
+
+    def narrowed(self, masks: Mapping[str, Tensor]) -> tuple[Layout, Tensor]:
+        """The layout without the entries where `masks` are False, and which entries of this one's vector stay."""
+        if not self.names:
+            return self, torch.ones(0, dtype=torch.bool)
+        stays = torch.cat([masks[name].reshape(-1) for name in self.names])
+        chosen = stays if self._places is None else stays[self._places.to(stays.device)]
+        new = copy.copy(self)
+        new.sizes = [int(mask.sum()) for mask in chosen.split(self.sizes)]
+        new.size = sum(new.sizes)
+        new._places = stays.nonzero().view(-1) if self._places is None else self._places.to(stays.device)[chosen]
+        return new, chosen
 
     def name_at(self, index: int) -> str:
         """Name of the tensor that holds this entry of the vector."""
@@ -154,9 +184,9 @@ def _refresh_flat_weights(modules: Iterable[nn.RNNBase]) -> None:
 def random_names(model: nn.Module, random: Random) -> list[str]:
     """Names of the parameters that shall be random.
 
-    `"all"`: every trainable parameter but the affine ones of normalisation layers; `"weights"`: of those, the ones
-    with two or more dimensions; `"last"`: the last layer; else name globs (`"*"` is really everything) or a predicate
-    of name and parameter. Parameters with `requires_grad=False` are never chosen.
+    `"all"`: every trainable parameter but the affine ones of normalisation layers; of these, `"weights"`: the ones
+    with two or more dimensions, `"last"`: those of the last layer; else name globs (`"*"` is really everything) or a
+    predicate of name and parameter. Parameters with `requires_grad=False` are never chosen.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     chosen = _choose(model, trainable, random)
@@ -175,7 +205,7 @@ def _choose(model: nn.Module, trainable: Mapping[str, nn.Parameter], random: Ran
         smallest = 2 if random == "weights" else 0
         return [name for name, p in trainable.items() if name not in affine and p.dim() >= smallest]
     if random == "last":
-        return _last_layer(trainable)
+        return _last_layer([name for name in trainable if name not in _norm_affine(model)])
     patterns = [random] if isinstance(random, str) else list(random)
     for pattern in patterns:
         if not fnmatch.filter(trainable, pattern):
@@ -192,11 +222,11 @@ def _norm_affine(model: nn.Module) -> set[str]:
     }
 
 
-def _last_layer(trainable: Mapping[str, nn.Parameter]) -> list[str]:
-    if not trainable:
+def _last_layer(names: Sequence[str]) -> list[str]:
+    if not names:
         return []
-    owner = list(trainable)[-1].rpartition(".")[0]
-    return [name for name in trainable if name.rpartition(".")[0] == owner]
+    owner = names[-1].rpartition(".")[0]
+    return [name for name in names if name.rpartition(".")[0] == owner]
 
 
 def join(path: str, key: str) -> str:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from credo.core.files import folder_for
 from credo.data.errors import DownloadError
 from credo.data.files import DatasetSpec, Download, data_root, md5_of, missing_message
 from credo.data.registry import find_spec
@@ -26,16 +27,16 @@ def download(name: str, root: Path | str | None = None, progress: Progress | Non
     """Fetches what is missing or damaged and returns the data set's folder.
 
     Files are checked against the published md5 before they get their names, so an interrupted download leaves
-    nothing half done. `progress` starts anew with each file.
+    nothing half done, nor an empty folder. `progress` starts anew with each file.
     """
     spec = find_spec(name)
     if not spec.downloads:
         raise ValueError(f"{name} is not downloaded: it is bundled, made on the fly or a file of your own")
     folder = data_root(root) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in spec.downloads:
-        if not _already_there(spec, one, folder):
-            _fetch_into(name, spec, one, folder, progress)
+    with folder_for(folder):
+        for one in spec.downloads:
+            if not _already_there(spec, one, folder):
+                _fetch_into(name, spec, one, folder, progress)
     return folder
 
 

@@ -42,7 +42,7 @@ class Dataset:
 
     `classes` is None for regression. Tables are standardised with statistics of the training split alone: a
     prediction `p` is `p * target_std + target_mean` in the table's units, a new row enters the model as
-    `(row - input_mean) / input_std`.
+    `(row - input_mean) / input_std`. `input_names` are the columns of a table with a header.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Dataset:
     input_mean: Tensor | None = None
     input_std: Tensor | None = None
     class_names: tuple[str, ...] | None = None
+    input_names: tuple[str, ...] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,15 +40,18 @@ def load_csv(
     if count < 2:
         raise ValueError(f"{path} has {count} rows of data: at least 2 are needed, one to train and one to test")
     column = _column_index(table, target)
-    inputs = table.numbers([i for i in range(len(table.columns)) if i != column])
+    others = [i for i in range(len(table.columns)) if i != column]
+    inputs = table.numbers(others)
+    input_names = tuple(table.columns[i] for i in others) if table.has_header else None
     if inputs.shape[1] == 0:
         raise ValueError(f"{path} has one column, the target: at least one input column is needed")
     if task == "regression":
         whole = Split(inputs, table.numbers([column]))
-        return _standardise(path.stem, *split_validation(whole, size=test_fraction, seed=seed))
+        dataset = _standardise(path.stem, *split_validation(whole, size=test_fraction, seed=seed))
+        return replace(dataset, input_names=input_names)
     names, labels = _labels(table.labels(column))
     parts = split_validation(Split(inputs, labels), size=test_fraction, seed=seed, stratify=True)
-    return _standardise(path.stem, *parts, class_names=names)
+    return replace(_standardise(path.stem, *parts, class_names=names), input_names=input_names)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Table:
     path: Path
     columns: tuple[str, ...]
     rows: list[tuple[int, list[str]]]
+    has_header: bool
 
     def numbers(self, columns: list[int]) -> Tensor:
         """Chosen columns as `float64 [rows, columns]`."""
@@ -95,7 +99,7 @@ def read_table(path: Path, *, header: bool | None = None, delimiter: str | None 
     for line, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{path}, row {line} has {len(row)} cells where the first row has {len(names)}")
-    return Table(path, tuple(names), rows)
+    return Table(path, tuple(names), rows, bool(header))
 
 
 def _rows(lines: list[str], delimiter: str | None) -> list[tuple[int, list[str]]]:

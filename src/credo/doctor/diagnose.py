@@ -128,6 +128,7 @@ def _measure(
         train_dispersion=dispersion(on_train),
         monte_carlo=monte_carlo(on_test, random=posterior.is_random, seed=seed),
         history=history_of(history),
+        epochs=len(history) or round(posterior.steps / train.batches) or None,
     )
 
 

@@ -64,6 +64,7 @@ def _classes(forecast: ClassForecast) -> Dispersion:
             "accuracy": forecast.metric,
             "overconfidence": bounds(bootstrap(confidence - forecast.metric_each)),
             "entropy": total,
+            "classes": pooled.shape[-1],
             "nll": float(actual.mean()),
         },
     )

@@ -20,7 +20,10 @@ from credo.doctor.statistics import Statistics
 
 @dataclass(frozen=True)
 class Method:
-    """What kind of posterior it is; `arguments` are those of its constructor (of a member's, for a mixture)."""
+    """What kind of posterior it is; `arguments` are those of its constructor (of a member's, for a mixture).
+
+    `lr` is its learning rate, `usual_lr` the one that the constructor takes if none is given.
+    """
 
     name: str
     random: bool
@@ -31,6 +34,13 @@ class Method:
     fixed_noise_level: bool
     rate: float | None
     arguments: frozenset[str]
+    lr: float | None = None
+    usual_lr: float | None = None
+
+    @property
+    def dropout_masks(self) -> bool:
+        """Whether its draws are dropout masks: there is no σ to speak of."""
+        return "rate" in self.arguments and not self.gaussian
 
     def argument(self, name: str, value: float | str) -> str | None:
         """`name=value` if the method takes it: no advice that cannot be followed."""
@@ -58,7 +68,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the rules may ask for; None is what does not exist for this posterior."""
+    """Everything the rules may ask for; None is what does not exist for this posterior.
+
+    `epochs` is how long it was trained, by its log or by its count of steps.
+    """
 
     method: Method
     counts: Counts
@@ -72,11 +85,13 @@ class Facts:
     train_dispersion: Dispersion
     monte_carlo: MonteCarlo | None
     history: History | None
+    epochs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
         method = asdict(self.method)
-        del method["arguments"]
+        for name in ("arguments", "lr", "usual_lr"):
+            del method[name]
         return {
             "method": method,
             "data": asdict(self.counts),
@@ -108,7 +123,13 @@ def method_of(posterior: Posterior) -> Method:
         and not (likelihood.learn or likelihood.heteroscedastic),
         rate=getattr(first, "rate", None),
         arguments=frozenset(inspect.signature(type(first)).parameters),
+        lr=_number(first.config().get("lr")),
+        usual_lr=_number(getattr(inspect.signature(type(first)).parameters.get("lr"), "default", None)),
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _has_prior(leaf: Posterior) -> bool:

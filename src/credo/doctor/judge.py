@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from credo.doctor import rules_prediction, rules_training
+from credo.doctor import rules_learning, rules_prediction, rules_training
 from credo.doctor.facts import Facts
 from credo.doctor.findings import Finding, in_order
 
@@ -16,15 +16,17 @@ CAUSES: tuple[Rule, ...] = (
     rules_training.temperature,
     rules_training.stale_statistics,
     rules_training.noise_too_large,
+    rules_learning.noisy_start,
     rules_training.no_uncertainty,
     rules_prediction.noise_level,
 )
 # What may have several causes: not listed where an alarm explains it, since its advice would be premature.
 CONSEQUENCES: tuple[Rule, ...] = (
     rules_training.collapsed,
-    rules_prediction.not_learned,
+    rules_learning.not_learned,
     rules_prediction.worse_than_twin,
-    rules_prediction.still_falling,
+    rules_learning.unfinished,
+    rules_learning.still_falling,
     rules_prediction.worse_than_mean,
     rules_prediction.dispersion,
     rules_training.gradient_noise,

@@ -42,10 +42,15 @@ def gaussian_leaves(posterior: Posterior) -> list[GaussianPosterior]:
     return [leaf for leaf in leaves(posterior) if isinstance(leaf, GaussianPosterior)]
 
 
+def kept_layout(leaf: GaussianPosterior) -> Layout:
+    """The random weights that are not pruned, as one vector."""
+    layout = Layout(leaf.mean())
+    return layout if leaf.kept is None else layout.narrowed(leaf.masks())[0]
+
+
 def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
     """Mean and standard deviation of the prior by parameter name; None where a method does not tell its prior."""
-    mean = leaf.mean()
-    layout = Layout(mean)
+    layout = kept_layout(leaf)
     prior = getattr(leaf, "prior", None)
     if not isinstance(prior, Prior):
         return None
@@ -74,7 +79,8 @@ def layer_states(posterior: Posterior) -> list[LayerState]:
     if not found:
         return []
     pieces = [_pieces(leaf) for leaf in found]
-    return [_state(name, [piece[name] for piece in pieces], members=len(found)) for name in pieces[0]]
+    names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
+    return [_state(name, [piece[name] for piece in pieces], members=len(found)) for name in names]
 
 
 def whole_state(posterior: Posterior) -> LayerState | None:
@@ -91,10 +97,18 @@ _Piece = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 def _pieces(leaf: GaussianPosterior) -> dict[str, _Piece]:
     mean, std, prior = leaf.mean(), leaf.std(), prior_moments(leaf)
-    if prior is None:
-        return {name: (_double(mean[name]), _double(std[name]), None, None) for name in mean}
-    sources = (mean, std, *prior)
-    return {name: tuple(_double(source[name]) for source in sources) for name in mean}  # type: ignore[misc]
+    sources = (mean, std, *(prior or (None, None)))
+    masks = {} if leaf.kept is None else leaf.masks()
+    return {
+        name: tuple(None if source is None else _kept(_double(source[name]), masks.get(name)) for source in sources)  # type: ignore[misc]
+        for name in mean
+        if name not in masks or bool(masks[name].any())
+    }
+
+
+def _kept(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """What is not pruned of a tensor, with as many dimensions."""
+    return tensor if mask is None else tensor[mask.cpu()].reshape(-1, *[1] * (tensor.dim() - 1))
 
 
 def _state(name: str, pieces: Sequence[_Piece], *, members: int) -> LayerState:

@@ -16,7 +16,8 @@ TEMPERATURE_ALARM = 10.0
 TEMPERATURE_WARNING = 1.5
 
 # Share of the error of a constant forecast that is gone on training data. Below one half it is the training that
-# failed, not its finer points.
+# failed, not its finer points; unless the data hold no more, which is so where it clearly beats the constant and no
+# twin is better.
 LEARNED_LITTLE = 0.5
 LEARNED_WELL = 0.9
 
@@ -68,3 +69,15 @@ GRADIENT_CLEAR = 0.5
 # A NLL that still fell by this share over the last quarter of training was not at its end.
 STILL_FALLING = 0.05
 STILL_FALLING_FAST = 0.2
+# A learning rate this many times the method's own, or smaller by as much, is the first thing to change.
+RATE_FAR = 10.0
+# NLL of the first epoch over that of a constant forecast (and over one nat): common initial weights have about 1.
+FIRST_EPOCH = 2.0
+# Accuracy minus mean confidence: a calibrated classifier has 0, a trained one rarely more than a few hundredths.
+STILL_UNSURE = 0.1
+# Mean entropy over log(classes): from here on nothing is claimed yet, and draws have nothing to disagree about.
+ENTROPY_FULL = 0.8
+# A σ that is this near to the one that would be advised is no cause of anything.
+STD_NEAR = 1.5
+# Below this share of the uncertainty the draws are not what makes a forecast unsure.
+EPISTEMIC_MINOR = 0.5

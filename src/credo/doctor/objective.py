@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.kl_weights import forgotten
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.prior import Prior
-from credo.core.weights import Layout
-from credo.doctor.layers import gaussian_leaves, layer_states, prior_moments
+from credo.doctor.layers import gaussian_leaves, kept_layout, layer_states, prior_moments
 from credo.doctor.quiet import leaves, quiet
 
 
@@ -77,6 +77,8 @@ def kl_weight(leaf: Posterior, steps: int, batches: int) -> float | None:
     weight: Callable[[int], float] | None = getattr(leaf, "kl_weight", None)
     if not callable(weight):
         return 1.0 if _number(leaf, "temperature") is not None else None
+    if weight is forgotten:
+        return None
     if steps == 0:  # a file does not say how long it was trained
         return 1.0
     return sum(weight(steps + i) for i in range(batches)) / batches
@@ -87,7 +89,7 @@ def noise_pull(leaf: GaussianPosterior) -> float | None:
     mean, std = leaf.mean(), leaf.std()
     prior = getattr(leaf, "prior", None)
     if isinstance(prior, Prior):
-        layout = Layout(mean)
+        layout = kept_layout(leaf)
         t = torch.zeros((), device=leaf.device, requires_grad=True)
         kl = prior.kl(layout.flatten(mean), layout.flatten(std) * (1 + t))
         if kl is not None and kl.requires_grad:
@@ -96,7 +98,8 @@ def noise_pull(leaf: GaussianPosterior) -> float | None:
     moments = prior_moments(leaf)
     if moments is None:
         return None
-    return sum(float((1 - (std[name].cpu() / scale).square()).sum()) for name, scale in moments[1].items())
+    each = {name: 1 - (std[name].cpu() / scale).square() for name, scale in moments[1].items()}
+    return float(kept_layout(leaf).flatten(each).sum())
 
 
 def _kl(leaf: Posterior, seed: int) -> float | None:
@@ -123,7 +126,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 class History:
     """NLL, penalty and KL over training, from its log.
 
-    `nll_drop` is the share by which the NLL fell over the last quarter of the epochs.
+    `nll_drop` is the share by which the NLL fell over the last quarter of the epochs (the last epoch, if under 8).
     """
 
     epochs: int
@@ -148,10 +151,13 @@ def history_of(records: Sequence[Mapping[str, Any]]) -> History | None:
 
 
 def last_quarter_drop(values: Sequence[float]) -> float | None:
-    """How much smaller the last eighth is than the eighth three quarters in, as a share; None for under 8 epochs."""
-    eighth = len(values) // 8
-    if eighth < 1:
+    """How much smaller the last eighth is than the eighth three quarters in, as a share; None for one epoch.
+
+    Under 8 epochs: how much smaller the last is than the one before.
+    """
+    if len(values) < 2:
         return None
-    start = len(values) - 2 * eighth
+    eighth = max(1, len(values) // 8)
+    start = len(values) - (2 * eighth if len(values) >= 8 else 1)
     before, after = sum(values[start - eighth : start]) / eighth, sum(values[-eighth:]) / eighth
     return (before - after) / abs(before) if before else None

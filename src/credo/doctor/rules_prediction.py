@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from credo.doctor import limits
+from credo.doctor.advice import cooler, longer, matters, noise_argument, still_learning, wanted_std
 from credo.doctor.facts import Facts
 from credo.doctor.findings import Finding
-from credo.doctor.rules_training import cooler, matters, noise_argument, wanted_std
 
 
 def noise_level(facts: Facts) -> Iterator[Finding]:
@@ -34,20 +34,26 @@ def noise_level(facts: Facts) -> Iterator[Finding]:
 def worse_than_mean(facts: Facts) -> Iterator[Finding]:
     """Averaging over draws that is worse than not drawing at all."""
     gap, mean = facts.scores.ensemble_over_mean, facts.scores.mean
-    if gap is None or mean is None or not facts.method.random:
+    if gap is None or mean is None or not facts.method.random or still_learning(facts):
         return
     if not matters(gap, facts.scores.ensemble, facts.scores.metric):
         return
     ensemble, metric = facts.scores.ensemble, facts.scores.metric
     unbalanced = (facts.objective.noise_balance or 0.0) > limits.NOISE_BALANCED[1]
+    masks = facts.method.dropout_masks
+    if masks:
+        advice = "Drop out less, train longer, or predict without dropout."
+    elif unbalanced:
+        advice = "σ has not come down to where the objective wants it: start lower, or train longer."
+    else:
+        advice = "Cool the posterior, so that σ shrinks; or predict with the mean weights."
     yield Finding(
         "worse-than-mean",
         "warning",
         f"All draws averaged ({metric} {ensemble.metric:.3f}, NLL {ensemble.nll:.3f}) are worse than the network with "
-        f"the mean weights ({mean.metric:.3f}, {mean.nll:.3f}): σ is wider than the data allow.",
-        "σ has not come down to where the objective wants it: start lower, or train longer."
-        if unbalanced
-        else "Cool the posterior, so that σ shrinks; or predict with the mean weights.",
+        f"the mean weights ({mean.metric:.3f}, {mean.nll:.3f}): "
+        + ("more is dropped out than the network bears." if masks else "σ is wider than the data allow."),
+        advice,
         (noise_argument(facts, wanted_std(facts)) if unbalanced else None)
         or facts.method.argument("temperature", cooler(facts))
         or facts.method.dropout(0.5),
@@ -67,18 +73,24 @@ def worse_than_twin(facts: Facts) -> Iterator[Finding]:
     )
     in_mean, by_noise = facts.scores.mean_over_twin, facts.scores.ensemble_over_mean
     advice = "Compare the two trainings: data, epochs, learning rate."
-    argument = None
-    if in_mean is not None and by_noise is not None:
+    argument = longer(facts)
+    if still_learning(facts):
+        advice = "It is still learning: train longer first."
+    elif in_mean is not None and by_noise is not None:
         text += (
             f" Of the NLL, {in_mean.nll.value:+.3f} come from the mean weights, {by_noise.nll.value:+.3f} from noise."
         )
         mostly_mean = in_mean.nll.value >= by_noise.nll.value
+        masks = facts.method.dropout_masks
+        held = "dropout" if masks else "the KL"
         advice = (
-            "The mean weights themselves are worse: the KL holds them back, or training was too short."
+            f"The mean weights themselves are worse: {held} holds them back, or training was too short."
             if mostly_mean
+            else "Dropout costs most: the rate is higher than the network bears."
+            if masks
             else "The noise costs most: σ is wider than the data allow."
         )
-        argument = facts.method.argument("temperature", cooler(facts))
+        argument = facts.method.argument("temperature", cooler(facts)) or facts.method.dropout(0.5) or argument
     yield Finding("worse-than-twin", "warning", text, advice, argument)
 
 
@@ -92,28 +104,60 @@ def dispersion(facts: Facts) -> Iterator[Finding]:
         return
     what = "mean z²" if excess is None else "NLL over the NLL it expects itself"
     number = f"{what} is {found.value:.2f} (95 % interval {found.low:.2f} to {found.high:.2f}) instead of 1"
-    heat = (facts.objective.effective_temperature or 1.0) < 1
     if found.low > limit:
-        point = not facts.method.random and facts.method.members == 1
-        yield Finding(
-            "overconfident",
-            "warning",
-            f"It is too sure of itself: {number}.",
-            "A point estimate knows no doubt about its weights: try credo.BBB or an ensemble."
-            if point
-            else "Let the prior count more, add members, or stop earlier: training data were fitted too closely.",
-            facts.method.argument("temperature", min(1.0, 10 * (facts.objective.temperature or 1.0))) if heat else None,
-        )
-    elif found.high < 1 / limit:
+        yield Finding("overconfident", "warning", f"It is too sure of itself: {number}.", *_more_doubt(facts))
+    elif found.high < 1 / limit and not still_learning(facts):
         yield Finding(
             "underconfident",
             "warning",
             f"It is less sure than it may be: {number}.",
-            "The noise in the weights hides what was learned: cool the posterior, or train longer."
-            if facts.method.random
-            else "Train longer.",
-            facts.method.argument("temperature", cooler(facts)) or facts.method.dropout(0.5),
+            *_less_doubt(facts, excess is None),
         )
+
+
+def _more_doubt(facts: Facts) -> tuple[str, str | None]:
+    """Advice and argument for a forecast that is too sure of itself."""
+    scaling = "credo.evaluate.TemperatureScaling" if facts.scores.metric == "accuracy" else None
+    if not facts.method.random and facts.method.members == 1:
+        advice = "A point estimate knows no doubt about its weights: try credo.BBB or an ensemble, or stop earlier"
+        return advice + (", or scale its outputs on held-out data." if scaling else "."), _prior(facts) or scaling
+    if facts.method.dropout_masks:
+        return "Drop out more, or stop earlier: training data were fitted too closely.", facts.method.dropout(2.0)
+    heat = (facts.objective.effective_temperature or 1.0) < 1
+    hotter = facts.method.argument("temperature", min(1.0, 10 * (facts.objective.temperature or 1.0))) if heat else None
+    advice = "Let the prior count more, add members, or stop earlier: training data were fitted too closely."
+    return advice, hotter or _prior(facts) or scaling
+
+
+def _less_doubt(facts: Facts, regression: bool) -> tuple[str, str | None]:
+    """Advice and argument for a forecast that is not sure enough: by its draws, or by what each of them says."""
+    gap = facts.scores.ensemble_over_mean
+    costly = gap is not None and not regression and matters(gap, facts.scores.ensemble, facts.scores.metric)
+    by_draws = facts.method.random and (costly or facts.dispersion.epistemic_share >= limits.EPISTEMIC_MINOR)
+    share = f"{facts.dispersion.epistemic_share:.0%}"
+    if by_draws and facts.method.dropout_masks:
+        return "Dropout hides what was learned: drop out less, or train longer.", facts.method.dropout(0.5)
+    if by_draws:
+        advice = "The noise in the weights hides what was learned: cool the posterior, or train longer."
+        return advice, facts.method.argument("temperature", cooler(facts)) or longer(facts)
+    if regression:
+        error = facts.scores.ensemble.metric
+        advice = f"It is the noise of the likelihood that is too large ({share} of the variance come from the draws): "
+        likelihood = f"likelihood=credo.GaussianNoise(std={error:.1g}, learn=True)"
+        return advice + "start it near the size of the errors, or train longer.", likelihood
+    if not facts.method.random:
+        return "Train longer.", longer(facts)
+    if facts.method.dropout_masks:
+        return "Training under dropout has not come far enough: train longer, or drop out less.", longer(
+            facts
+        ) or facts.method.dropout(0.5)
+    advice = f"Single draws are unsure, too ({share} of the uncertainty come from their differences): train longer, "
+    return advice + "or cool the posterior.", longer(facts) or facts.method.argument("temperature", cooler(facts))
+
+
+def _prior(facts: Facts) -> str | None:
+    """A prior, where the method takes one and has none."""
+    return None if facts.method.has_prior else facts.method.argument("prior", 1.0)
 
 
 def draws(facts: Facts) -> Iterator[Finding]:
@@ -130,21 +174,6 @@ def draws(facts: Facts) -> Iterator[Finding]:
         f"{facts.scores.metric}.",
         "Predict with more draws.",
         f"draws={found.wanted_draws}",
-    )
-
-
-def still_falling(facts: Facts) -> Iterator[Finding]:
-    """Training that was stopped on its way down."""
-    history = facts.history
-    if history is None or history.nll_drop is None or history.nll_drop < limits.STILL_FALLING:
-        return
-    fast = history.nll_drop >= limits.STILL_FALLING_FAST
-    yield Finding(
-        "still-falling",
-        "warning" if fast or facts.scores.learned < limits.LEARNED_WELL else "note",
-        f"The training NLL still fell by {history.nll_drop:.0%} over the last quarter of {history.epochs} epochs.",
-        "Train longer.",
-        f"epochs={2 * history.epochs}",
     )
 
 
@@ -166,24 +195,3 @@ def missing(facts: Facts) -> Iterator[Finding]:
             "Train credo.MAP on the same data with the same network and give it as the twin.",
             "twin=map_posterior",
         )
-
-
-def not_learned(facts: Facts) -> Iterator[Finding]:
-    """A network that learned little, where nothing else explains it."""
-    if facts.scores.learned >= limits.LEARNED_LITTLE:
-        return
-    low, high = limits.NOISE_BALANCED
-    clear = (facts.gradient.snr or 0.0) >= limits.GRADIENT_CLEAR
-    settled = not clear and low <= (facts.objective.noise_balance or 0.0) <= high
-    text = f"It has learned little: of a constant forecast's error on training data {max(0, facts.scores.learned):.0%} "
-    if settled:
-        text += "are gone, and σ is where the objective wants it: the KL outweighs the data."
-        advice = "Cool the posterior, make fewer weights random (random='last'), or take a smaller network."
-    elif clear:
-        text += "are gone, but the gradient still points one way: training is not at its end."
-        advice = "Train longer, or with a larger learning rate."
-    else:
-        text += "are gone."
-        advice = "Look at the learning rate (too large a one kills a network), inputs, targets and the plain network."
-    argument = facts.method.argument("temperature", cooler(facts)) if settled else None
-    yield Finding("not-learned", "alarm", text, advice, argument)

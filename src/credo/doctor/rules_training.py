@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 
 from credo.doctor import limits
+from credo.doctor.advice import cooler, failed, matters, noise_argument, still_learning, wanted_std
 from credo.doctor.facts import Facts
 from credo.doctor.findings import Finding, times
-from credo.doctor.scores import Gap, Score, learned_share
+from credo.doctor.scores import learned_share
 
 
 def data_size(facts: Facts) -> Iterator[Finding]:
@@ -43,7 +44,7 @@ def temperature(facts: Facts) -> Iterator[Finding]:
     if scale >= limits.TEMPERATURE_WARNING:
         argument = facts.method.argument("kl_weight", "constant") if by_weight else None
         weighs = facts.counts.examples / scale
-        serious = scale >= limits.TEMPERATURE_ALARM or facts.scores.learned < limits.LEARNED_LITTLE
+        serious = scale >= limits.TEMPERATURE_ALARM or failed(facts)
         yield Finding(
             "prior-too-strong",
             "alarm" if serious else "warning",
@@ -123,14 +124,17 @@ def _too_costly(facts: Facts) -> bool:
     gap = facts.scores.ensemble_over_mean
     harmed = gap is not None and matters(gap, facts.scores.ensemble, facts.scores.metric)
     drowned = facts.weights is not None and facts.weights.snr < limits.HEARD
-    return harmed or (drowned and facts.scores.learned < limits.LEARNED_LITTLE)
+    return harmed or (drowned and _harm(facts))
 
 
 def _never_heard(facts: Facts) -> bool:
-    """Nothing learned, and σ above the means, though the KL does not count more than it should."""
+    """Nothing learned, and σ above the means, though the KL does not count more than it should.
+
+    Most weights of a good network may be more noise than signal: that alone is no harm.
+    """
     state, balance = facts.weights, facts.objective.noise_balance
     hot = (facts.objective.effective_temperature or 1.0) >= limits.TEMPERATURE_WARNING
-    if state is None or hot or facts.scores.learned >= limits.LEARNED_LITTLE:
+    if state is None or hot or not _harm(facts):
         return False
     if (state.collapsed or 0.0) >= limits.COLLAPSED_SHARE:
         return False
@@ -138,14 +142,27 @@ def _never_heard(facts: Facts) -> bool:
     return state.snr < limits.HEARD / 2 or (state.snr < limits.HEARD and unbalanced)
 
 
+def _harm(facts: Facts) -> bool:
+    """Little was learned, and it is no better than a constant, or clearly worse than without the noise."""
+    gap = facts.scores.ensemble_over_mean
+    noisy = gap is not None and matters(gap, facts.scores.ensemble, facts.scores.metric)
+    return facts.scores.learned < limits.LEARNED_LITTLE and (noisy or failed(facts))
+
+
 def no_uncertainty(facts: Facts) -> Iterator[Finding]:
     """Draws that all say the same, where σ could be far larger."""
     share, balance = facts.dispersion.epistemic_share, facts.objective.noise_balance
-    if not facts.method.random or share >= limits.EPISTEMIC_LITTLE or facts.scores.learned < limits.LEARNED_LITTLE:
+    if not facts.method.random or share >= limits.EPISTEMIC_LITTLE or still_learning(facts):
         return
     known_small = balance is not None and balance < limits.NOISE_TOO_SMALL
     if balance is not None and not known_small:
         return  # so sure by right: the data leave no room
+    # A step of VOGN or IVON is divided by the curvature: too large a one stops learning, too.
+    stuck = known_small and share < limits.EPISTEMIC_NONE and "curvature_init" in facts.method.arguments
+    if (facts.scores.learned < limits.LEARNED_LITTLE or _nothing_claimed(facts)) and not stuck:
+        return
+    if facts.weights is not None and wanted_std(facts) <= limits.STD_NEAR * facts.weights.std:
+        return
     severity = "alarm" if known_small and share < limits.EPISTEMIC_NONE else "warning"
     text = f"All draws say the same: they contribute {share:.2g} of the predictive uncertainty."
     argument, wanted = facts.method.dropout(2.0), 0.0
@@ -159,9 +176,16 @@ def no_uncertainty(facts: Facts) -> Iterator[Finding]:
         severity,
         text,
         ("Start with a larger σ: one that starts tiny stays so for long. " if wanted else "")
+        + ("Drop out more. " if facts.method.dropout_masks else "")
         + "As it is, a point estimate would do the same for less.",
         argument,
     )
+
+
+def _nothing_claimed(facts: Facts) -> bool:
+    """A classifier that gives all classes about the same chance: its draws have nothing to disagree about."""
+    entropy, classes = facts.dispersion.details.get("entropy"), facts.dispersion.details.get("classes")
+    return bool(entropy and classes and entropy >= limits.ENTROPY_FULL * math.log(classes))
 
 
 def collapsed(facts: Facts) -> Iterator[Finding]:
@@ -169,13 +193,12 @@ def collapsed(facts: Facts) -> Iterator[Finding]:
     whole = facts.weights
     if whole is None or whole.collapsed is None:
         return
-    little = facts.scores.learned < limits.LEARNED_LITTLE
     layers = [
         layer.name
         for layer in facts.layers
         if layer.dims > 1 and layer.collapsed is not None and layer.collapsed >= limits.COLLAPSED_SHARE
     ]
-    everything = whole.collapsed >= limits.COLLAPSED_SHARE and little
+    everything = whole.collapsed >= limits.COLLAPSED_SHARE and failed(facts)
     if not everything and not layers:
         return
     names = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
@@ -199,44 +222,15 @@ def gradient_noise(facts: Facts) -> Iterator[Finding]:
     ratio = found.draw_variance / found.batch_variance
     if ratio < limits.GRADIENT_RATIO:
         return
-    argument = facts.method.argument("noise", "lrt") or facts.method.argument("draws", 4)
+    argument = facts.method.argument("noise", "lrt") or facts.method.argument("draws", 4) or facts.method.dropout(0.5)
+    masks = facts.method.dropout_masks
     yield Finding(
         "gradient-noise",
         "note" if facts.scores.learned >= limits.LEARNED_WELL else "warning",
-        f"Weight draws give the gradient {times(ratio)} times the variance that the choice of the batch gives it.",
-        "Give every example noise of its own, or average each step over several draws.",
+        f"{'Dropout masks' if masks else 'Weight draws'} give the gradient {times(ratio)} times the variance that the "
+        "choice of the batch gives it.",
+        "Drop out less, or train with larger batches."
+        if masks
+        else "Give every example noise of its own, or average each step over several draws.",
         argument,
     )
-
-
-def matters(gap: Gap, worse: Score, metric: str) -> bool:
-    """Whether the worse of two is so by enough to act on, with the whole interval on that side."""
-    nats = gap.nll.low > 0 and gap.nll.value >= max(limits.GAIN_NATS, limits.GAIN_SHARE * abs(worse.nll))
-    error = limits.GAIN_ERROR if metric == "accuracy" else limits.GAIN_SHARE * worse.metric**2
-    return nats or (gap.error.low > 0 and gap.error.value >= error)
-
-
-def wanted_std(facts: Facts) -> float:
-    """σ at which cost and pull would balance, to one digit, if the cost goes on growing with σ².
-
-    With c the cost, D weights and r = (σ/s)²: c·q = D·(1 − r·q) for σ² times q. No larger than half the typical mean,
-    so that the network is heard from the start.
-    """
-    state, cost = facts.weights, facts.objective.noise_cost
-    assert state is not None
-    relative = (state.std_ratio or 0.0) ** 2
-    factor = state.weights / max((cost or 0.0) + state.weights * relative, 1e-12)
-    heard = 0.5 * state.snr * state.std
-    value = min(state.std * math.sqrt(factor), max(heard, 1e-3))
-    return float(f"{value:.1g}")
-
-
-def noise_argument(facts: Facts, std: float) -> str | None:
-    """The argument that lets a method start with this σ: σ itself, or the curvature it follows from."""
-    curvature = (facts.objective.temperature or 1.0) / (facts.counts.data_size * std**2) if std > 0 else 0.0
-    return facts.method.argument("std_init", std) or facts.method.argument("curvature_init", float(f"{curvature:.1g}"))
-
-
-def cooler(facts: Facts) -> float:
-    """A tenth of the temperature, or of 1 where it is above."""
-    return float(f"{min(1.0, facts.objective.temperature or 1.0) / 10:.1g}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.doctor.forecast import ClassForecast, Forecast
+from credo.doctor.forecast import ClassForecast, Forecast, ValueForecast
 from credo.evaluate.intervals import Interval, paired_difference
 
 
@@ -38,7 +37,8 @@ class Scores:
 
     `draw` is the average of single draws, `lowest` and `highest` the metric's range over them. `chance` is the best
     constant forecast on training targets, and `learned` the share of its error that the ensemble takes away there:
-    1 is perfect, 0 is chance. `mean` is None for a mixture, which has no mean network.
+    1 is perfect, 0 is chance; where the data are noisy nobody comes near 1. `chance_over_train` is how much worse than
+    the ensemble the constant is on the same examples. `mean` is None for a mixture, which has no mean network.
     """
 
     metric: str
@@ -54,6 +54,7 @@ class Scores:
     ensemble_over_mean: Gap | None
     ensemble_over_twin: Gap | None
     mean_over_twin: Gap | None
+    chance_over_train: Gap
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers by name; each score under the metric's own name."""
@@ -63,7 +64,7 @@ class Scores:
             result[name] = None if score is None else {self.metric: score.metric, "nll": score.nll}
         result["draw"] |= {f"lowest_{self.metric}": self.lowest, f"highest_{self.metric}": self.highest}
         result["learned"] = self.learned
-        for name in ("ensemble_over_mean", "ensemble_over_twin", "mean_over_twin"):
+        for name in ("ensemble_over_mean", "ensemble_over_twin", "mean_over_twin", "chance_over_train"):
             gap: Gap | None = getattr(self, name)
             result[name] = None if gap is None else {"nll": bounds(gap.nll), "error": bounds(gap.error)}
         return result
@@ -78,7 +79,8 @@ def scores(
     draws: Forecast, *, mean: Forecast | None, twin: Forecast | None, train: Forecast, train_targets: Tensor
 ) -> Scores:
     """The table that says where quality is lost: in the mean network, by the noise, or nowhere."""
-    chance = _chance(train, train_targets)
+    constant = constant_forecast(train, train_targets)
+    chance = score(constant)
     metric_of_draws = draws.metric_of_draws
     return Scores(
         metric=draws.metric_name,
@@ -94,6 +96,7 @@ def scores(
         ensemble_over_mean=None if mean is None else gap(draws, mean),
         ensemble_over_twin=None if twin is None else gap(draws, twin),
         mean_over_twin=None if mean is None or twin is None else gap(mean, twin),
+        chance_over_train=gap(constant, train),
     )
 
 
@@ -116,12 +119,14 @@ def learned_share(metric: str, value: float, chance: float) -> float:
     return 1 - (value / chance) ** 2 if chance > 0 else 1.0
 
 
-def _chance(train: Forecast, targets: Tensor) -> Score:
-    """The best constant forecast of these targets."""
+def constant_forecast(train: Forecast, targets: Tensor) -> Forecast:
+    """The best constant forecast of these targets, as a forecast of one network."""
     if isinstance(train, ClassForecast):
-        counts = targets.flatten().long().bincount().double()
-        shares = counts / counts.sum()
-        return Score(float(shares.max()), float(torch.special.entr(shares).sum()))
-    variance = targets.double().reshape(len(targets), -1).var(0, correction=0)
-    nll = 0.5 * (2 * math.pi * math.e * variance.clamp_min(1e-300)).log()
-    return Score(math.sqrt(float(variance.mean())), float(nll.sum()))
+        shares = train.labels.bincount(minlength=train.probs.shape[-1]).double() / len(train.labels)
+        probs = shares.expand(1, len(train.labels), -1)
+        return ClassForecast(shares.log()[train.labels].unsqueeze(0), 1, probs, train.labels)
+    y = targets.double().cpu()
+    mean, std = y.mean(0), y.var(0, correction=0).clamp_min(1e-300).sqrt()
+    density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
+    rows = density.reshape(1, len(y), -1).sum(-1)
+    return ValueForecast(rows, 1, mean.expand(1, *y.shape), std.expand(1, *y.shape), y)

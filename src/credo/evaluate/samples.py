@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.counts import checked_count
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
 from credo.evaluate.intervals import Interval, interval, resampled_counts
@@ -73,8 +74,7 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
     likelihood = posterior.likelihood
     if not isinstance(likelihood, ClassLikelihood):
         raise TypeError("sample_study counts right labels: it needs a class likelihood.")
-    if draws < 1:
-        raise ValueError(f"draws={draws}: at least one is needed.")
+    draws = checked_count("draws", draws)
     draws = draws if posterior.is_random else posterior.whole_draws(draws)
     hits: list[Tensor] = []
     ensemble_hits: list[Tensor] = []

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from credo.core.files import write_json
 from credo.doctor import Diagnosis, diagnose
 from credo.doctor.diagnose import OnStage
 from credo.experiments.config import in_order, prepare
-from credo.experiments.runs import LOG, Run
+from credo.experiments.runs import LOG, MODEL, Run
+from credo.version import __version__
 
 DIAGNOSIS = "diagnosis.json"
+DRAWS, EXAMPLES = 32, 1000
 
 
 def diagnose_run(
     run: Run,
     *,
-    draws: int = 32,
-    examples: int = 1000,
+    draws: int = DRAWS,
+    examples: int = EXAMPLES,
     twin: Run | None = None,
     on_stage: OnStage | None = None,
 ) -> Diagnosis:
     """`diagnose` of a trained run on its own training and test data; also written to `diagnosis.json` in its folder.
 
-    `twin` is a run of the plain network on the same data. Regressions are measured in the units of training: tables are
-    standardised.
+    `twin` is a run of the plain network on the same data; the file says which, under `asked`. Regressions are
+    measured in the units of training: tables are standardised.
     """
     posterior = run.posterior()
     other = None if twin is None else _twin(run, twin)
@@ -40,8 +46,37 @@ def diagnose_run(
         history=read_log(run),
         on_stage=on_stage,
     )
-    write_json(run.folder / DIAGNOSIS, diagnosis.to_dict())
+    write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
     return diagnosis
+
+
+def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, twin: Run | None = None) -> dict[str, Any]:
+    """What a diagnosis depends on beside the run itself; the twin's folder is relative to the run's."""
+    beside = None if twin is None else os.path.relpath(twin.folder.resolve(), run.folder.resolve())
+    return {"twin": beside, "draws": draws, "examples": examples, "version": __version__}
+
+
+def stored_diagnosis(run: Run, *, twin: Run | None = None) -> dict[str, Any] | None:
+    """An earlier diagnosis, if `diagnose_run` with this twin and else its defaults would only repeat it.
+
+    One that is older than a model it is about, or that was asked of another twin, with other draws or examples, or by
+    another version, is None.
+    """
+    path = run.folder / DIAGNOSIS
+    models = [each.folder / MODEL for each in (run, twin) if each is not None]
+    if not path.exists() or path.stat().st_mtime < max(model.stat().st_mtime for model in models):
+        return None
+    found = read_json(path)
+    return found if found.get("asked") == asked(run, twin=twin) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What an earlier command wrote; empty if that is no table."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); delete it, or make it again.") from error
+    return found if isinstance(found, dict) else {}
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
@@ -53,6 +88,35 @@ def read_log(run: Run) -> list[dict[str, Any]]:
     if not records or records[0]["epoch"] != 0:
         return records
     return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0
+
+
+# What a finding names that is no option of the method.
+_OF_TRAINING = ("epochs", "batch_size")
+_NOISE = re.compile(r"credo\.GaussianNoise\(std=([^,]+), learn=True\)")
+
+
+def setting_of(name: str, argument: str | None, method: Mapping[str, Any]) -> str | None:
+    """The argument of the finding `name` as the command line takes it: `method.std_init=0.05`, `--draws 64`.
+
+    `method` is the run's own section, since an ensemble keeps its members' options in `method.of`. What cannot be given
+    on a command line (a call) stays as it is.
+    """
+    key, equals, value = (argument or "").partition("=")
+    if not equals or not key.isidentifier():
+        return argument
+    if key == "twin":
+        return "--twin runs/plain"
+    if key == "draws" and name == "few-draws":
+        return f"--draws {value}"
+    if key in _OF_TRAINING:
+        return f"training.{argument}"
+    section = "method.of" if method.get("name") == "ensemble" else "method"
+    noise = _NOISE.fullmatch(value)
+    if noise is not None:
+        options = (("kind", "gaussian"), ("std", noise[1]), ("learn", "true"))
+        return " ".join(f"{section}.likelihood.{option}={text}" for option, text in options)
+    unquoted = value.strip("'")
+    return f"{section}.{key}={unquoted}"
 
 
 def _twin(run: Run, twin: Run) -> Any:

@@ -17,18 +17,21 @@ from typing import Any
 
 import torch
 
+from credo.core.counts import checked_count
 from credo.core.errors import CredoError
-from credo.core.files import finite, write_json, write_text
+from credo.core.files import finite, folder_for, write_json, write_text
 from credo.core.posterior import Posterior
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
+from credo.experiments.sizes import parameter_counts
 from credo.predict import Prediction, RegressionPrediction, predict, rescaled
 from credo.training import EpochRecord, describe, load, save
 from credo.training.progress import shown
 from credo.version import __version__
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
+LOCK = ".lock"
 
 
 class Run:
@@ -74,10 +77,8 @@ class Run:
 
     def train(self, experiment: Experiment, *, draws: int = 32) -> Iterator[EpochRecord]:
         """Train (or go on training) this run to its result, yielding every epoch's record."""
-        if draws < 1:
-            raise ValueError(f"draws={draws}: at least one is needed.")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        draws = checked_count("draws", draws)
+        with folder_for(self.folder, left_over=LOCK), self._locked():
             self._check_same(experiment)
             if self.finished:
                 return
@@ -139,7 +140,7 @@ class Run:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.folder / ".lock").open("w") as file:
+        with (self.folder / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -180,14 +181,6 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
         "input_shape": list(dataset.input_shape),
         "class_names": None if dataset.class_names is None else list(dataset.class_names),
         **{key: None if value is None else value.tolist() for key, value in tensors.items()},
-    }
-
-
-def parameter_counts(posterior: Posterior) -> dict[str, int]:
-    """Numbers of the network, and of all that was trained (means, deviations, members)."""
-    return {
-        "network": sum(p.numel() for p in posterior.model.parameters()),
-        "trained": sum(p.numel() for p in posterior.parameters() if p.requires_grad),
     }
 
 

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.descent import Descent, OptimizerChoice, check_dense, scalar_loss
+from credo.core.counts import checked_count
+from credo.core.descent import Descent, OptimizerChoice, check_dense, plain_name, scalar_loss
 from credo.core.errors import unknown
+from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
@@ -62,7 +64,7 @@ class BBB(GaussianPosterior):
         draws: int = 1,
         temperature: float = 1.0,
         kl: str = "auto",
-        kl_weight: str | KLWeight = "constant",
+        kl_weight: str | KLWeight | None = "constant",
         batches: int | None = None,
         warmup_steps: int | None = None,
         random: Random = "all",
@@ -70,7 +72,7 @@ class BBB(GaussianPosterior):
         std_init: float | None = None,
         relative_std: float | None = None,
         rho_init: float | tuple[float, float] | None = None,
-        optimizer: OptimizerChoice = "adam",
+        optimizer: OptimizerChoice | None = "adam",
         lr: float = 1e-3,
         optimizer_options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
@@ -82,10 +84,10 @@ class BBB(GaussianPosterior):
         self.attack = make_attack(noise) if is_attack(noise) else None
         self._config = {
             "noise": noise if self.attack is None else self.attack.config(),
-            "draws": draws,
+            "draws": int(draws),
             "temperature": temperature,
             "kl": kl,
-            "kl_weight": kl_weight if isinstance(kl_weight, str) else "constant",
+            "kl_weight": kl_weight if isinstance(kl_weight, str) else None,
             "batches": batches,
             "warmup_steps": warmup_steps,
             "optimizer": optimizer if isinstance(optimizer, str) else None,
@@ -94,7 +96,7 @@ class BBB(GaussianPosterior):
             "clip_norm": clip_norm,
         }
         self.noise_name = "weights" if self.attack is not None else str(noise)
-        self.step_draws, self.temperature = draws, temperature
+        self.step_draws, self.temperature = int(draws), temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters)
@@ -120,7 +122,7 @@ class BBB(GaussianPosterior):
         """μ + σ·ε for every random parameter."""
         means = parameters_at(self.model, self.layout.names)
         if not torch.is_grad_enabled() and flat.fused([*means.values(), self.rho]):
-            listed = flat.TensorList(list(means.values()), self.layout.sizes)
+            listed = flat.TensorList(self.layout.pieces(means))
             return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
@@ -131,6 +133,14 @@ class BBB(GaussianPosterior):
     def std(self) -> dict[str, Tensor]:
         """Posterior standard deviations, softplus(ρ)."""
         return self.layout.split(F.softplus(self.rho.detach()))
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune for good: ρ and the prior lose their entries, gradients and optimiser leave pruned means at zero."""
+        kept = self._keep(masks)
+        self.layout, chosen = self.layout.narrowed(kept)
+        self.prior = self.prior.at(chosen)
+        self.descent.keep_({f"model.{name}": mask for name, mask in kept.items()})
+        self.descent.narrow_("rho", chosen)
 
     def kl(self) -> Tensor:
         """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
@@ -153,12 +163,13 @@ class BBB(GaussianPosterior):
         """A step whose gradients are there and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
             self.descent.clear()
+            nll = same_inputs(nll) if self._has_passes else nll
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
             if self.attack is not None:
                 weight *= self.attack.kl_share()
             means = parameters_at(self.model, self.layout.names)
             plain = self.noise_name == "weights" and self.closed_form
-            fused = plain and FusedSlopes.covers(means, self.rho, self.prior)
+            fused = plain and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
             data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
             squared = () if squares is None else (*means.values(), self.rho)
             self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared)
@@ -230,6 +241,11 @@ class BBB(GaussianPosterior):
     @property
     def _is_attacked(self) -> bool:
         return self.attack is not None and self.attack.weight > 0
+
+    @property
+    def _has_passes(self) -> bool:
+        """Whether a step may run the loss more than once."""
+        return self.step_draws > 1 or self.attack is not None or self.noise_name != "weights"
 
     def _shares(self) -> list[float]:
         """Each plain draw's share of the loss."""
@@ -335,7 +351,7 @@ class BBB(GaussianPosterior):
 
     def _locate(self, name: str, gradient: Tensor) -> str:
         if name != "rho":
-            return name.removeprefix("model.")
+            return plain_name(name)
         first = int((~torch.isfinite(gradient)).nonzero()[0])
         return f"the std of {self.layout.name_at(first)}"
 
@@ -369,7 +385,6 @@ def _check_choices(noise: Noise, kl: str, draws: int, temperature: float) -> Non
         raise ValueError(unknown("noise", str(noise), NOISE_NAMES))
     if kl not in KL_NAMES:
         raise ValueError(unknown("kl", kl, KL_NAMES))
-    if draws < 1:
-        raise ValueError(f"draws={draws}: a step needs at least one draw.")
+    checked_count("draws", draws, what="draws a step")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 1 is the exact posterior.")

@@ -20,19 +20,21 @@ from credo.core.layers import RULES
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
-from credo.core.weights import Draw, Random
+from credo.core.weights import Draw, Random, join
 from credo.methods.masks import MaskSource
 from credo.methods.point import MAP
 
-# How many trailing dimensions one mask entry covers.
-_DROPOUT_DIMS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+# What a layer makes of its input, its rate and random numbers.
+Drop = Callable[[Tensor, float, torch.Generator], Tensor]
 
 
 class MCDropout(Posterior):
     """Dropout as approximate inference.
 
     `rate=None` uses the network's own dropout layers. A number puts dropout of that rate before every Linear and
-    Conv layer but the first, and leaves the network itself as it is.
+    Conv layer but the first, in the place of the network's own, and leaves the network itself as it is. Dropout inside
+    attention and recurrent layers is refused: it would act in training only. Calls of `F.dropout` cannot be seen, and
+    do just that.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class MCDropout(Posterior):
         rate: float | None = None,
         prior: Prior | Mapping[str, Any] | float | None = None,
         random: Random = "all",
-        optimizer: OptimizerChoice = "adam",
+        optimizer: OptimizerChoice | None = "adam",
         lr: float = 1e-3,
         optimizer_options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
@@ -54,6 +56,7 @@ class MCDropout(Posterior):
         if rate is not None and not 0 < rate < 1:
             raise ValueError(f"rate={rate} must lie between 0 and 1, or be None for the network's own dropout layers.")
         self.rate = rate
+        _check_reached(model)
         self.point = MAP(
             model,
             data_size=data_size,
@@ -81,23 +84,23 @@ class MCDropout(Posterior):
     def noise(self) -> Iterator[None]:
         """Dropout on, whatever mode the network is in. Backward through activation checkpoints belongs inside, too."""
         handles = []
-        places = self._places()
+        places, own = self._places(), self._own()
         source = MaskSource(remembers=torch.is_grad_enabled())
         try:
-            for module, rate, dims in places:
+            for module, rate, drop in places:
                 if self.rate is None:
-                    handles.append(module.register_forward_hook(self._replace(source, rate, dims)))
-                    # Torch's own dropout would read the global generator, and in place it would act twice.
-                    module.p = 0.0  # type: ignore[assignment]
+                    handles.append(module.register_forward_hook(self._replace(source, rate, drop)))
                 else:
                     handles.append(module.register_forward_pre_hook(self._before(source, rate)))
+            for module, _ in own:
+                # Torch's would read the global generator, in training only, and in place it would act twice.
+                module.p = 0.0  # type: ignore[assignment]
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            if self.rate is None:
-                for module, rate, _ in places:
-                    module.p = rate  # type: ignore[assignment]
+            for module, rate in own:
+                module.p = rate  # type: ignore[assignment]
 
     def step(self, nll: Nll) -> Terms:
         """MAP's step under dropout."""
@@ -128,33 +131,76 @@ class MCDropout(Posterior):
         """Constructor arguments."""
         return {**self.point.config(), "rate": self.rate, "seed": self.seed}
 
-    def _places(self) -> list[tuple[nn.Module, float, int]]:
+    def _places(self) -> list[tuple[nn.Module, float, Drop]]:
         if self.rate is None:
-            own = [(m, float(getattr(m, "p", 0.0))) for m in self.model.modules() if type(m) in _DROPOUT_DIMS]
-            return [(m, rate, _DROPOUT_DIMS[type(m)]) for m, rate in own if rate > 0]
+            return [(m, rate, _DROPS[type(m)]) for m, rate in self._own()]
         layers = [m for m in self.model.modules() if type(m) in RULES]
-        return [(m, self.rate, 0) for m in layers[1:]]
+        return [(m, self.rate, _DROPS[nn.Dropout]) for m in layers[1:]]
+
+    def _own(self) -> list[tuple[nn.Module, float]]:
+        found = [(m, float(getattr(m, "p", 0.0))) for m in self.model.modules() if type(m) in _DROPS]
+        return [(m, rate) for m, rate in found if rate > 0]
 
     def _replace(
-        self, source: MaskSource, rate: float, dims: int
+        self, source: MaskSource, rate: float, drop: Drop
     ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         # The layer's own rate is 0 meanwhile, so its output is its input.
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return output * _mask(output, rate, dims, source.generator(module, self.generator))
+            return drop(output, rate, source.generator(module, self.generator))
 
         return hook
 
     def _before(self, source: MaskSource, rate: float) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            mask = _mask(inputs[0], rate, 0, source.generator(module, self.generator))
-            return (inputs[0] * mask, *inputs[1:])
+            dropped = _drop(inputs[0], rate, source.generator(module, self.generator), dims=0)
+            return (dropped, *inputs[1:])
 
         return hook
 
 
-def _mask(x: Tensor, rate: float, dims: int, generator: torch.Generator) -> Tensor:
+def _drop(x: Tensor, rate: float, generator: torch.Generator, *, dims: int) -> Tensor:
+    """Dropout whose mask entries cover this many trailing dimensions each."""
+    return x * (_keep(x, rate, generator, dims=dims) / (1 - rate))
+
+
+def _alpha_drop(x: Tensor, rate: float, generator: torch.Generator, *, features: bool) -> Tensor:
+    """Dropout for SELU networks: to SELU's lower bound, then back to mean 0 and variance 1 (Klambauer et al. 2017)."""
+    bound = -1.7580993408473766
+    scale: float = ((1 - rate) * (1 + rate * bound**2)) ** -0.5
+    keep = _keep(x, rate, generator, dims=x.dim() - 2 if features else 0)
+    return (x * keep + bound * (1 - keep) - rate * bound) * scale
+
+
+def _keep(x: Tensor, rate: float, generator: torch.Generator, *, dims: int) -> Tensor:
     shape = list(x.shape)
     for dim in range(dims):
         shape[-1 - dim] = 1
-    keep = torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=generator)
-    return keep / (1 - rate)
+    return torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=generator)
+
+
+_DROPS: dict[type[nn.Module], Drop] = {
+    nn.Dropout: partial(_drop, dims=0),
+    nn.Dropout1d: partial(_drop, dims=1),
+    nn.Dropout2d: partial(_drop, dims=2),
+    nn.Dropout3d: partial(_drop, dims=3),
+    nn.AlphaDropout: partial(_alpha_drop, features=False),
+    nn.FeatureAlphaDropout: partial(_alpha_drop, features=True),
+}
+
+
+def _check_reached(model: nn.Module) -> None:
+    """Refuse dropout that would act in training by torch's global generator, and not in prediction."""
+    problems = []
+    for path, module in model.named_modules():
+        name, kind = path or "it", type(module).__name__
+        if isinstance(module, nn.modules.dropout._DropoutNd) and type(module) not in _DROPS and module.p > 0:
+            problems.append(f"{name} ({kind}) is not one of torch's own dropout layers: use nn.Dropout")
+        inside = isinstance(module, nn.RNNBase) and module.num_layers > 1
+        if (inside or isinstance(module, nn.MultiheadAttention)) and module.dropout > 0:
+            own = join(path, "dropout")
+            problems.append(f"{name} ({kind}) drops inside, dropout={module.dropout}: set {own} = 0.0")
+    if problems:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has dropout that MCDropout does not reach, so it would be on in training and off "
+            f"in prediction: {'; '.join(problems)}."
+        )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
+from credo.core.inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 
 
@@ -21,11 +22,11 @@ class Ensemble(Posterior):
     """Equal mixture of `members`, which must not share a network.
 
     A draw is a complete set of weights and buffers (running statistics too) of one member, put into the first
-    member's network.
+    member's network. Ensembles of one size are taken as their members together, which is the same mixture.
     """
 
     def __init__(self, members: Sequence[Posterior]) -> None:
-        members = list(members)
+        members = _flattened(list(members))
         _check(members)
         first = members[0]
         super().__init__(first.model, data_size=first.data_size, likelihood=first.likelihood, seed=first.seed)
@@ -72,6 +73,7 @@ class Ensemble(Posterior):
         """A step that every member has prepared: until the update, all their gradients are in memory."""
         with ExitStack() as stack:
             updates = []
+            nll = same_inputs(nll)
             for part in self.parts:
                 part.lr_scale = self.lr_scale
                 updates.append(stack.enter_context(part.prepared(nll)))
@@ -105,6 +107,17 @@ def _seeded_members(parts: Sequence[Posterior], seed: int, index: int = 0) -> It
         return
     with parts[index].seeded(seed + 1 + index):
         yield from _seeded_members(parts, seed, index + 1)
+
+
+def _flattened(members: Sequence[Posterior]) -> list[Posterior]:
+    """Members that are ensembles replaced by their own members, which must come out equally probable."""
+    sizes = sorted({len(member.parts) for member in members})
+    if len(sizes) > 1:
+        raise UnsupportedModelError(
+            f"Members that are ensembles of {' and '.join(map(str, sizes))} networks: those of the larger would count "
+            "less each. Give all networks in one list, Ensemble([*first.parts, *second.parts]), to count them equally."
+        )
+    return [part for member in members for part in member.parts]
 
 
 def _check(members: Sequence[Posterior]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -35,6 +36,8 @@ def initialise_mean_(
         return
     if isinstance(choice, str) and choice not in MEAN_INITS:
         raise ValueError(unknown("mean_init", choice, MEAN_INITS) + " Or a number: the std of a normal.")
+    if not isinstance(choice, str) and not 0 <= choice < math.inf:
+        raise ValueError(f"mean_init={choice} must be a finite std, 0 or more, or one of {', '.join(MEAN_INITS)}.")
     device = next(iter(parameters.values())).device
     z = torch.empty(layout.size, device=device, dtype=layout.dtype)
     if choice == "he":
@@ -72,6 +75,8 @@ def initial_rho(
         raise ValueError(f"{' and '.join(chosen)} were given: they exclude each other.")
     if rho_init is not None:
         centre, spread = (rho_init, 0.0) if isinstance(rho_init, int | float) else rho_init
+        if not (math.isfinite(centre) and math.isfinite(spread)):
+            raise ValueError(f"rho_init={rho_init} must be finite: a number, or mean and std of a normal.")
         noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
         return torch.full_like(mean, float(centre)) + (spread * noise if spread else 0.0)
     if relative_std is not None:
@@ -84,5 +89,5 @@ def initial_rho(
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be positive.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}={value} must be positive and finite.")

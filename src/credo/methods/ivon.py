@@ -85,18 +85,23 @@ class IVON(NaturalGaussian):
             "curvature_decay": curvature_decay,
             "curvature_init": curvature_init,
             "estimator": estimator,
-            "draws": draws,
+            "draws": int(draws),
             "temperature": temperature,
             "clip": clip,
             "rescale_lr": rescale_lr,
             "debias": debias,
         }
-        self.step_draws, self.temperature, self.estimator = draws, temperature, estimator
+        self.step_draws, self.temperature, self.estimator = int(draws), temperature, estimator
         self.effective_size = data_size / temperature
         # The step count is in saved files, too: the momentum is, and debiasing it needs to know its age.
         self._make_state(lr, prior, prior_precision, random, curvature_init, progress=())
 
     # -- the distribution ------------------------------------------------------------------------------------
+
+    @property
+    def variance_scale(self) -> float:
+        """1/λ."""
+        return 1 / self.effective_size
 
     def _std(self) -> Tensor:
         """1/√(λ(h + δ))."""
@@ -115,12 +120,16 @@ class IVON(NaturalGaussian):
         s, shift = self.curvature[: self.layout.size], self._shift()
         if isinstance(shift, float) and flat.fused([*means.values()], s):
             key = flat.new_key(self.generator)
-            listed = flat.TensorList([*means.values()], self.layout.sizes)
+            listed = flat.TensorList(self.layout.pieces(means))
             return flat.precision_draw(listed, s, key, scale=1 / self.effective_size, shift=shift), key
         noise = flat.normal(self.layout.size, self.generator, device=s.device, dtype=s.dtype)
         return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
 
     # -- training --------------------------------------------------------------------------------------------
+
+    @property
+    def _has_passes(self) -> bool:
+        return self.step_draws > 1
 
     def gather(self, nll: Nll) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
@@ -131,7 +140,7 @@ class IVON(NaturalGaussian):
         with frozen_statistics(self.model) if inner else nullcontext(), self.trial() as net:
             value = scalar_loss(nll(net))
             number = value.item()
-            check_loss(number, self.steps)
+            check_loss(number, self)
             value.backward()
         self._gathered.loss += number
         return number
@@ -164,7 +173,7 @@ class IVON(NaturalGaussian):
         elif isinstance(noise, int):
             shift = self._shift()
             assert isinstance(shift, float)
-            lists = flat.TensorList([*listed.values()], self.layout.sizes)
+            lists = flat.TensorList(self.layout.pieces(listed))
             flat.price_(hessian, lists, s, noise, scale=1 / self.effective_size, shift=shift, add=add)
         else:
             new = self.layout.flatten(listed).mul_(noise).div_(self._std())

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.errors import UnsupportedModelError
+from credo.core.inputs import ChangedInputError, versions
 from credo.core.kronecker_taps import CurvaturePlan
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.squares.plan import PlanChangedError
 
-Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+# Arguments, keyword arguments, and how often these were changed in place before.
+Calls = list[tuple[tuple[Any, ...], dict[str, Any], list[int]]]
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def recorded_calls(model: nn.Module) -> Iterator[Calls]:
 
     def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            found.append((args, options))
+            found.append((args, options, versions(args, options)))
 
     handle = model.register_forward_pre_hook(hook, with_kwargs=True)
     try:
@@ -56,7 +58,12 @@ def sampled_curvature(
         try:
             with frozen_statistics(plan.model), plan.watched() as watch:
                 losses = []
-                for args, options in calls:
+                for args, options, before in calls:
+                    if versions(args, options) != before:
+                        raise ChangedInputError(
+                            "fisher='sampled' runs the network a second time on the inputs it got, and it changes them "
+                            "in place: let its forward work on a copy, x = x.clone(), or use fisher='empirical'."
+                        )
                     outputs = plan.model(*args, **options)
                     losses.append(likelihood.nll(outputs, sampled_targets(likelihood, outputs, generator)))
                 torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import statistics_kept_on_error
+from credo.core.counts import checked_count
+from credo.core.descent import is_finite, loss_message, plain_name
 from credo.core.errors import NonFiniteError
-from credo.core.posterior import GaussianPosterior, Nll, Terms
+from credo.core.inputs import same_inputs
+from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names
 from credo.methods.learned_noise import likelihood_descent, move_likelihood, ready_likelihood
@@ -77,6 +81,22 @@ class NaturalGaussian(GaussianPosterior, ABC):
         """Posterior standard deviations; zero while there is no curvature yet."""
         return self.layout.split(self._std())
 
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune for good: momentum, curvature and the prior lose their entries, so that no update reaches them."""
+        kept = self._keep(masks)
+        self.prior = cast(Gaussian, self.prior.at(self.layout.narrowed(kept)[1]))
+        self.split, chosen = self.split.narrowed(kept)
+        self.layout = self.split.random_layout
+        if isinstance(self.rates, Tensor):
+            self.rates = self.rates[chosen.to(self.rates.device)]
+        self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
+        self._gathered.clear()
+
+    @property
+    @abstractmethod
+    def variance_scale(self) -> float:
+        """σ² is this over the curvature with prior and damping."""
+
     @abstractmethod
     def _flat_draw(self) -> Tensor:
         """A draw of the random parameters, detached, as one vector."""
@@ -96,9 +116,15 @@ class NaturalGaussian(GaussianPosterior, ABC):
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+            nll = same_inputs(nll) if self._has_passes else nll
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
             yield self._ready()
+
+    @property
+    def _has_passes(self) -> bool:
+        """Whether a step may run the loss more than once."""
+        return True
 
     @abstractmethod
     def gather(self, nll: Nll) -> float:
@@ -198,13 +224,22 @@ class Split:
         self.model, self.random, self.rest = model, tuple(chosen), tuple(rest)
         self.layout = Layout(parameters_at(model, [*chosen, *rest]))
         self.random_layout = Layout(parameters_at(model, chosen))
+        self.rest_layout = Layout(parameters_at(model, rest))
+
+    def narrowed(self, masks: Mapping[str, Tensor]) -> tuple[Split, Tensor]:
+        """The same without pruned weights, and which entries of all trainable ones stay."""
+        new = copy.copy(self)
+        new.layout, chosen = self.layout.narrowed(masks)
+        new.random_layout, _ = self.random_layout.narrowed(masks)
+        new.rest_layout, _ = self.rest_layout.narrowed(masks)
+        return new, chosen
 
     def parts(self, momentum: Tensor, curvature: Tensor) -> tuple[Part, Part]:
         """The random parameters and the rest, each with its slices."""
         border = self.random_layout.size
         return (
-            Part(parameters_at(self.model, self.random), momentum[:border], curvature[:border]),
-            Part(parameters_at(self.model, self.rest), momentum[border:], curvature[border:]),
+            Part(parameters_at(self.model, self.random), momentum[:border], curvature[:border], self.random_layout),
+            Part(parameters_at(self.model, self.rest), momentum[border:], curvature[border:], self.rest_layout),
         )
 
     def rates(self, lr: float | Mapping[str, float]) -> float | Tensor:
@@ -284,8 +319,7 @@ def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, 
             raise ValueError(f"{name}={value} must lie in [0, 1).")
     if not 0 <= damping < math.inf:
         raise ValueError(f"damping={damping} must not be negative.")
-    if draws < 1:
-        raise ValueError(f"draws={draws}: a step needs at least one draw.")
+    checked_count("draws", draws, what="draws a step")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be positive and finite; 1 is the exact posterior.")
 
@@ -329,7 +363,9 @@ def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: i
     raise NonFiniteError(f"The norm of the gradient is not finite at step {at}; {_ADVICE}")
 
 
-def check_loss(value: float, at: int) -> None:
-    """Refuse a loss that is NaN or infinite."""
+def check_loss(value: float, posterior: Posterior) -> None:
+    """Refuse a loss that is NaN or infinite; within a pass the parameters are the draw's."""
     if not math.isfinite(value):
-        raise NonFiniteError(f"The loss is {value} at step {at}; {_ADVICE}")
+        bad = (plain_name(name) for name, p in posterior.named_parameters() if not is_finite(p.detach()))
+        remedy = "a smaller lr or more damping"
+        raise NonFiniteError(loss_message(value, posterior.steps, next(bad, None), remedy))

@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from credo.core.kernels import flat
+from credo.core.weights import Layout
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,22 @@ class Update:
 class Part:
     """Some of the network's parameters, behind one another, with their slices of momentum and curvature."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], momentum: Tensor, curvature: Tensor) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        momentum: Tensor,
+        curvature: Tensor,
+        layout: Layout | None = None,
+    ) -> None:
         self.parameters = parameters
         self.tensors = [p.detach() for p in parameters.values()]
-        self.sizes = [t.numel() for t in self.tensors]
+        self.layout = Layout(parameters) if layout is None else layout
         self.momentum, self.curvature = momentum, curvature
 
     def is_fused(self, update: Update, *gathered: Mapping[str, Tensor]) -> bool:
         """Whether the compiled passes cover this update."""
         given = [one[name] for one in gathered for name in self.parameters]
         return update.is_plain and flat.fused([*self.tensors, *given], self.momentum, self.curvature)
-
-    def listed(self, tensors: Mapping[str, Tensor] | None = None) -> flat.TensorList:
-        """The means, or others of the same names, for the compiled passes."""
-        chosen = self.tensors if tensors is None else [tensors[name] for name in self.parameters]
-        return flat.TensorList(chosen, self.sizes)
 
     def inspect(
         self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]
@@ -106,15 +107,21 @@ class Part:
         m.mul_(update.keep).add_(g + pull if update.coupled else g, alpha=update.take)
         direction = update.debias * m + (0 if update.coupled else pull)
         direction = (direction / (s + update.shift + update.damping).clamp_min(1e-30)).clamp(-update.clip, update.clip)
-        moved = (mean - update.lr * direction).split(self.sizes)
-        for tensor, piece in zip(self.tensors, moved, strict=True):
-            tensor.copy_(piece.view(tensor.shape))
+        self._write(mean - update.lr * direction)
 
     def _fused(
         self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[float, float]:
-        lists = (self.listed(), self.listed(gradients), self.listed(curvatures))
-        return flat.update_(*lists, self.momentum, self.curvature, vars(update), dry=dry)
+        means, found, new = (self.layout.pieces(tensors) for tensors in (self.parameters, gradients, curvatures))
+        lists = flat.TensorList(means), flat.TensorList(found), flat.TensorList(new)
+        sums = flat.update_(*lists, self.momentum, self.curvature, vars(update), dry=dry)
+        if not (dry or self.layout.is_whole):  # else the means themselves were updated
+            self._write(means[0])
+        return sums
+
+    def _write(self, means: Tensor) -> None:
+        for tensor, piece in zip(self.tensors, self.layout.split(means).values(), strict=True):
+            tensor.copy_(piece)
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([tensors[n].detach().reshape(-1).to(self.momentum.dtype) for n in self.parameters])
+        return self.layout.flatten({n: tensors[n].detach() for n in self.parameters}).to(self.momentum.dtype)

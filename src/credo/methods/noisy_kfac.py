@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.counts import checked_count
 from credo.core.descent import scalar_loss
 from credo.core.errors import NonFiniteError, unknown
+from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kronecker_layers import kronecker_layers
 from credo.core.kronecker_taps import CurvaturePlan
@@ -95,7 +97,7 @@ class NoisyKFAC(Posterior):
             "momentum_correction": momentum_correction,
         }
         _check(self._config, self.likelihood)
-        self.step_draws, self.effective_size = draws, data_size * augmentation
+        self.step_draws, self.effective_size = int(draws), data_size * augmentation
         self.split = Split(model, random)
         device = one_device(parameters_at(model, self.split.layout.names))
         self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
@@ -195,6 +197,7 @@ class NoisyKFAC(Posterior):
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and found finite; what it yields finds the new inverses and updates."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+            nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
             self._check_gathered()
@@ -212,7 +215,7 @@ class NoisyKFAC(Posterior):
                 with frozen_statistics(self.model) if frozen else nullcontext(), self._pass(weights) as net:
                     value = scalar_loss(nll(net))
                     number = value.item()
-                    check_loss(number, self.steps)
+                    check_loss(number, self)
                     value.backward()
                 self._gathered.loss += number
                 return number
@@ -382,8 +385,7 @@ def _check(options: Mapping[str, Any], likelihood: Likelihood) -> None:
     if options["clip"] is not None and not options["clip"] > 0:
         raise ValueError(f"clip={options['clip']} must be positive, or None for no clipping.")
     for name in ("factor_every", "inverse_every"):
-        if not (isinstance(options[name], int) and options[name] >= 1):
-            raise ValueError(f"{name}={options[name]} must be a positive whole number of steps.")
+        checked_count(name, options[name], what="steps")
     if not 0 < options["augmentation"] < math.inf:
         raise ValueError(f"augmentation={options['augmentation']} must be positive and finite.")
     start = options["temperature_start"]

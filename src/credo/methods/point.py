@@ -35,7 +35,7 @@ class MAP(Posterior):
         data_size: int,
         prior: Prior | Mapping[str, Any] | float | None = None,
         random: Random = "all",
-        optimizer: OptimizerChoice = "adam",
+        optimizer: OptimizerChoice | None = "adam",
         lr: float = 1e-3,
         optimizer_options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
@@ -66,6 +66,10 @@ class MAP(Posterior):
     def draw(self) -> dict[str, Tensor]:
         """`{}`: the point estimate."""
         return {}
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune for good: gradients and optimiser leave pruned weights at zero. They stay in the prior's constant."""
+        self.descent.keep_({f"model.{name}": mask for name, mask in self._keep(masks).items()})
 
     def step(self, nll: Nll) -> Terms:
         """One step of the optimiser on mean NLL − log p(w)/data_size."""

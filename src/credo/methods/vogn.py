@@ -96,7 +96,7 @@ class VOGN(NaturalGaussian):
             "curvature_decay": curvature_decay,
             "curvature_init": curvature_init,
             "damping": damping,
-            "draws": draws,
+            "draws": int(draws),
             "noise": "weights" if self.attack is None else self.attack.config(),
             "temperature": temperature,
             "temperature_start": temperature_start,
@@ -106,7 +106,7 @@ class VOGN(NaturalGaussian):
             "paper_tau": paper_tau,
         }
         self.momentum_decay, self.averaged, self.curvature_decay = momentum, averaged, curvature_decay
-        self.damping, self.step_draws, self.effective_size = damping, draws, data_size * augmentation
+        self.damping, self.step_draws, self.effective_size = damping, int(draws), data_size * augmentation
         self.final_temperature, self.momentum_correction, self.paper_tau = temperature, momentum_correction, paper_tau
         # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
         self._make_state(lr, prior, prior_precision, random, curvature_init or 0.0, progress=(2,))
@@ -131,10 +131,14 @@ class VOGN(NaturalGaussian):
 
     # -- the distribution ------------------------------------------------------------------------------------
 
+    @property
+    def variance_scale(self) -> float:
+        """τ/N."""
+        return (1.0 if self.paper_tau else self.temperature) / self.effective_size
+
     def _variance(self) -> tuple[float, float | Tensor]:
         """σ² is the first over s + the second."""
-        scale = (1.0 if self.paper_tau else self.temperature) / self.effective_size
-        return scale, self._shift() + self.damping
+        return self.variance_scale, self._shift() + self.damping
 
     def _shift(self) -> float | Tensor:
         return self.temperature / self.effective_size * precision_of(self.prior)
@@ -155,7 +159,7 @@ class VOGN(NaturalGaussian):
         if not self.is_noisy:
             return self.layout.flatten(means).detach()
         if isinstance(shift, float) and flat.fused([*means.values()], s):
-            listed = flat.TensorList([*means.values()], self.layout.sizes)
+            listed = flat.TensorList(self.layout.pieces(means))
             return flat.precision_draw(listed, s, flat.new_key(self.generator), scale=scale, shift=shift)
         return flat.gaussian(self.layout.flatten(means).detach(), self._std(), self.generator)
 
@@ -194,7 +198,7 @@ class VOGN(NaturalGaussian):
         with torch.no_grad():
             mean, std = self.layout.flatten(random).detach(), self._std()
         eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
-        check = partial(check_loss, at=self.steps)
+        check = partial(check_loss, posterior=self)
         frozen = not attack.attack_statistics
         slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen)
         worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
@@ -266,7 +270,7 @@ class VOGN(NaturalGaussian):
             put_back_(self.descent, before)  # a pass that is run again counts once
             value = nll(net)
             if isinstance(value, Tensor) and value.numel() == 1:
-                check_loss(value.item(), self.steps)
+                check_loss(value.item(), self)
             return value
 
         return checked

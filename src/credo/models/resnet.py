@@ -72,10 +72,13 @@ def resnet_cifar(
 ) -> nn.Module:
     """The CIFAR ResNet of `depth` = 6n + 2 layers: widths 16, 32, 64 and shortcuts without parameters.
 
-    Parameter names and the normalisation are those of the public weights (see `load_cifar_resnet_weights`).
+    Parameter names and the normalisation are those of the public weights (see `load_cifar_resnet_weights`). The default
+    normalisation is for colours: inputs with another number of channels stay as they are.
     """
     if not is_count(depth) or depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth must be 6n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}.")
+    if image_shape(f"resnet{depth}", inputs)[0] != 3 and _plain(normalize) == _plain(IMAGENET_STATS):
+        normalize = None
     return _resnet(
         f"resnet{depth}",
         inputs,
@@ -87,6 +90,11 @@ def resnet_cifar(
         normalize=normalize,
         seed=seed,
     )
+
+
+def _plain(stats: Stats | None) -> list[list[float]]:
+    """Lists, which is what statistics become in a file; numbers for all channels are none."""
+    return [list(values) for values in stats or () if isinstance(values, Sequence)]
 
 
 def resnet18(

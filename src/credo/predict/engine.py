@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.counts import checked_count
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.predict.moments import Moments, make_moments, summable
@@ -48,10 +49,7 @@ def predict(
         raise ValueError(
             f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(posterior).__name__}."
         )
-    if draws < 1:
-        raise ValueError(f"draws={draws}: at least one is needed.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: at least one is needed.")
+    draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     if strategy not in STRATEGIES:
         raise ValueError(unknown("strategy", strategy, STRATEGIES))
     if tolerance is not None and not tolerance > 0:
@@ -139,7 +137,16 @@ def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[tupl
             yield batch, None
         elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
             yield batch[0], batch[1]
-        elif isinstance(batch, tuple | list) and len(batch) == 1:
+        elif isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor):
             yield batch[0], None
         else:
-            raise TypeError(f"A batch must be a tensor or (inputs, targets), got {type(batch).__name__}.")
+            raise TypeError(
+                f"A batch must be a tensor or (inputs, targets), got {_described(batch)}. A network of several inputs "
+                "needs them in one tensor, which a module around it takes apart."
+            )
+
+
+def _described(batch: Any) -> str:
+    if not isinstance(batch, tuple | list):
+        return type(batch).__name__
+    return f"a {type(batch).__name__} of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"

@@ -27,7 +27,7 @@ def first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | None
     try:
         for draw in posterior.draws(tries):
             with posterior.sampled(draw), _recorded(layers) as fired:
-                model(x[:2])
+                model(x[:2].clone())  # a network may write into its input
             seen.append(fired)
     except Exception:  # whatever the network says, it says it again in the real pass
         return None
@@ -47,13 +47,13 @@ def first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | None
 def is_alone(posterior: Posterior, path: str, layer: nn.Module, x: Tensor) -> bool:
     """Whether the layer sees one row per input, and nothing but the layer reads its weights."""
     model = posterior.model
-    with seen_by(model, layer, x) as inputs:
+    with seen_by(model, layer, x.clone()) as inputs:
         hidden = layer(inputs)
     if len(inputs) != len(x):
         return False  # several rows of one input need the same weights
     poison = {name: torch.full_like(model.get_parameter(name), torch.nan) for name in parameter_names(path, layer)}
     with substituted(model, poison, posterior._aliases), returning(layer, hidden):
-        return bool(torch.isfinite(model(x)).all())
+        return bool(torch.isfinite(model(x.clone())).all())
 
 
 @contextmanager
@@ -105,17 +105,22 @@ def returning(layer: nn.Module, output: Tensor) -> Iterator[None]:
 
 
 def run_before(model: nn.Module, layer: nn.Module, x: Tensor) -> list[nn.Module]:
-    """Modules without children that run before `layer`, and only once in the whole pass: input scaling, say."""
+    """Modules without children that run before `layer`, and only once in the whole pass: input scaling, say.
+
+    Without those whose output is written into later: it could not be used twice.
+    """
     order: list[nn.Module] = []
+    said: dict[int, tuple[Tensor, int | None]] = {}
     leaves = [m for m in model.modules() if not m._modules]
     handles = [m.register_forward_pre_hook(lambda m, inputs: order.append(m)) for m in leaves]
+    handles += [m.register_forward_hook(lambda m, _, out: said.update({id(m): (out, _version(out))})) for m in leaves]
     try:
         model(x)
     finally:
         for handle in handles:
             handle.remove()
     before = order[: order.index(layer)]
-    return [m for m in before if sum(m is other for other in order) == 1]
+    return [m for m in before if sum(m is other for other in order) == 1 and _is_unchanged(*said[id(m)])]
 
 
 def read_before(model: nn.Module, layer: nn.Module, before: list[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -128,3 +133,12 @@ def read_before(model: nn.Module, layer: nn.Module, before: list[nn.Module], x: 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _version(output: object) -> int | None:
+    """How often torch has seen a tensor change; None where it does not count."""
+    return output._version if isinstance(output, Tensor) and not output.is_inference() else None
+
+
+def _is_unchanged(output: Tensor, version: int | None) -> bool:
+    return version is not None and output._version == version

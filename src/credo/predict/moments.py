@@ -31,26 +31,34 @@ class Moments(ABC):
 
 
 class ClassMoments(Moments):
-    """Sums of probabilities, of their squares, and of entropies."""
+    """Sums of probabilities, of their squares, and of entropies.
+
+    In float64 and from the first draw on: probabilities near 0 and 1 differ by less than float32 can hold.
+    """
 
     def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
-        batch, classes = class_log_probs(likelihood, outputs).shape[1:]
-        self.likelihood = likelihood
-        self.targets = None if targets is None else class_labels(targets, batch, classes)
-        zeros = outputs.new_zeros
-        self.count = zeros(batch, dtype=torch.long)
-        self.total, self.squares = zeros(batch, classes), zeros(batch, classes)
-        self.log_total = outputs.new_full((batch,), -torch.inf)
+        self.likelihood, self.dtype = likelihood, outputs.dtype
+        log_probs = class_log_probs(likelihood, _wide(outputs[:1]))[0]
+        self.targets = None if targets is None else class_labels(targets, *log_probs.shape)
+        self.count = outputs.new_zeros(len(log_probs), dtype=torch.long)
+        self.origin = log_probs.exp()
+        self.entropy_origin = _entropy(self.origin, log_probs)
+        self.total, self.squares = torch.zeros_like(log_probs), torch.zeros_like(log_probs)
+        self.log_total = torch.full_like(self.entropy_origin, -torch.inf)
+        self.entropy_total = torch.zeros_like(self.entropy_origin)
         self.entropies: list[tuple[Tensor, Tensor]] = []
 
     def add(self, outputs: Tensor, rows: Tensor) -> None:
         """Fold in the class probabilities of some draws."""
-        log_probs = class_log_probs(self.likelihood, outputs)
+        log_probs = class_log_probs(self.likelihood, _wide(outputs))
         probs = log_probs.exp()
+        entropies = _entropy(probs, log_probs).sub_(self.entropy_origin[rows])
+        self.entropy_total[rows] += entropies.sum(0)
+        self.entropies.append((rows, entropies.to(self.dtype)))  # each only for its distance from the mean
+        shifted = probs.sub_(self.origin[rows])
         self.count[rows] += len(outputs)
-        self.total[rows] += probs.sum(0)
-        self.squares[rows] += probs.square().sum(0)
-        self.entropies.append((rows, torch.special.entr(probs).sum(-1)))
+        self.total[rows] += shifted.sum(0)
+        self.squares[rows] += shifted.square_().sum(0)
         if self.targets is not None:
             chosen = log_probs.gather(-1, self.targets[rows].expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], chosen.logsumexp(0))
@@ -62,39 +70,42 @@ class ClassMoments(Moments):
         the largest variance that a probability of this mean can have, p(1−p).
         """
         n = self.count.unsqueeze(-1)
-        mean = self.total / n
-        within = (self.squares - n * mean.square()).clamp_min(0)
-        variance = (within + (mean * (1 - mean)).clamp_min(0)) / n
+        mean, spread = self._mean_and_variance()
+        variance = spread + (mean * (1 - mean)).clamp_min(0) / n
         return (variance / n).sqrt().amax(-1)
 
     def result(self) -> ClassPrediction:
         """Averages, and the mean absolute deviation of the entropies."""
-        n = self.count.unsqueeze(-1)
-        probs = self.total / n
-        probs = probs / probs.sum(-1, keepdim=True)
-        mean_square = self.squares / n
+        mean, spread = self._mean_and_variance()
+        probs = mean / mean.sum(-1, keepdim=True)
         mean_entropy, deviation = self._entropy_statistics()
         likelihood = None if self.targets is None else self.log_total - self.count.log()
         return ClassPrediction(
             draws_used=self.count.cpu(),
             targets=None if self.targets is None else self.targets.cpu(),
-            log_likelihood=None if likelihood is None else likelihood.cpu(),
-            probs=probs.cpu(),
-            mean_entropy=mean_entropy.cpu(),
-            entropy_deviation=deviation.cpu(),
-            aleatoric_by_class=(probs - mean_square).clamp_min(0).cpu(),
-            epistemic_by_class=(mean_square - probs.square()).clamp_min(0).cpu(),
-            mc_error=self.error().cpu(),
+            log_likelihood=None if likelihood is None else self._stored(likelihood),
+            probs=self._stored(probs),
+            mean_entropy=self._stored(mean_entropy),
+            mutual_information=self._stored((torch.special.entr(probs).sum(-1) - mean_entropy).clamp_min(0)),
+            entropy_deviation=self._stored(deviation),
+            aleatoric_by_class=self._stored((probs * (1 - probs) - spread).clamp_min(0)),
+            epistemic_by_class=self._stored(spread),
+            mc_error=self._stored(self.error()),
         )
 
+    def _mean_and_variance(self) -> tuple[Tensor, Tensor]:
+        n = self.count.unsqueeze(-1)
+        shift = self.total / n
+        return self.origin + shift, (self.squares / n - shift.square()).clamp_min(0)
+
     def _entropy_statistics(self) -> tuple[Tensor, Tensor]:
-        total, deviation = torch.zeros_like(self.log_total), torch.zeros_like(self.log_total)
-        for rows, each in self.entropies:
-            total[rows] += each.sum(0)
-        mean = total / self.count
+        mean, deviation = self.entropy_total / self.count, torch.zeros_like(self.entropy_total)
         for rows, each in self.entropies:
             deviation[rows] += (each - mean[rows]).abs().sum(0)
-        return mean, deviation / self.count
+        return self.entropy_origin + mean, deviation / self.count
+
+    def _stored(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype).cpu()
 
 
 class RegressionMoments(Moments):
@@ -167,6 +178,16 @@ class RegressionMoments(Moments):
 def summable(outputs: Tensor) -> Tensor:
     """Half-precision outputs as float32: sums over draws would lose what the draws differ by."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    """In float64, which Apple's graphics chips do not have."""
+    return outputs if outputs.device.type == "mps" else outputs.double()
+
+
+def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
+    # Bounded below, since 0·(−∞) is no number; e⁻⁷⁴⁶ is 0 already.
+    return -log_probs.clamp_min(-1e3).mul_(probs).sum(-1)
 
 
 def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:

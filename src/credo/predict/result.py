@@ -40,6 +40,7 @@ class ClassPrediction(Prediction):
 
     probs: Tensor
     mean_entropy: Tensor
+    mutual_information: Tensor
     entropy_deviation: Tensor
     aleatoric_by_class: Tensor
     epistemic_by_class: Tensor
@@ -77,7 +78,8 @@ class ClassPrediction(Prediction):
         """
         if decomposition == "entropy":
             total = torch.special.entr(self.probs).sum(-1)
-            return Uncertainty(total, self.mean_entropy, (total - self.mean_entropy).clamp_min(0))
+            # Not the difference of the two, which float32 would round away for confident inputs.
+            return Uncertainty(total, self.mean_entropy, self.mutual_information)
         if decomposition == "covariance":
             aleatoric, epistemic = self.aleatoric_by_class.sum(-1), self.epistemic_by_class.sum(-1)
             return Uncertainty(aleatoric + epistemic, aleatoric, epistemic)

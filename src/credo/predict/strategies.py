@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 
 import torch
@@ -20,6 +21,7 @@ from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import parameter_names
 from credo.core.weights import Draw, Layout, substituted
 from credo.predict.first_layer import first_layer, is_alone, read_before, returning, run_before, seen_by
+from credo.predict.passes import Passes, changes_input
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
@@ -43,8 +45,8 @@ class Loop(Strategy):
     `channels_last` lays images out with their channels together, which small conv nets run faster on.
     """
 
-    def __init__(self, posterior: Posterior, draws: _Draws, *, channels_last: bool = False) -> None:
-        self.posterior, self.draws, self.channels_last = posterior, draws, channels_last
+    def __init__(self, posterior: Posterior, draws: _Draws, run: Passes, *, channels_last: bool = False) -> None:
+        self.posterior, self.draws, self.run, self.channels_last = posterior, draws, run, channels_last
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """A pass per draw."""
@@ -53,7 +55,7 @@ class Loop(Strategy):
             x = x.contiguous(memory_format=torch.channels_last)
         for draw in self.draws.take(count):
             with self.posterior.sampled(draw) as net:
-                results.append(net(x))
+                results.append(self.run(net, x))
         return torch.stack(results)
 
     def restart(self) -> None:
@@ -64,8 +66,8 @@ class Loop(Strategy):
 class Stacked(Strategy):
     """The first layer's weights of several draws as one wide layer, then a pass per draw for the rest."""
 
-    def __init__(self, posterior: Posterior, draws: _Draws, path: str, layer: nn.Module) -> None:
-        self.posterior, self.draws, self.path, self.layer = posterior, draws, path, layer
+    def __init__(self, posterior: Posterior, draws: _Draws, path: str, layer: nn.Module, run: Passes) -> None:
+        self.posterior, self.draws, self.path, self.layer, self.run = posterior, draws, path, layer, run
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """First layer together, the rest one by one."""
@@ -74,7 +76,7 @@ class Stacked(Strategy):
         results = []
         for draw, hidden in zip(draws, first, strict=True):
             with self.posterior.sampled(draw) as net, returning(self.layer, hidden):
-                results.append(net(x))
+                results.append(self.run(net, x))
         return torch.stack(results)
 
     def restart(self) -> None:
@@ -85,7 +87,7 @@ class Stacked(Strategy):
         names = parameter_names(self.path, self.layer)
         stack = [torch.cat([_of(draw, name, self.posterior.model) for draw in draws]) for name in names]
         rule = RULES[type(self.layer)]
-        with seen_by(self.posterior.model, self.layer, x) as inputs:
+        with seen_by(self.posterior.model, self.layer, self.run.input(x)) as inputs:
             wide = rule.apply(self.layer, inputs, stack[0], stack[1] if len(stack) > 1 else None)
         return list(wide.chunk(len(draws), dim=rule.feature_dim))
 
@@ -95,8 +97,8 @@ class Batched(Strategy):
     linear layers, whose passes cost more in calls than in arithmetic.
     """
 
-    def __init__(self, posterior: Posterior, draws: _Draws) -> None:
-        self.posterior, self.draws = posterior, draws
+    def __init__(self, posterior: Posterior, draws: _Draws, run: Passes) -> None:
+        self.posterior, self.draws, self.run = posterior, draws, run
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """One pass for all `count` draws."""
@@ -104,13 +106,13 @@ class Batched(Strategy):
         stack = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
         model = self.posterior.model
 
-        def run(weights: dict[str, Tensor]) -> Tensor:
-            result: Tensor = torch.func.functional_call(model, weights, (x,))
-            return result
+        def together(given: Tensor) -> Tensor:
+            one = partial(torch.func.functional_call, model, args=(given,))
+            outputs: Tensor = torch.func.vmap(one)(stack)
+            return outputs
 
         with self.posterior.noise():
-            outputs: Tensor = torch.func.vmap(run)(stack)
-        return outputs
+            return self.run(together, x)
 
     def restart(self) -> None:
         """Back to the first draw."""
@@ -123,8 +125,8 @@ class Activation(Strategy):
     Inputs of one batch do not share the first layer's weights then, so this is not one network on a data set.
     """
 
-    def __init__(self, posterior: GaussianPosterior, path: str, layer: nn.Module) -> None:
-        self.posterior, self.path, self.layer = posterior, path, layer
+    def __init__(self, posterior: GaussianPosterior, path: str, layer: nn.Module, run: Passes) -> None:
+        self.posterior, self.path, self.layer, self.run = posterior, path, layer, run
         self.before: list[nn.Module] | None = None
         mean, std = posterior.mean(), posterior.std()
         mine = parameter_names(path, layer)
@@ -138,8 +140,8 @@ class Activation(Strategy):
         """The first layer's moments once, then a pass per draw for the rest."""
         model = self.posterior.model
         if self.before is None:
-            self.before = run_before(model, self.layer, x[:2])
-        inputs, said = read_before(model, self.layer, self.before, x)
+            self.before = run_before(model, self.layer, x[:2].clone())
+        inputs, said = read_before(model, self.layer, self.before, self.run.input(x))
         with ExitStack() as done:
             # What comes before the first layer is the same for all draws, and done.
             for module, output in zip(self.before, said, strict=True):
@@ -155,7 +157,7 @@ class Activation(Strategy):
         for hidden, rest in zip(self._normal(mean, std, count), self._rest(count), strict=True):
             network = substituted(self.posterior.model, rest, self.posterior._aliases)
             with network as net, returning(self.layer, hidden):
-                results.append(net(x))
+                results.append(self.run(net, x))
         return torch.stack(results)
 
     def _rest(self, count: int) -> Iterable[dict[str, Tensor]]:
@@ -195,14 +197,15 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
     # Trying out must not use up random numbers: every strategy shall see the same draws.
     with posterior.seeded(seed):
         source = _Draws(posterior, draws, shared)
+        run = Passes(copies=changes_input(posterior.model, x))
         found = None if name == "loop" else first_layer(posterior, x)
     if name == "loop":
-        return Loop(posterior, source)
+        return Loop(posterior, source, run)
     linear = found is not None and type(found[1]) is nn.Linear
     if name in ("auto", "activation") and not shared and linear and isinstance(posterior, GaussianPosterior):
         assert found is not None
-        if is_alone(posterior, *found, x[:2]):
-            return Activation(posterior, *found)
+        if is_alone(posterior, *found, x[:2].clone()):
+            return Activation(posterior, *found, run)
     if name == "activation":
         raise ValueError(
             "strategy='activation' needs an independent Gaussian posterior, a network whose first layer is nn.Linear "
@@ -210,17 +213,17 @@ def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, s
         )
     if name == "batched" or (name == "auto" and linear):
         with posterior.seeded(seed):
-            possible = _is_linear_chain(posterior) and _can_batch(posterior, x)
+            possible = _is_linear_chain(posterior) and _can_batch(posterior, x, run)
         if possible:
-            return Batched(posterior, source)
+            return Batched(posterior, source, run)
     if name == "batched":
         raise ValueError("strategy='batched' needs weight draws and a network of nn.Linear layers that vmap can run.")
     if found is not None and name == "stacked":
-        return Stacked(posterior, source, *found)
+        return Stacked(posterior, source, *found, run)
     if name == "stacked":
         raise ValueError("strategy='stacked' needs a first layer that is nn.Linear or an ungrouped convolution.")
     with posterior.seeded(seed):
-        return Loop(posterior, source, channels_last=draws > 1 and _likes_channels_last(posterior, x))
+        return Loop(posterior, source, run, channels_last=draws > 1 and _likes_channels_last(posterior, x))
 
 
 def _is_linear_chain(posterior: Posterior) -> bool:
@@ -229,11 +232,11 @@ def _is_linear_chain(posterior: Posterior) -> bool:
     return owners == {nn.Linear} and bool(posterior.draw())
 
 
-def _can_batch(posterior: Posterior, x: Tensor) -> bool:
+def _can_batch(posterior: Posterior, x: Tensor, run: Passes) -> bool:
     """Whether a batched pass works and says what a plain one says; a network may branch on its values, say."""
     try:
-        batched = Batched(posterior, _Draws(posterior, 1, shared=True))
-        plain = Loop(posterior, batched.draws)
+        batched = Batched(posterior, _Draws(posterior, 1, shared=True), run)
+        plain = Loop(posterior, batched.draws, run)
         results = []
         for strategy in (batched, plain):
             with posterior.seeded(0):
@@ -255,8 +258,8 @@ def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
         return False
     try:
         with posterior.sampled() as net:
-            plain = net(x[:2])
-            last = net(x[:2].contiguous(memory_format=torch.channels_last))
+            plain = net(x[:2].clone())
+            last = net(x[:2].clone(memory_format=torch.channels_last))
     except Exception:  # `view` in a network refuses this layout, say
         return False
     return isinstance(plain, Tensor) and torch.allclose(plain, last, rtol=1e-3, atol=1e-4)

@@ -51,7 +51,8 @@ def covariance_matrices(probs: Tensor) -> tuple[Tensor, Tensor]:
     """diag(p̄) − mean p_s p_sᵀ and mean (p_s−p̄)(p_s−p̄)ᵀ, each [batch, classes, classes] (Kwon et al. 2018)."""
     mean = probs.mean(0)
     second = torch.einsum("sbi,sbj->bij", probs, probs) / len(probs)
-    return torch.diag_embed(mean) - second, second - torch.einsum("bi,bj->bij", mean, mean)
+    deviations = probs - mean
+    return torch.diag_embed(mean) - second, torch.einsum("sbi,sbj->bij", deviations, deviations) / len(probs)
 
 
 def entropy_deviation_decomposition(probs: Tensor) -> Uncertainty:

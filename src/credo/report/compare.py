@@ -49,7 +49,7 @@ VALUE_METRICS = (
     Metric("crps", "CRPS", "low", "number", "continuous ranked probability score"),
 )
 COSTS = (
-    Metric("parameters", "Parameters", "low", "count", "numbers that were trained"),
+    Metric("parameters", "Parameters", "low", "count", "numbers that a prediction needs: weights and their spread"),
     Metric("seconds", "Training", "low", "seconds", "time of all epochs"),
 )
 

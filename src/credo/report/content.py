@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,12 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from credo.core.counts import checked_count
 from credo.core.errors import CredoError
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
-from credo.experiments.diagnosis import DIAGNOSIS, diagnose_run, read_log
+from credo.experiments.diagnosis import asked, diagnose_run, read_json, read_log, stored_diagnosis
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
+from credo.experiments.sizes import parameter_counts
 from credo.predict import ClassPrediction, Prediction, predict
 from credo.report.compare import difference, further_intervals, metrics_of
 from credo.report.data import common_data, foreign_inputs
@@ -28,7 +29,8 @@ OnProgress = Callable[[str, int, int], None]
 class RunContent:
     """One run: how it was made, how it trained, what it predicts.
 
-    `metrics` is what `measure` gives, `differences` are those of its numbers from the first run's.
+    `metrics` is what `measure` gives, `differences` are those of its numbers from the first run's, `twin` is the
+    name of the plain run that the doctor compared it with.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RunContent:
     differences: dict[str, Interval] = field(default_factory=dict)
     samples: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
+    twin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,7 @@ def gather(
     The numbers are those of `credo evaluate` with the same number of draws. `on_progress` hears what is being done,
     and how many of how many inputs are.
     """
-    if draws < 1:
-        raise ValueError(f"draws={draws}: at least one is needed.")
+    draws = checked_count("draws", draws)
     runs = [Run(folder) for folder in folders]
     names = _names([run.folder for run in runs])
     results = [_result(run) for run in runs]
@@ -131,13 +133,13 @@ def _content(
         name=name,
         folder=run.folder,
         experiment=run.experiment(),
-        result=result,
+        result={**result, "parameters": parameter_counts(posterior)},  # earlier versions counted otherwise
         records=read_log(run),
         prediction=inside,
         outside=outside,
         metrics=metrics,
         intervals={**metrics["intervals"], **further_intervals(inside, outside)},
-        samples=(_fresh_json(run, EVALUATION) or {}).get("samples"),
+        samples=_evaluation(run).get("samples"),
     )
 
 
@@ -166,41 +168,38 @@ def _names(folders: Sequence[Path]) -> list[str]:
     raise AssertionError("different folders have different paths")
 
 
-def _fresh_json(run: Run, name: str) -> dict[str, Any] | None:
-    """What an earlier command found out about the run, unless the model is newer than that."""
-    path = run.folder / name
+def _evaluation(run: Run) -> dict[str, Any]:
+    """What `credo evaluate` found out about the run, unless the model is newer than that."""
+    path = run.folder / EVALUATION
     if not path.exists() or path.stat().st_mtime < (run.folder / MODEL).stat().st_mtime:
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it, or make it again.") from error
-    return found if isinstance(found, dict) else None
+        return {}
+    return read_json(path)
 
 
 def _examined(
     content: RunContent, others: Sequence[RunContent], on_progress: OnProgress | None, total: int
 ) -> RunContent:
-    run = Run(content.folder)
-    found = _fresh_json(run, DIAGNOSIS)
+    run, other = Run(content.folder), _twin(content, others)
+    twin = None if other is None else Run(other.folder)
+    found = stored_diagnosis(run, twin=twin)
     if found is None:
         if on_progress is not None:
             on_progress(f"examining {content.name}", total, total)
         try:
-            found = diagnose_run(run, twin=_twin(content, others)).to_dict()
+            found = {**diagnose_run(run, twin=twin).to_dict(), "asked": asked(run, twin=twin)}
         except (CredoError, ValueError) as error:  # the rest of the report is worth having
             found = {"verdict": f"This run could not be examined: {error}"}
-    return replace(content, diagnosis=found)
+    return replace(content, diagnosis=found, twin=None if other is None else other.name)
 
 
-def _twin(content: RunContent, others: Sequence[RunContent]) -> Run | None:
-    """A run of the same network as a point estimate, if there is one: the doctor can say more beside it."""
+def _twin(content: RunContent, others: Sequence[RunContent]) -> RunContent | None:
+    """The first run of the same network as a point estimate, if there is one: the doctor can say more beside it."""
     if content.experiment.method["name"] == "map":
         return None
     for other in others:
         same = (other.experiment.data, other.experiment.model) == (content.experiment.data, content.experiment.model)
         if same and other.experiment.method["name"] == "map":
-            return Run(other.folder)
+            return other
     return None
 
 

@@ -104,7 +104,7 @@ def value_groups(prediction: RegressionPrediction, dataset: Dataset, size: int) 
         "Largest error in predicted standard deviations. Beyond about three, the network was too sure.",
         off.argsort(descending=True, stable=True),
     )
-    if float(spread.max() - spread.min()) <= 1e-5 * float(spread.max()):
+    if one_spread(spread):
         same = "Every input has the same predicted standard deviation: none is more certain than another."
         return [Group("Most and least certain", "", same, []), furthest]
     return [
@@ -114,12 +114,18 @@ def value_groups(prediction: RegressionPrediction, dataset: Dataset, size: int) 
     ]
 
 
+def one_spread(spread: Tensor) -> bool:
+    """Whether all inputs have the same predicted spread, but for rounding."""
+    return float(spread.max() - spread.min()) <= 1e-5 * float(spread.max())
+
+
 def feature_names(dataset: Dataset) -> tuple[str, ...]:
     """Headings of the features that are shown; none for pictures."""
     if is_picture(dataset.input_shape):
         return ()
     size = dataset.test.x[0].numel()
-    shown = tuple(f"input {place + 1}" for place in range(min(size, FEATURES)))
+    names = dataset.input_names or tuple(f"input {place + 1}" for place in range(size))
+    shown = names[:FEATURES]
     return (*shown, f"… {size - FEATURES} more") if size > FEATURES else shown
 
 

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from credo.core.files import write_text
+from credo.experiments.advised import setting_of
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
 from credo.report.content import Content, RunContent
@@ -110,7 +111,10 @@ def _groups(content: Content, run: RunContent, size: int) -> list[Group]:
 
 
 def _diagnosis(run: RunContent) -> dict[str, Any]:
-    """The doctor's findings in the form that the template wants; unknown severities count as notes."""
+    """The doctor's findings in the form that the template wants, with arguments as the command line takes them.
+
+    Unknown severities count as notes.
+    """
     found = run.diagnosis or {}
     findings = [
         {
@@ -118,7 +122,7 @@ def _diagnosis(run: RunContent) -> dict[str, Any]:
             "severity": SEVERITIES.get(str(finding.get("severity")), "note"),
             "text": finding.get("text", ""),
             "advice": finding.get("advice") or "",
-            "argument": finding.get("argument") or "",
+            "argument": setting_of(finding.get("name", ""), finding.get("argument"), run.experiment.method) or "",
         }
         for finding in found.get("findings", [])
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from credo.evaluate import Interval
-from credo.report.compare import COSTS, Metric, best_of, judged, metrics_of, value_of
+from credo.report.compare import COSTS, Metric, best_of, difference, judged, metrics_of, value_of
 from credo.report.content import Content, RunContent
 from credo.report.figures import interval_strip
 from credo.report.scales import MINUS, count, duration, number, percent
@@ -53,7 +53,7 @@ def columns_of(content: Content) -> list[Metric]:
 
 
 def runs_table(content: Content) -> list[Row]:
-    """A row for each run, the best number of each column marked."""
+    """A row for each run, the best number of each column marked; of costs, the best among `rivals`."""
     columns = [_column(metric, content) for metric in columns_of(content)]
     return [Row(run, index, [column[index] for column in columns]) for index, run in enumerate(content.runs)]
 
@@ -80,14 +80,30 @@ def _costs(metric: Metric, content: Content) -> list[Cell]:
         texts = [duration(value) for value in values]
     else:
         parameters = [result.get("parameters", {}) for result in results]
-        values = [found.get("trained") for found in parameters]
+        values = [found.get("needed") for found in parameters]
         below = [f"network {count(found.get('network'))}" for found in parameters]
         texts = [count(value) for value in values]
-    best = best_of(values, metric.better)
+    # Cheap and bad is no merit.
+    best = best_of([v if good else None for v, good in zip(values, rivals(content), strict=True)], metric.better)
     return [
         Cell(value, text, small, None, place in best)
         for place, (value, text, small) in enumerate(zip(values, texts, below, strict=True))
     ]
+
+
+def rivals(content: Content) -> list[bool]:
+    """Which runs are not clearly worse than the one with the lowest NLL, by NLL."""
+    known = [run for run in content.runs if math.isfinite(run.metrics["nll"])]
+    if not known:
+        return [True] * len(content.runs)
+    first = min(known, key=lambda run: float(run.metrics["nll"]))
+
+    def is_rival(run: RunContent) -> bool:
+        if not math.isfinite(run.metrics["nll"]):
+            return False
+        return run is first or judged(difference("nll", run.prediction, first.prediction), "low") != "worse"
+
+    return [is_rival(run) for run in content.runs]
 
 
 def written(metric: Metric, value: float) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from credo.evaluate import interval_coverage
 from credo.predict import RegressionPrediction
 from credo.report.content import Content
+from credo.report.examples import one_spread
 from credo.report.figures import BINS, highest_share, kept_plot, shares, style_of
 from credo.report.layout import Figure, Panel, Section, runs_legend
 from credo.report.scales import Axis, axis, number, percent, share_axis
@@ -140,12 +141,19 @@ def spread_plot(prediction: RegressionPrediction, x: Axis, highest: float, name:
 
 
 def kept_rmse(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
-    """Shares 1/n … 1 and the RMSE of that share of inputs with the smallest predicted spread."""
+    """Shares 1/n … 1 and the RMSE of that share of inputs with the smallest predicted spread.
+
+    Inputs of equal spread count with the mean over all orders among them: without any difference the line is flat.
+    """
     assert prediction.targets is not None
     squares = (prediction.mean - prediction.targets).double().square().reshape(len(prediction), -1).mean(-1)
-    order = prediction.total.reshape(len(prediction), -1).mean(-1).argsort(stable=True)
+    spread = prediction.total.reshape(len(prediction), -1).mean(-1)
+    if one_spread(spread):
+        spread = torch.zeros_like(spread)
+    _, group, size = spread.unique(return_inverse=True, return_counts=True)
+    means = torch.bincount(group, weights=squares) / size
     kept = torch.arange(1, len(squares) + 1, dtype=torch.float64)
-    return kept / len(squares), (squares[order].cumsum(0) / kept).sqrt()
+    return kept / len(squares), (means.repeat_interleave(size).cumsum(0) / kept).sqrt()
 
 
 def curve_axes(inputs: Tensor, predictions: Mapping[str, RegressionPrediction]) -> tuple[Axis, Axis]:

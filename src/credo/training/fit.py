@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from credo.core.counts import checked_count
 from credo.core.errors import CredoError, unknown
 from credo.core.posterior import Posterior, Terms
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
 from credo.training.checkpoint import load_checkpoint, save_checkpoint
+from credo.training.scale import check_scale
 from credo.training.schedule import Schedule, make_schedule
 
 BatchNll = Callable[[nn.Module, Any], Tensor]
@@ -90,6 +92,7 @@ def train(
     `nll(net, batch)`.
     """
     _check(loader, epochs, validation, monitor, patience, schedule)
+    check_scale(posterior, loader)
     scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
@@ -130,10 +133,9 @@ def _check(
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:
         raise ValueError("patience needs validation data: without it nothing says when to stop.")
-    if patience is not None and patience < 1:
-        raise ValueError(f"patience={patience}: the number of epochs without a gain to wait for, at least 1.")
-    if epochs < 0:
-        raise ValueError(f"epochs={epochs} must not be negative.")
+    if patience is not None:
+        checked_count("patience", patience, what="epochs without a gain to wait for")
+    checked_count("epochs", epochs, least=0)
     if len(loader) == 0:
         raise ValueError("The loader has no batches.")
     if schedule == "steps":

@@ -13,26 +13,30 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from credo.compress.resize import resize_
 from credo.core.errors import FileFormatError, unknown
 from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
+from credo.training.packing import pack, unpack_
 from credo.version import __version__
 
 FORMAT = 1
+# Of pruned or compacted posteriors, which versions that knew only the first would read wrongly.
+PRUNED_FORMAT = 2
 
 
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
     """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
 
-    Optimiser and generator states belong to checkpoints, not here. `extra` is JSON of your own, which `describe`
-    gives back.
+    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. `extra`
+    is JSON of your own, which `describe` gives back.
     """
     path = Path(path)
-    tensors = _unshared(_tensors(posterior))
+    tensors = _unshared(pack(posterior, _tensors(posterior)))
     about = {
-        "format": FORMAT,
+        "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
         "torch": torch.__version__,
         "posterior": _description(posterior),
@@ -48,8 +52,8 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
     """The posterior in a file that `save` wrote.
 
     Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights and their
-    precision are replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `optimizer=` or
-    `lr=`.
+    precision are replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `lr=`. An
+    `optimizer` or `kl_weight` that was a function is not in the file: training needs it again, prediction does not.
     """
     path = Path(path)
     about, tensors = _read(path)
@@ -57,6 +61,11 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         posterior = _rebuild(about["posterior"], about["architecture"], model, changes, path)
     except (TypeError, KeyError, AttributeError) as error:
         raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error!r}.") from error
+    if about["format"] == PRUNED_FORMAT:
+        try:
+            tensors = unpack_(posterior, tensors)
+        except ValueError as error:
+            raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
     _check_tensors(path, _tensors(posterior), tensors)
     _adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
     posterior.load_state_dict(tensors, strict=False)
@@ -101,8 +110,18 @@ def _architecture(model: nn.Module) -> dict[str, Any]:
         "class": type(model).__name__,
         "spec": getattr(model, "credo_spec", None),
         "shapes": {name: list(t.shape) for name, t in state.items()},
+        **({"compact": True} if _is_compact(model) else {}),
         "dtypes": {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()},
     }
+
+
+def _is_smaller(posterior: Posterior) -> bool:
+    parts = (part for part in posterior.modules() if isinstance(part, Posterior))
+    return any(part.kept is not None or _is_compact(part.model) for part in parts)
+
+
+def _is_compact(model: nn.Module) -> bool:
+    return bool(getattr(model, "credo_compact", False))
 
 
 def _rebuild(
@@ -118,8 +137,6 @@ def _rebuild(
         return Ensemble(parts)
     network = _network(architecture, model, path)
     options = {**about["options"], **changes}
-    if options.get("optimizer", "") is None:
-        options["optimizer"] = "adam"  # a custom one is not kept; load(…, optimizer=…) gives it back
     return METHODS[about["method"]](network, data_size=about["data_size"], **options)
 
 
@@ -133,8 +150,11 @@ def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) 
             )
         with torch.random.fork_rng(devices=[]):  # weights that are replaced anyway come from the global generator
             model = build_model(spec["name"], **spec["options"])
-    shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     stored = architecture["shapes"]
+    if architecture.get("compact"):
+        resize_(model, stored)
+        vars(model)["credo_compact"] = True
+    shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     wrong = [
         f"{name}: {stored.get(name, 'absent')} in the file, {shapes.get(name, 'absent')} in the network"
         for name in sorted({*stored, *shapes})
@@ -177,9 +197,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise FileFormatError(f"{path} has a damaged description: {error}.") from error
     if not isinstance(about, dict):
         raise FileFormatError(f"{path} has a damaged description: not an object.")
-    if about.get("format") != FORMAT:
+    if about.get("format") not in (FORMAT, PRUNED_FORMAT):
         raise FileFormatError(
-            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT}."
+            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT} and "
+            f"{PRUNED_FORMAT}."
         )
     if _digest(tensors, header["credo"]) != header.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")

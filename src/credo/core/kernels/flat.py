@@ -64,7 +64,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 class TensorList:
     """Tensors that lie behind one another in a flat vector, as the compiled passes take them."""
 
-    def __init__(self, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
+    def __init__(self, tensors: Sequence[Tensor | None], sizes: Sequence[int] | None = None) -> None:
+        sizes = [0 if t is None else t.numel() for t in tensors] if sizes is None else sizes
         self._tensors = tensors  # kept alive while their addresses are used
         self.count = len(tensors)
         self.pointers = (ctypes.c_void_p * self.count)(*(None if t is None else t.data_ptr() for t in tensors))

@@ -1,0 +1,82 @@
+"""`credo prune`: a trained run with fewer weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.experiments.pruning import SWEEP, prune_run, sweep_run
+from credo.experiments.runs import Run
+
+_NAMES = {
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "nll": "NLL",
+    "parameters": "parameters",
+    "kept": "of these not zero",
+    "file_bytes": "file (bytes)",
+    "forward_seconds": "a forward pass (ms)",
+}
+_SWEEP_NAMES = {"kept": "weights left"}
+
+
+def prune_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    rate: Annotated[float, typer.Option(help="Share of the weights (or units) that go.")] = 0.75,
+    by: Annotated[str, typer.Option(help="Score: snr (|mean|/std) or magnitude (|mean|).")] = "snr",
+    scope: Annotated[str, typer.Option(help="Rank all weights together (global) or in each layer.")] = "global",
+    structure: Annotated[str, typer.Option(help="Prune single weights or whole units.")] = "weights",
+    compact: Annotated[bool, typer.Option("--compact", help="Also remove units without weights.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the pruned run; default RUN-pruned.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="RATES", help="Only measure at these rates, as 0,0.5,0.75.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Weight draws for the test numbers.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prune a run: set the weights that say least to zero, exactly and for good.
+
+    First see how far one can go, then write a pruned run, or one whose network is really smaller:
+
+        credo prune runs/first --sweep 0,0.25,0.5,0.75,0.9
+        credo prune runs/first --rate 0.75 --out runs/pruned
+        credo prune runs/first --rate 0.5 --structure units --compact --out runs/small
+
+    Nothing is trained again. The pruned run is one like others: `credo evaluate` and `credo predict` take it.
+    """
+    with errors_explained():
+        place = Run(run)
+        options: dict[str, Any] = {"by": by, "scope": scope, "structure": structure}
+        if sweep is not None:
+            rows = sweep_run(place, _rates(sweep), draws=draws, **options)
+            if as_json:
+                print_json(rows)
+                return
+            names = [_SWEEP_NAMES.get(key, _NAMES.get(key, key)) for key in rows[0]]
+            print_table(f"{run}: {structure} pruned by {by}", names, [[*row.values()] for row in rows])
+            say(f"written to {place.folder / SWEEP}")
+            return
+        folder = run.with_name(f"{run.name}-pruned") if out is None else out
+        record = prune_run(place, folder, compacted=compact, draws=draws, rate=rate, **options)
+        if as_json:
+            print_json(record)
+            return
+        table = [
+            [_NAMES[key], *(_cell(key, record[when][key]) for when in ("before", "after"))] for key in record["after"]
+        ]
+        print_table(f"{run}: {rate:.0%} of the {structure} pruned by {by}", ["", "before", "after"], table)
+        say(f"run folder: {folder}")
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--sweep {text}: give shares with commas between them, as 0,0.5,0.75.") from None
+
+
+def _cell(key: str, value: float) -> str | float:
+    return f"{1000 * value:.2f}" if key == "forward_seconds" else value

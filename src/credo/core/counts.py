@@ -1,0 +1,20 @@
+"""Whole numbers that say how many: draws, steps, examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, SupportsInt
+
+
+def is_count(value: Any, *, least: int = 1) -> bool:
+    """Whether a number of any kind (NumPy's, torch's, 3.0) is whole and at least `least`."""
+    if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
+        return False
+    return math.isfinite(value) and int(value) == value and value >= least  # type: ignore[arg-type]
+
+
+def checked_count(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
+    """The number as an int; an error that names it where it is none. `what` it counts is added to the message."""
+    if not is_count(value, least=least):
+        raise ValueError(f"{name}={value!r} must be a whole number{f' of {what}' if what else ''}, {least} or more.")
+    return int(value)

@@ -1,0 +1,78 @@
+"""The several passes of one step must see the same inputs: those of networks that write into them do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError
+
+
+class ChangedInputError(CredoError, ValueError):
+    """A pass would see inputs that an earlier pass of the same step has written into."""
+
+
+class InputWatch:
+    """Refuses a second pass on inputs that a network changed in place (`x -= 1`, a first `nn.ReLU(inplace=True)`).
+
+    Seen are tensors that the network itself is called with; what a loss hands to parts of it is not.
+    """
+
+    def __init__(self) -> None:
+        # By place in memory; kept alive, so that no other tensor gets it meanwhile. With the version that a pass left.
+        self._changed: dict[int, tuple[Tensor, int]] = {}
+
+    @contextmanager
+    def over(self, model: nn.Module) -> Iterator[None]:
+        """One pass, or one call of a loss that makes some."""
+        earlier, found = dict(self._changed), list[tuple[Tensor, int]]()
+
+        def before(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            for tensor in _tensors(args, options):
+                if tensor._version == earlier.get(_memory(tensor), (None, None))[1]:
+                    raise ChangedInputError(_MESSAGE)
+                found.append((tensor, tensor._version))
+
+        handle = model.register_forward_pre_hook(before, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+            changed = [tensor for tensor, version in found if tensor._version != version]
+            self._changed.update({_memory(tensor): (tensor, tensor._version) for tensor in changed})
+
+
+def same_inputs(nll: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:
+    """The loss, as one that may be called several times in a step: its passes are watched by an `InputWatch`."""
+    watch = InputWatch()
+
+    def watched(net: nn.Module) -> Tensor:
+        with watch.over(net):
+            return nll(net)
+
+    return watched
+
+
+def versions(args: tuple[Any, ...], options: dict[str, Any]) -> list[int]:
+    """How often each tensor that a network is called with was changed in place so far."""
+    return [tensor._version for tensor in _tensors(args, options)]
+
+
+def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[Tensor]:
+    """Those of which torch says how often they were changed, and where they are."""
+    found = (value for value in (*args, *options.values()) if isinstance(value, Tensor))
+    return [t for t in found if t.layout is torch.strided and t.numel() > 0 and not t.is_inference()]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+_MESSAGE = (
+    "The network changes its input in place (x -= 1, or a first layer with inplace=True), so this pass of the step "
+    "would see inputs that an earlier pass has changed. Give each pass a copy, net(x.clone()), or change the network."
+)

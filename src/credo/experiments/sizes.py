@@ -1,0 +1,37 @@
+"""How many numbers a posterior is made of."""
+
+from __future__ import annotations
+
+from credo.core.posterior import GaussianPosterior, Posterior
+from credo.methods import NoisyKFAC
+
+
+def parameter_counts(posterior: Posterior) -> dict[str, int]:
+    """Numbers of one network, of all that gradients train, and of all that predictions need."""
+    return {
+        "network": sum(p.numel() for p in posterior.model.parameters()),
+        "trained": sum(p.numel() for p in posterior.parameters() if p.requires_grad),
+        "needed": numbers_needed(posterior),
+    }
+
+
+def numbers_needed(posterior: Posterior) -> int:
+    """Numbers that a prediction needs: weights, noise of the targets, and what describes the spread of random weights.
+
+    That is a deviation for each weight of a Gaussian, two roots of each layer of noisy K-FAC, all members of an
+    ensemble. State that only training needs (momentum, curvature of OGN and K-FAC) does not count.
+    """
+    return sum(_point(part) + _spread(part) for part in posterior.parts)
+
+
+def _point(part: Posterior) -> int:
+    return sum(p.numel() for module in (part.model, part.likelihood) for p in module.parameters())
+
+
+def _spread(part: Posterior) -> int:
+    if isinstance(part, GaussianPosterior):
+        return sum(std.numel() for std in part.std().values())
+    if not isinstance(part, NoisyKFAC):
+        return 0
+    blocks = [block for block in part.blocks if block.is_random]
+    return sum(b.numel() for block in blocks for name, b in block.named_buffers() if name.endswith("root"))
