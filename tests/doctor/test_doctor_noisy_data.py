@@ -71,7 +71,7 @@ def test_noisy_data_are_no_alarm(method: str, kind: str) -> None:
 
 
 def test_little_that_may_be_all_is_a_note() -> None:
-    found = examined("map", "labels")
+    found = examined("mc-dropout", "labels")
     assert found.measurements["scores"]["learned"] < 0.5
     (note,) = [finding for finding in found.findings if finding.name == "learned-little"]
     assert (note.severity, note.argument) == ("note", "twin=map_posterior")

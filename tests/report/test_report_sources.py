@@ -86,7 +86,7 @@ def test_findings_of_the_doctor(digits_runs: list[Path], tmp_path: Path, parsed:
     assert "One alarm <i>here</i>." in article.text
     first, second = article.all("ul", class_="findings")[0].all("li")
     assert first.attributes["class"] == "alarm"
-    assert first.text == "alarm collapse fc1 holds nothing. → Cool it. t=0.1"
+    assert first.text == "alarm collapse fc1 holds nothing. → Cool it. method.t=0.1"
     assert second.attributes["class"] == "note"
     assert "→" not in second.text
     (link,) = tree.all("tbody")[0].all("a")

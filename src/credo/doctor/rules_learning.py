@@ -45,7 +45,7 @@ def _perhaps_all_there_is(facts: Facts) -> Iterator[Finding]:
     argument: str | None = "twin=map_posterior"
     if gradient_clear(facts):
         advice, argument = "The gradient still points one way: train longer first.", longer(facts)
-    elif twin:
+    elif twin or not facts.method.random:
         advice, argument = "A larger network or a longer training tells whether there is more.", longer(facts)
     yield Finding(
         "learned-little",

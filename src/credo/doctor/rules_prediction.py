@@ -117,7 +117,7 @@ def dispersion(facts: Facts) -> Iterator[Finding]:
 
 def _more_doubt(facts: Facts) -> tuple[str, str | None]:
     """Advice and argument for a forecast that is too sure of itself."""
-    scaling = "credo.evaluate.TemperatureScaling" if facts.scores.metric == "accuracy" else None
+    scaling = "credo.evaluate.temperature_scale(logits, labels)" if facts.scores.metric == "accuracy" else None
     if not facts.method.random and facts.method.members == 1:
         advice = "A point estimate knows no doubt about its weights: try credo.BBB or an ensemble, or stop earlier"
         return advice + (", or scale its outputs on held-out data." if scaling else "."), _prior(facts) or scaling
