@@ -67,7 +67,9 @@ def demo_command(
             say(f"the report is {report}")
             return
         _print(content)
-        say(f"runs are in {folder}; look at one with: credo evaluate {folder / 'bbb'} --samples {SAMPLES}")
+        say(
+            f"runs are in {folder}; look at one with: credo evaluate {folder / 'bbb'} --draws {DRAWS} --samples {SAMPLES}"
+        )
         typer.echo(report)
 
 
@@ -107,3 +109,14 @@ def _print(content: Content) -> None:
     ]
     columns = ["method", "accuracy", "NLL", "ECE", "OOD AUROC", "training s"]
     print_table(f"{content.dataset.name}, {content.draws} draws; foreign inputs: {FOREIGN}", columns, rows)
+    say(_conclusion(rows))
+
+
+def _conclusion(rows: list[list[Any]]) -> str:
+    """What the table says, in a sentence: the best of each column beside the plain network."""
+    plain = rows[0]
+    honest, alert = min(rows, key=lambda row: row[2]), max(rows, key=lambda row: row[4])
+    first = f"{honest[0]} has the most honest probabilities: NLL {honest[2]:.3f}"
+    second = f"{alert[0]} tells photographs from digits best: AUROC {alert[4]:.3f}"
+    beside = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((honest, 2), (alert, 4))]
+    return f"{first}{beside[0]}; {second}{beside[1]}."

@@ -37,12 +37,14 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stdout; the first column is text, the others are right-aligned."""
+    """A table on stdout; columns of numbers are right-aligned, those of text are not."""
     table = Table(title=Text(title, style="table.title"), title_justify="left")
+    shown = [[show(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*[show(cell) for cell in row])
+        numbers = index > 0 and all(_is_number(row[index]) for row in shown)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*row)
     # Piped into a file the table must not be cut at 80 columns.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, emoji=False).print(table, highlight=False, markup=False)
@@ -55,6 +57,11 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     return str(value)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a cell begins as numbers do; it may go on with a unit or an interval."""
+    return text in ("", "–") or text.lstrip("+-−±≤≥<>").lstrip()[:1].isdigit()
 
 
 @contextmanager

@@ -39,7 +39,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     _rates: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("map", "mc-dropout", "bbb"), 3e-3),
-        **dict.fromkeys(("vogn", "ogn", "kfac", "noisy-kfac"), 1e-3),
+        **dict.fromkeys(("vogn", "ogn"), 1e-2),
+        **dict.fromkeys(("kfac", "noisy-kfac"), 1e-3),
         "ivon": 0.1,
     }
 
