@@ -67,9 +67,8 @@ def demo_command(
             say(f"the report is {report}")
             return
         _print(content)
-        say(
-            f"runs are in {folder}; look at one with: credo evaluate {folder / 'bbb'} --draws {DRAWS} --samples {SAMPLES}"
-        )
+        command = f"credo evaluate {folder / 'bbb'} --draws {DRAWS} --samples {SAMPLES}"
+        say(f"runs are in {folder}; look at one with: {command}")
         typer.echo(report)
 
 

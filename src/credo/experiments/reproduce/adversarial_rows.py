@@ -82,7 +82,7 @@ _SMALL_LENET = Case(
     {"name": "mnist"},
     {"name": "lenet5"},
     {"epochs": 15, "batch_size": 100, "schedule": "cosine", "examples": 10_000, "validation": 1000},
-    {**_METHOD, "lr": 3e-3},
+    {**_METHOD, "lr": 3e-3, "std_init": 0.02},
     variants=_ALL,
 )
 _TUNED_RESNET = Case(
