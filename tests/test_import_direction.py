@@ -20,6 +20,7 @@ ORDER = (
     "data",
     "models",
     "training",
+    "continual",
     "experiments",
     "report",
     "sklearn",

@@ -3,6 +3,8 @@
 A posterior is a module around your untouched network; it can draw weights, make one update step, and predict.
 """
 
+from credo import optim
+from credo.continual.beliefs import compare, merge
 from credo.core.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.errors import CredoError, FileFormatError, NonFiniteError, UnsupportedModelError
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
@@ -10,8 +12,22 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
 from credo.core.squares.run import per_example_squares
 from credo.doctor import Diagnosis, Finding, diagnose
-from credo.evaluate import measure, sample_study
-from credo.methods import BBB, IVON, KFAC, MAP, METHODS, OGN, VOGN, AdversarialSampling, Ensemble, MCDropout, NoisyKFAC
+from credo.evaluate import ensemble_study, measure, sample_study
+from credo.methods import (
+    BBB,
+    IVON,
+    KFAC,
+    MAP,
+    METHODS,
+    OGN,
+    VOGN,
+    AdversarialSampling,
+    Ensemble,
+    MCDropout,
+    NodeBNN,
+    NoisyKFAC,
+)
+from credo.models import summary
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
@@ -40,6 +56,7 @@ __all__ = [
     "LayerL2",
     "Likelihood",
     "MCDropout",
+    "NodeBNN",
     "NoisyKFAC",
     "NonFiniteError",
     "Posterior",
@@ -49,16 +66,21 @@ __all__ = [
     "Terms",
     "UnsupportedModelError",
     "__version__",
+    "compare",
     "describe",
     "diagnose",
+    "ensemble_study",
     "fit",
     "frozen_statistics",
     "load",
     "measure",
+    "merge",
+    "optim",
     "per_example_squares",
     "predict",
     "refresh_statistics",
     "sample_study",
     "save",
+    "summary",
     "train",
 ]

@@ -20,7 +20,7 @@ from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.inputs import InputWatch
 from credo.core.posterior import Posterior, Terms
 from credo.core.squares.plan import PlanChangedError
-from credo.methods import natural
+from credo.methods.natural_checks import check_loss
 
 Closure = Callable[[], Any]
 
@@ -50,6 +50,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         self.terms: Terms | None = None
         # Rates by name keep their proportions: the group's rate is then a factor.
         self._unit = float(given) if isinstance(given, int | float) else 1.0
+        self._by_name = not isinstance(given, int | float)
         self._in_use = False
         parameters = [p for p in posterior.model.parameters() if p.requires_grad]
         super().__init__([{"params": parameters}], {"lr": self._unit})
@@ -101,23 +102,32 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         state = self.posterior.state_dict()
         own = {key: value for key, value in state.items() if not _belongs_to_network(key)}
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        return {"posterior": copy.deepcopy(own), "param_groups": groups}
+        return {"posterior": copy.deepcopy(own), "param_groups": groups, "by_name": self._by_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called, once the network's weights are loaded, too."""
+        """Continue exactly where `state_dict` was called, once the network's weights are loaded, too.
+
+        At the rate that was saved, whatever `lr` this optimiser was made with; rates by name are this one's own.
+        """
         own = {key for key in self.posterior.state_dict() if not _belongs_to_network(key)}
         given = state_dict.get("posterior", {})
         if set(given) != own:
             wrong = sorted(own.symmetric_difference(given))
             raise ValueError(f"This state is of another optimiser or network; not on both sides: {', '.join(wrong)}.")
+        if state_dict.get("by_name", self._by_name) != self._by_name:
+            kinds = ("one number", "rates by name")
+            raise ValueError(
+                f"This state was saved with {kinds[not self._by_name]} as lr, and this optimiser has "
+                f"{kinds[self._by_name]}: make it with the same kind."
+            )
         self.posterior.load_state_dict(copy.deepcopy(given), strict=False)
         for group, values in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(values)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have a posterior, and so a network, of their own."""
-        own = {"posterior": self.posterior, "terms": self.terms, "_unit": self._unit, "_in_use": False}
-        return {**super().__getstate__(), **own}
+        own = {"posterior": self.posterior, "terms": self.terms, "_unit": self._unit, "_by_name": self._by_name}
+        return {**super().__getstate__(), **own, "_in_use": False}
 
     def _refuse_other_gradients(self) -> None:
         """A loop that accumulates gradients in the network, as Lightning can, would lose them without a word."""
@@ -159,7 +169,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 loss = closure()
             number = _number(loss)
             if loss is not None:
-                natural.check_loss(number, self._engine)
+                check_loss(number, self._engine)
             leaves = self._engine._gathered.leaves or {}
             if all(w.grad is None for w in leaves.values()):
                 if loss is None:

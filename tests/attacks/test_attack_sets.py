@@ -141,6 +141,15 @@ def test_other_inputs_are_another_set(tmp_path: Path) -> None:
         make_attack_set(tmp_path / "a.safetensors", Attack(), x.flip(0), y, about=ABOUT, chunk=10)
 
 
+def test_it_knows_what_it_was_made_from(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.safetensors")
+    x, y = data()
+    assert made.made_from(x, y)
+    assert not made.made_from(made.inputs, y)
+    assert not made.made_from(x, y.flip(0))
+    assert not made.made_from(x[:24], y[:24])
+
+
 def test_damage_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     make(path)

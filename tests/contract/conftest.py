@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NoisyKFAC
+from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
 
 Network = Callable[[int], nn.Module]
 Build = Callable[..., Posterior]
@@ -67,6 +67,7 @@ def skeleton() -> type[Posterior]:
 
 
 SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}
+DECAYED_SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "weight_decay": 0.01}}
 METHODS: dict[str, Row] = {
     "map": Row(of(MAP, lr=0.05), differs=False, noisy=False),
     "map with prior": Row(of(MAP, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
@@ -93,6 +94,11 @@ METHODS: dict[str, Row] = {
     "noisy-kfac sampled": Row(
         of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, fisher="sampled", factor_every=2), differs=False
     ),
+    "node-bnn": Row(of(NodeBNN, lr=0.05, draws=2, bias_scale=True, weight_prior=3.0), penalised=True),
+    "node-bnn both batch": Row(
+        of(NodeBNN, lr=0.05, node_lr=0.01, side="both", noise="batch", gamma=0.5, **DECAYED_SGD), penalised=True
+    ),
+    "ensemble of node-bnn": Row(ensemble_of(NodeBNN, lr=0.05, side="out", kl="mean"), penalised=True),
     "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature_init=0.5), kl=True),
     "bbb scale mixture": Row(of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),

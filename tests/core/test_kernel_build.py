@@ -35,6 +35,60 @@ def test_a_library_is_built_once_and_kept(fresh: Path, monkeypatch: pytest.Monke
     assert build.library("flat") is not None
 
 
+@needs_compiler
+def test_another_source_or_processor_has_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = build._compiler()
+    assert compiler is not None
+    source = tmp_path / "some.cpp"
+    source.write_text("int one() { return 1; }\n")
+    first = build._fingerprint(source, compiler)
+    assert build._fingerprint(source, compiler) == first
+    found = {first}
+    for change in (
+        lambda: source.write_text("int one() { return 2; }\n"),
+        lambda: monkeypatch.setattr(build, "_processor", lambda: "model name: another\nflags: fewer"),
+        lambda: monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-O2")),
+        lambda: monkeypatch.setattr(build, "_OPTIONAL", ()),
+    ):
+        change()
+        found.add(build._fingerprint(source, compiler))
+    assert len(found) == 5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script")
+def test_another_compiler_has_another_file(tmp_path: Path) -> None:
+    source, found = tmp_path / "some.cpp", set()
+    source.write_text("int one() { return 1; }\n")
+    for version in ("1.0", "1.1"):
+        compiler = tmp_path / f"compiler-{version}"
+        compiler.write_text(f"#!/bin/sh\necho {version}\n")
+        compiler.chmod(0o755)
+        found.add(build._fingerprint(source, str(compiler)))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("line", ["model name\t: {}", "flags\t\t: {}", "Features\t: {}", "CPU part\t: {}"])
+def test_processors_differ_by_what_native_code_depends_on(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name, speed in (("a", 1000), ("a", 2000), ("b", 1000)):
+        text = f"processor\t: 0\ncpu MHz\t\t: {speed}\n{line.format(name)}\n"
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text, **__: text)
+        found.append(build._processor())
+    assert found[0] == found[1] != found[2]
+
+
+@needs_compiler
+def test_a_library_of_another_processor_is_not_loaded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home directory that two machines share holds a library for each."""
+    monkeypatch.setattr(build, "_compile", lambda compiler, source, target: target.write_bytes(b"built") > 0)
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
+    here = build.library("flat")
+    monkeypatch.setattr(build, "_processor", lambda: "model name: another")
+    monkeypatch.setattr(build, "_loaded", {})
+    assert build.library("flat") != here
+    assert len(list(fresh.iterdir())) == 2
+
+
 def test_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDO_KERNELS", "0")
     assert build.library("flat") is None

@@ -153,3 +153,17 @@ def test_batch_norm(dtype: torch.dtype, training: bool, positions: int) -> None:
 def test_without_kernels_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDO_KERNELS", "0")
     assert not usable(torch.zeros(2, 3, 4, 4), torch.ones(3))
+
+
+@compiled
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_compiled_sums_are_an_operator_of_torch(bias: bool) -> None:
+    """Its schema, its shapes without data and its tracing, as torch itself checks them; and the profiler names it."""
+    x, g, shape = tensors("groups", torch.float32)
+    sizes = [list(part) for part in (shape.kernel, shape.stride, shape.padding, shape.dilation)]
+    arguments = (x, g, *sizes, shape.groups, bias, 1.0)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.credo.conv_squares.default, arguments, test_utils=tests)
+    with torch.profiler.profile() as profile:
+        conv_sums(x, g, shape, bias=bias)
+    assert "credo::conv_squares" in {event.name for event in profile.events()}

@@ -233,13 +233,13 @@ def test_two_threads_do_not_disturb_each_other() -> None:
     wanted = per_example_squares(small_net(), nll)
     wrong: list[str] = []
 
-    def work() -> None:
-        net = small_net()
+    def work(net: nn.Module) -> None:
         for _ in range(10):
             found = per_example_squares(net, nll)
             wrong.extend(n for n in wanted.squares if not torch.allclose(found.squares[n], wanted.squares[n]))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    # Made here: both would seed and read the one global generator.
+    threads = [threading.Thread(target=work, args=(small_net(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -19,6 +19,7 @@ import math
 import re
 import runpy
 import shlex
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -45,12 +46,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Examples that go with another library, if it is there.
 NEEDED = {"transformers_ivon.py": "transformers"}
+# Examples that train for minutes and can be told to only show that they run; applications may be longer.
+QUICK = {"gan.py", "super_resolution.py"}
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
 NOT_RUN = {
     "adversarial-sampling.md": 1,
+    "bayesian-cnn.md": 1,
     "command-line.md": 3,
     "data-and-models.md": 1,
     "migration.md": 5,
+    "node-bnn.md": 1,
     "optimizers.md": 4,
     "results.md": 2,
     "sklearn.md": 3,
@@ -217,8 +222,10 @@ def test_everything_public_is_documented() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = path.name in QUICK
+    assert len(path.read_text(encoding="utf-8").splitlines()) < (120 if quick else 60)
+    monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if quick else [])])
     needed = NEEDED.get(path.name)
     if needed and importlib.util.find_spec(needed) is None:
         with pytest.raises(SystemExit, match=f"pip install {needed}"):
@@ -273,6 +280,25 @@ def check_add_a_method(names: dict[str, Any], out: str) -> None:
     x = names["digits"].test.x[:20]
     assert torch.equal(credo.predict(loaded, x).probs, credo.predict(names["posterior"], x).probs)
     check_swag_moments(names["DiagonalSWAG"])
+
+
+def check_super_resolution(names: dict[str, Any], out: str) -> None:
+    (bicubic, bayesian), *_ = names["results"]
+    # The network starts as the bicubic image and has seen 600 steps fewer than it needs to be better.
+    assert bayesian > bicubic - 0.5
+    original, mean = names["original"], names["prediction"].mean
+    assert bayesian == pytest.approx(10 * math.log10(1 / float(((mean.clamp(0, 1) - original) ** 2).mean())), rel=1e-5)
+    assert float(names["prediction"].epistemic.min()) > 0
+    assert Path("super_resolution.png").stat().st_size > 5000
+
+
+def check_gan(names: dict[str, Any], out: str) -> None:
+    assert set(names["results"]) == {"plain", "Bayesian"}
+    assert all(1 <= score <= 10 for score, _ in names["results"].values())
+    truth = names["held_out"].x
+    assert abs(names["scores"](truth, truth, names["judge"].model)[1]) < 1e-3, "a set is at no distance from itself"
+    assert names["results"]["plain"] != names["results"]["Bayesian"]
+    assert names["discriminators"]["Bayesian"].steps == names["discriminators"]["plain"].steps == 4
 
 
 def check_swag_moments(swag: Any) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from credo.core.likelihood import GaussianNoise
 from credo.core.prior import Gaussian
-from credo.methods import IVON, OGN, VOGN
+from credo.methods import IVON, OGN, VOGN, NoisyKFAC
 
 NOISE_STD, PRIOR_STD, PRIOR_MEAN = 0.5, 0.8, 0.3
 N = 60
@@ -170,19 +170,22 @@ class Quadratic(nn.Module):
         return self.linear(x)
 
 
+QUADRATIC: dict[str, tuple[Any, dict[str, Any]]] = {
+    "vogn": (VOGN, {"damping": 0.0}),
+    "ivon": (IVON, {"curvature_init": 1.0}),
+    "noisy k-fac": (NoisyKFAC, {"damping": 0.0, "inverse_every": 1, "clip": None}),
+}
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", ["vogn", "ivon"])
+@pytest.mark.parametrize("method", QUADRATIC)
 def test_quadratic_in_one_dimension(method: str, dtype: torch.dtype, temperature: float) -> None:
     a, b, n, delta = 3.0, 0.7, 50, 5.0
     torch.manual_seed(0)
     common: dict[str, Any] = {"data_size": n, "temperature": temperature, "prior_precision": delta, "draws": 4}
-    net = Quadratic(dtype)
-    posterior = (
-        VOGN(net, lr=0.05, damping=0.0, curvature_decay=0.98, **common)
-        if method == "vogn"
-        else IVON(net, lr=0.05, curvature_decay=0.98, curvature_init=1.0, **common)
-    )
+    make, own = QUADRATIC[method]
+    posterior = make(Quadratic(dtype), lr=0.05, curvature_decay=0.98, **own, **common)
     one = torch.ones(1, 1, dtype=dtype)
     variances, means = [], []
     for step in range(800):
@@ -194,8 +197,9 @@ def test_quadratic_in_one_dimension(method: str, dtype: torch.dtype, temperature
     tempered = n * a / temperature
     mean = tempered * b / (tempered + delta)
     variance = 1 / (tempered + delta)
-    if method == "vogn":  # its curvature is E[(a(w − b))²] under q itself
-        for _ in range(500):
-            variance = 1 / (n / temperature * a**2 * (variance + (mean - b) ** 2) + delta)
+    for _ in range(500 if method != "ivon" else 0):  # the others' curvature is E[(a(w − b))²] under q itself
+        fisher = n / temperature * a**2 * (variance + (mean - b) ** 2)
+        # K-FAC's prior is added to both factors, (A + π√δ̃)(G + √δ̃/π) with π² = A/G: it is (√(AG) + √δ̃)².
+        variance = 1 / (fisher + delta if method == "vogn" else (fisher**0.5 + delta**0.5) ** 2)
     assert abs(sum(means) / len(means) - mean) < 0.3 * variance**0.5
     assert sum(variances) / len(variances) == pytest.approx(variance, rel=0.2)  # 10 % of the std

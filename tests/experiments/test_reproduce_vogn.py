@@ -57,6 +57,33 @@ def test_the_papers_numbers_for_vogn() -> None:
     assert make_experiment(vogn_rows.experiment_for("resnet18", "vogn", "paper")).model["stem"] == "imagenet"
 
 
+def test_the_larger_networks_at_scale_cpu_fit_their_fewer_epochs() -> None:
+    """Warm-ups keep their share of the training; IVON's curvature forgets its first value."""
+    larger = [row for row in vogn_rows.chosen_rows("cpu", tuple(vogn_rows.NETWORKS)) if row[0] != "lenet5"]
+    warm = 0
+    for network, optimiser in larger:
+        short, whole = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)) for s in ("cpu", "paper"))
+        steps = short.training.epochs * -(-vogn_rows.TRAIN_SIZE // short.training.batch_size)
+        share = short.training.epochs / whole.training.epochs
+        assert short.training.epochs == 32
+        if whole.method.get("warmup_steps"):
+            warm += 1
+            assert short.method["warmup_steps"] == pytest.approx(whole.method["warmup_steps"] * share, abs=1)
+            assert short.method["warmup_steps"] <= steps
+        if optimiser == "ivon":
+            assert steps * (1 - short.method["curvature_decay"]) == pytest.approx(2, rel=0.02)
+            assert whole.method["curvature_decay"] == 0.99999
+    assert warm == 3
+
+
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+@pytest.mark.parametrize("optimiser", ["kfac", "noisy-kfac"])
+def test_k_fac_steps_are_bounded_on_a_cpu_only(network: str, optimiser: str) -> None:
+    paper, cpu = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)).method for s in ("paper", "cpu"))
+    assert paper["clip"] is None
+    assert cpu["clip"] == 1e-2
+
+
 def test_weight_decay_is_given_as_a_prior() -> None:
     """The gradient of the prior's term is weight_decay·w, which is what torch's Adam adds to the gradient."""
     net = nn.Linear(3, 2)

@@ -30,6 +30,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "ivon": {"name": "ivon", "lr": 0.1, "curvature_decay": 0.99},
     "kfac": {"name": "kfac", "lr": 0.01, "inverse_every": 3},
     "noisy-kfac": {"name": "noisy-kfac", "lr": 0.01, "inverse_every": 3, "factor_every": 2},
+    "node-bnn": {"name": "node-bnn", "components": 3, "optimizer": "sgd", "lr": 0.01, "node_lr": 0.01, "draws": 2},
 }
 
 

@@ -281,6 +281,30 @@ def test_vogn_learns_with_it_and_keeps_statistics_and_settings(tmp_path: Any) ->
         pass
 
 
+@pytest.mark.parametrize("method", [BBB, VOGN])
+@pytest.mark.parametrize("case", ["half precision", "pruned"])
+def test_the_ascent_moves_the_noise(method: Any, case: str) -> None:
+    """Half precision and pruning make copies of the pieces of a vector, whose changes must not be lost."""
+    net, nll = mlp(), Recorded()
+    if case == "half precision":
+        net, nll.x = net.bfloat16(), nll.x.bfloat16()
+    options = {"std_init": 0.3} if method is BBB else {"curvature_init": 0.3}
+    posterior = method(
+        net, data_size=N, noise=AdversarialSampling(steps=3, step_size=0.5, weight=1.0), lr=0.01, **options
+    )
+    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters()}
+    if case == "pruned":
+        masks["0.weight"][2:5] = False
+        posterior.keep_(masks)
+    std = posterior.std()
+    posterior.step(nll)
+    for before, after in zip(nll.seen, nll.seen[1:], strict=False):
+        for name, mask in masks.items():
+            moved = ((after[name] - before[name]).float().abs() / std[name].float())[mask]
+            assert ((moved - 0.5).abs() < 0.1).float().mean() > 0.9, name  # a slope of exactly zero does not move
+            assert torch.equal(after[name][~mask], before[name][~mask])
+
+
 def test_learned_noise_counts_each_loss_at_its_share() -> None:
     """The likelihood's own parameter sees (1 − λ)·loss + λ·adversarial loss, as the weights do."""
     x = torch.randn(16, 3, generator=torch.Generator().manual_seed(2))

@@ -22,6 +22,15 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
 
 
+def normed(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Statistics are fixed, so that single examples have gradients of their own."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5).eval()
+    for tensor, low in ((norm.running_mean, -0.5), (norm.running_var, 0.5), (norm.weight, 0.5), (norm.bias, -0.5)):
+        nn.init.uniform_(tensor, low, low + 1)  # type: ignore[arg-type]
+    return nn.Sequential(nn.Linear(3, 5), norm, nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+
+
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     return torch.randn(8, 3, generator=generator, dtype=torch.float64), torch.randint(2, (8,), generator=generator)
@@ -66,13 +75,27 @@ VOGN_SETTINGS: dict[str, dict[str, Any]] = {
     "paper's CIFAR runs": {"curvature_decay": 0.001},
     "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
     "centred prior": {"prior": credo.Gaussian({"0.*": 0.4, "*": -0.2}, 0.7)},
+    "norm": {"prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
+    "norm, first at the mean": {"draws": 2, "momentum": 0.5, "lr": {"1.*": 0.05, "*": 0.2}},
+    "random norm": {"random": "*", "prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
+    "random": {"random": ["2.weight", "0.bias"], "prior_precision": 4.0, "curvature_init": 0.3, "draws": 2},
 }
+
+
+def network_for(name: str) -> nn.Module:
+    return normed() if "norm" in name else network()
 
 
 @pytest.mark.parametrize("name", VOGN_SETTINGS)
 def test_vogn_is_its_formula(name: str) -> None:
     options = {"lr": 0.1, **VOGN_SETTINGS[name]}
-    posterior = credo.VOGN(network(), data_size=N, seed=1, **options)
+    posterior = credo.VOGN(network_for(name), data_size=N, seed=1, **options)
+    chosen = options.get("random", "all")
+    # Affine parameters of normalisation layers by default, and what random= leaves out: neither noise nor prior.
+    plain = {n for n, _ in posterior.model.named_parameters() if n not in chosen} if isinstance(chosen, list) else set()
+    plain |= {"1.weight", "1.bias"} if "norm" in name and chosen == "all" else set()
+    random = {n for n, _ in posterior.model.named_parameters()} - plain
+    assert posterior.mean().keys() == posterior.std().keys() == random
     beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.999)
     gamma, size = options.get("damping", 0.1), N * options.get("augmentation", 1.0)
     start, s0 = options.get("temperature_start"), options.get("curvature_init")
@@ -85,11 +108,13 @@ def test_vogn_is_its_formula(name: str) -> None:
         means, passes = record(posterior)
         assert len(passes) == (options.get("draws", 1) if known else 1)
         for key, mean in means.items():
-            assert torch.equal(passes[0][key], mean) != known  # the first curvature is taken at the mean
+            # The first curvature is taken at the mean.
+            assert torch.equal(passes[0][key], mean) != (known and key not in plain)
             g = average(posterior.model, passes, 1)[key]
             h = average(posterior.model, passes, 2)[key]
             delta = tau / size * by_name(options.get("prior_precision", 0.7**-2 if "prior" in options else 1.0), key)
-            g = g + delta * (mean - centre[key])
+            delta *= key not in plain
+            g = g + delta * (mean - centre.get(key, 0.0))
             if options.get("averaged"):
                 m[key] = beta * m.get(key, 0) + (1 - beta) * g
                 debias = 1 / (1 - beta ** (step + 1))
@@ -98,7 +123,9 @@ def test_vogn_is_its_formula(name: str) -> None:
             old = tau * (1 - decay) if options.get("paper_tau") else 1 - decay
             s[key] = (1 - old) * s[key] + (1 - decay) * h if known else h
             moved = mean - by_name(options["lr"], key) * debias * m[key] / (s[key] + delta + gamma)
-            torch.testing.assert_close(posterior.mean()[key], moved, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(posterior.model.get_parameter(key).detach(), moved, rtol=1e-9, atol=1e-12)
+            if key in plain:
+                continue
             # What it draws from now on, at the temperature of the next step.
             tau_next = tau if start is None else start + (1 - start) * min(1.0, (step + 1) / 3)
             delta = delta * tau_next / tau
@@ -120,13 +147,21 @@ IVON_SETTINGS: dict[str, dict[str, Any]] = {
     "raw": {"rescale_lr": False, "debias": False, "curvature_decay": 0.9},
     "squares": {"estimator": "squares", "curvature_decay": 0.9, "draws": 2},
     "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
+    "norm": {"prior_precision": 4.0, "curvature_decay": 0.9, "curvature_init": 0.2},
+    "norm is not random": {"random": "all", "curvature_decay": 0.9, "curvature_init": 0.2, "draws": 2},
+    "random": {"random": ["2.weight", "0.bias"], "curvature_decay": 0.9, "debias": False, "momentum": 0.5},
+    "random, raw": {"random": ["0.weight"], "rescale_lr": False, "curvature_init": 0.2, "curvature_decay": 0.9},
 }
 
 
 @pytest.mark.parametrize("name", IVON_SETTINGS)
 def test_ivon_is_its_formula(name: str) -> None:
     options = {"lr": 0.1, **IVON_SETTINGS[name]}
-    posterior = credo.IVON(network(), data_size=N, seed=1, **options)
+    posterior = credo.IVON(network_for(name), data_size=N, seed=1, **options)
+    chosen = options.get("random", "*")
+    plain = {n for n, _ in posterior.model.named_parameters() if n not in chosen} if isinstance(chosen, list) else set()
+    plain |= {"1.weight", "1.bias"} if chosen == "all" else set()
+    assert posterior.mean().keys() == {n for n, _ in posterior.model.named_parameters()} - plain
     beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.9999)
     size, h0 = N / options.get("temperature", 1.0), options.get("curvature_init", 1.0)
     m: dict[str, Tensor] = {}
@@ -144,9 +179,16 @@ def test_ivon_is_its_formula(name: str) -> None:
                 each = [one[key] * (w[key] - mean) for one, w in zip(slopes, passes, strict=True)]
                 new = size * (h[key] + delta) * sum(each) / len(each)
             m[key] = beta * m.get(key, 0) + (1 - beta) * sum(one[key] for one in slopes) / len(slopes)
+            debias = 1 / (1 - beta ** (step + 1)) if options.get("debias", True) else 1.0
+            if key in plain:  # SGD with momentum, over h₀ where the rate is not rescaled by it
+                assert all(torch.equal(w[key], mean) for w in passes)
+                rate = by_name(options["lr"], key) / (1.0 if options.get("rescale_lr", True) else h0)
+                moved = mean - rate * debias * m[key]
+                torch.testing.assert_close(posterior.model.get_parameter(key).detach(), moved, rtol=1e-8, atol=1e-11)
+                continue
+            assert not any(torch.equal(w[key], mean) for w in passes)
             old = h[key]
             h[key] = decay * old + (1 - decay) * new + 0.5 * ((1 - decay) * (old - new)) ** 2 / (old + delta)
-            debias = 1 / (1 - beta ** (step + 1)) if options.get("debias", True) else 1.0
             rate = by_name(options["lr"], key) * ((h0 + delta) if options.get("rescale_lr", True) else 1.0)
             clip = options.get("clip", math.inf)
             direction = ((debias * m[key] + delta * mean) / (h[key] + delta)).clamp(-clip, clip)
@@ -182,22 +224,19 @@ def test_momentum_is_rescaled_when_the_rate_changes(correct: bool) -> None:
         last = scale
 
 
-def test_ogn_is_vogn_without_noise() -> None:
+@pytest.mark.parametrize("make", [network, normed])
+def test_ogn_is_vogn_without_noise(make: Callable[[], nn.Module]) -> None:
     options: dict[str, Any] = {"data_size": N, "lr": 0.1, "prior_precision": 3.0, "curvature_decay": 0.7}
-    ogn, vogn, noisy = (
-        credo.OGN(network(), **options),
-        credo.VOGN(network(), **options),
-        credo.VOGN(network(), **options),
-    )
+    ogn, vogn, noisy = (method(make(), **options) for method in (credo.OGN, credo.VOGN, credo.VOGN))
     vogn.noisy = False
     for _ in range(4):
         for posterior in (ogn, vogn, noisy):
             means, passes = record(posterior)
             if posterior is not noisy:
                 assert all(torch.equal(passes[0][key], means[key]) for key in means)
-    for key, value in ogn.model.state_dict().items():
-        assert torch.equal(value, vogn.model.state_dict()[key])
-        assert not torch.equal(value, noisy.model.state_dict()[key])
+    for key, value in ogn.model.named_parameters():
+        assert torch.equal(value, vogn.model.get_parameter(key))
+        assert not torch.equal(value, noisy.model.get_parameter(key))
 
 
 # -- learned noise, saving -----------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """One natural-gradient update: compiled against torch's, and a curvature that nothing can make negative."""
 
+import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import credo
 from credo.core.kernels.build import library
 from credo.methods.natural_update import Part, Update
 
@@ -96,11 +99,11 @@ def test_ivons_curvature_stays_positive_whatever_arrives(compiled: bool, renew: 
     for step in range(20):
         before = part.curvature + delta
         sign = torch.randint(2, (size,), generator=generator) * 2 - 1
-        largest = 4 if compiled else 8  # powers of ten
-        hostile = sign * 10 ** ((largest + 6) * torch.rand(size, generator=generator) - 6)
+        hostile = sign * 10 ** (18 * torch.rand(size, generator=generator) - 6)  # up to 10¹²
         if step % 2:  # the worst there is: x = −1
             hostile = part.curvature - before / renew
         assert part.is_fused(update, zeros, {"w": hostile}) == compiled
+        assert math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
         part.apply_(update, zeros, {"w": hostile})
         after = part.curvature + delta
         assert bool(torch.isfinite(after).all())
@@ -108,3 +111,40 @@ def test_ivons_curvature_stays_positive_whatever_arrives(compiled: bool, renew: 
         slack = 1e-5 * before + 1e-6 * delta
         assert bool((after >= 0.5 * before - slack).all())
         assert bool((after > 0).all())
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_kernels), False])
+@pytest.mark.parametrize("largest", [1e24, -1e24, 1e38, math.inf, math.nan])
+def test_a_curvature_that_would_not_stay_finite_is_seen_before_anything_is_written(
+    compiled: bool, largest: float
+) -> None:
+    """The correction has about the square of what arrives: 10²⁴ is finite, 10⁴⁸ is not."""
+    for place in (0, 40, 1499):
+        part = Part({"w": nn.Parameter(torch.zeros(1500))}, torch.zeros(1500), torch.full((1500,), 1e-3))
+        update = Update(lr=0.1, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=1e-3, correction=1.0, coupled=0)
+        update = update if compiled else with_vectors(update, part)
+        hostile, zeros = torch.zeros(1500), {"w": torch.zeros(1500)}
+        assert math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
+        hostile[place] = largest
+        assert not math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
+        assert (part.curvature == 1e-3).all()
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+@pytest.mark.parametrize(("scale", "refused"), [(1e12, False), (1e20, True), (1e30, True)])
+def test_ivon_refuses_what_is_too_large_and_goes_on(
+    kernels: str, scale: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDO_KERNELS", kernels)
+    torch.manual_seed(0)
+    posterior = credo.IVON(nn.Linear(3, 2), data_size=10**4, curvature_decay=0.9)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    posterior.step(lambda net: net(x).square().mean())
+    before = {key: t.clone() for key, t in posterior.state_dict().items() if isinstance(t, Tensor)}
+    expected = pytest.raises(credo.NonFiniteError, match="too large to stay finite at step 1")
+    with expected if refused else nullcontext():
+        posterior.step(lambda net: scale * net(x).square().mean())
+    now = posterior.state_dict()
+    assert all(torch.equal(now[key], value) for key, value in before.items()) == refused
+    assert math.isfinite(posterior.step(lambda net: net(x).square().mean()).loss)
+    assert all(bool(torch.isfinite(t).all()) for t in posterior.state_dict().values() if isinstance(t, Tensor))

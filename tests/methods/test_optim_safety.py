@@ -4,6 +4,8 @@ import copy
 import io
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -299,3 +301,9 @@ def test_a_step_without_passes_is_a_clear_error(make: Make) -> None:
         with pytest.raises(ValueError, match="mean loss, one number"):
             optimizer.step(wrong)
     assert optimizer.posterior.steps == 0
+
+
+def test_importing_credo_is_enough() -> None:
+    program = "import credo; print(credo.optim.VOGN.__name__, 'optim' in credo.__all__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["VOGN", "True"]

@@ -75,6 +75,29 @@ def test_lenet5_sees_28x28_as_32x32_with_a_border_of_zeros():
     torch.testing.assert_close(small(x), large(nn.functional.pad(x, (2, 2, 2, 2))))
 
 
+def test_alexnet_sees_28x28_as_32x32_with_a_border_of_zeros():
+    small = build_model("alexnet", inputs=(1, 28, 28), width=0.1, activation="softplus", seed=0)
+    large = build_model("alexnet", inputs=(1, 32, 32), width=0.1, activation="softplus", seed=0)
+    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(small(x), large(nn.functional.pad(x, (2, 2, 2, 2))))
+
+
+@pytest.mark.parametrize(
+    ("count", "before"),
+    [(1, ["fc1"]), (3, ["conv4", "conv5", "fc1"]), (5, ["conv2", "conv3", "conv4", "conv5", "fc1"])],
+)
+def test_alexnet_takes_dropout_before_its_last_layers(count, before):
+    model = build_model("alexnet", width=0.1, dropout=0.5, dropout_layers=count)
+    layers = list(model.named_children())
+    assert [layers[i + 1][0] for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Dropout)] == before
+
+
+@pytest.mark.parametrize("count", [0, 6, 1.5])
+def test_alexnet_has_five_layers_that_can_have_dropout(count):
+    with pytest.raises(ValueError, match="of alexnet 1 to 5 layers can have it"):
+        build_model("alexnet", dropout_layers=count)
+
+
 def test_mlp_is_the_written_out_formula():
     model = build_model("mlp", inputs=(1, 2, 3), classes=4, hidden=(5,), activation="tanh", input_range=(-1, 3), seed=0)
     x = torch.rand(6, 1, 2, 3, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,15 @@ from torch.nn import functional as F
 from credo.models import MODELS, Normalize, build_model, model_names
 
 # A second form of most models, so that the options too go through every test here.
-BUILDS = [(name, {}) for name in model_names()] + [
+# Those of the literature that are too large for a test, in a size that is not.
+SMALLER = {
+    "alexnet-imagenet": {"inputs": (3, 64, 64), "hidden": (16,), "classes": 5},
+    "vgg16-large": {"inputs": (3, 32, 32), "hidden": (16,), "classes": 5},
+    "resnet50": {"inputs": (3, 32, 32), "width": 8, "classes": 5},
+    "wide-resnet": {"depth": 10, "widen": 2},
+    "wrn-28-10": {"inputs": (3, 8, 8)},
+}
+BUILDS = [(name, SMALLER.get(name, {})) for name in model_names()] + [
     ("mlp", {"inputs": (13,), "classes": 1, "hidden": [7], "activation": "tanh", "normalize": (0.5, 2.0)}),
     ("mlp", {"inputs": (2, 3), "hidden": (), "input_range": (0, 2)}),
     ("lenet5", {"inputs": (3, 32, 32), "classes": 4, "activation": "softplus", "beta": 5.0, "dropout": 0.2}),
@@ -112,7 +120,7 @@ def test_unseeded_model_can_be_built_without_memory_and_filled_later():
 
 @pytest.mark.parametrize("name", model_names())
 def test_first_layer_is_normalize(name):
-    assert isinstance(next(iter(build_model(name).children())), Normalize)
+    assert isinstance(next(iter(build_model(name, **SMALLER.get(name, {})).children())), Normalize)
 
 
 def test_spec_holds_the_defaults_in_json_form():
@@ -200,6 +208,9 @@ def test_options_that_no_file_can_hold_are_refused(value):
         ("alexnet", {"width": 0}, "width must be positive"),
         ("resnet18", {"stem": "imagnet"}, "mean 'imagenet'"),
         ("resnet18", {"classes": 2.5}, "classes must be a positive"),
+        ("wide-resnet", {"depth": 27}, "6n \\+ 4.*got 27"),
+        ("wide-resnet", {"widen": 0}, "widen must be a positive"),
+        ("wide-resnet", {"dropout": 1.0}, "dropout must be"),
         ("resnet-cifar", {"depth": 21}, "6n \\+ 2.*got 21"),
         ("resnet-cifar", {"depth": 2}, "6n \\+ 2.*got 2"),
         (

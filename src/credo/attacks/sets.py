@@ -49,6 +49,10 @@ class AttackSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def made_from(self, x: Tensor, y: Tensor) -> bool:
+        """Whether these are, to the bit, the inputs and labels that were attacked."""
+        return bool(self.about.get("source_inputs") == _digest({}, {"x": x, "y": y}))
+
 
 def make_attack_set(
     path: Path | str,

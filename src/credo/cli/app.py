@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from credo.cli import attack, data, demo, doctor, evaluate, figure, listing, predict, prune, report, reproduce, train
+from credo.cli import (
+    attack,
+    continual,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    figure,
+    listing,
+    predict,
+    prune,
+    report,
+    reproduce,
+    summary,
+    train,
+)
 from credo.version import __version__
 
 # In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
@@ -55,7 +70,9 @@ app.command("evaluate")(evaluate.evaluate_command)
 app.command("predict")(predict.predict_command)
 app.command("prune")(prune.prune_command)
 app.command("attack")(attack.attack_command)
+app.command("continual")(continual.continual_command)
 app.command("doctor")(doctor.doctor_command)
+app.command("summary")(summary.summary_command)
 app.command("report")(report.report_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("figure")(figure.figure_command)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from credo.cli.output import errors_explained, print_json, say
+from credo.attacks import AttackSet, load_attack_set
+from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.cli.train import print_metrics
 from credo.core.files import write_json
-from credo.evaluate import sample_study
+from credo.core.posterior import Posterior
+from credo.data import Split, as_float
+from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
 from credo.experiments.runs import Run, evaluate_run
+from credo.experiments.shift import check_shift, shift_rows, shift_run
+from credo.predict import predict
+
+_ON_SETS = ("accuracy", "nll", "ece")
 
 
 def evaluate_command(
@@ -20,6 +27,13 @@ def evaluate_command(
     ood: Annotated[
         list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
     ] = None,
+    attack_set: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of `credo attack`, made for this network or another; may be given several times."),
+    ] = None,
+    shift: Annotated[bool, typer.Option("--shift", help="Also on corrupted images, at five severities.")] = False,
+    shift_kinds: Annotated[str, typer.Option(help="Corruptions: common, extra, all, or some by commas.")] = "common",
+    shift_examples: Annotated[int | None, typer.Option(help="Corrupt only so many test images.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
@@ -35,12 +49,24 @@ def evaluate_command(
         credo evaluate runs/first --ood photo-patches
         credo evaluate runs/first --draws 100 --samples 100
 
+    On inputs that were attacked for another network:
+
+        credo evaluate runs/first --attack-set runs/second/attacks/pgd-linf-0.1.safetensors
+
+    On corrupted images, some kinds of them:
+
+        credo evaluate runs/first --shift --shift-kinds fog,jpeg
+
     The numbers are also written to RUN/evaluation.json.
     """
     with errors_explained():
         place = Run(run)
         if samples and place.dataset().classes is None:
             raise ValueError("--samples counts right labels; this run is a regression.")
+        sets = {str(path): load_attack_set(path) for path in attack_set or ()}
+        _check_sets(sets, place)
+        if shift:
+            check_shift(place.dataset())
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         if samples:
             study = sample_study(place.posterior(), in_order(place.dataset().test), draws=samples)
@@ -52,9 +78,74 @@ def evaluate_command(
                 "ensembled": study.ensembled,
                 "accuracies": study.accuracies.tolist(),
             }
-        write_json(place.folder / "evaluation.json", metrics)
+        on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance}, bins) if sets else {}
+        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
+        options = {"draws": draws, "tolerance": tolerance, "bins": bins}
+        if shift:
+            every["shift"] = shift_run(place, kinds=shift_kinds, examples=shift_examples, **options)
+        write_json(place.folder / "evaluation.json", every)
         if as_json:
-            print_json(metrics)
+            print_json(every)
             return
         print_metrics(str(run), metrics)
+        if on_sets:
+            _print_sets(on_sets)
+        if shift:
+            names = ["severity", "accuracy", "NLL", "ECE"]
+            print_table("corrupted images, means over kinds", names, shift_rows(every["shift"]))
         say(f"written to {place.folder / 'evaluation.json'}")
+
+
+def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
+    """Refuse all sets that do not fit, before anything is measured."""
+    if not sets:
+        return
+    dataset = run.dataset()
+    if dataset.classes is None:
+        raise ValueError("--attack-set has labels; this run is a regression.")
+    for path, found in sets.items():
+        shape = tuple(found.inputs.shape[1:])
+        if shape != dataset.input_shape:
+            raise ValueError(
+                f"{path} holds inputs of shape {shape}, the run was trained on {dataset.input_shape}: give a set "
+                "that was made from the same data."
+            )
+        if int(found.labels.max()) >= dataset.classes:
+            raise ValueError(
+                f"{path} has labels up to {int(found.labels.max())}, the run has {dataset.classes} classes."
+            )
+
+
+def _on_sets(run: Run, sets: dict[str, AttackSet], options: dict[str, Any], bins: int) -> dict[str, Any]:
+    """For each file: scores on its inputs, and on the same inputs before the attack where they are this run's own."""
+    posterior, dataset = run.posterior(), run.dataset()
+    clean: dict[int, dict[str, float]] = {}
+    results = {}
+    for path, found in sets.items():
+        count = len(found)
+        own = Split(as_float(dataset.test.x[:count]), dataset.test.y[:count])
+        known = found.made_from(own.x, own.y)
+        if known and count not in clean:
+            clean[count] = _scores(posterior, own, options, bins)
+        results[path] = {
+            "count": count,
+            "distortion": float(found.result.distortion.mean()),
+            "clean": clean[count] if known else None,
+            "attacked": _scores(posterior, Split(found.inputs, found.labels), options, bins),
+        }
+    return results
+
+
+def _scores(posterior: Posterior, split: Split, options: dict[str, Any], bins: int) -> dict[str, float]:
+    numbers = measure(predict(posterior, in_order(split), **options), bins=bins, intervals=False)
+    return {name: numbers[name] for name in _ON_SETS}
+
+
+def _print_sets(on_sets: dict[str, Any]) -> None:
+    rows = []
+    for path, numbers in on_sets.items():
+        clean = numbers["clean"] or dict.fromkeys(_ON_SETS)
+        pairs = [value for name in _ON_SETS for value in (clean[name], numbers["attacked"][name])]
+        rows.append([path, numbers["count"], numbers["distortion"], *pairs])
+    names = [f"{name}{when}" for name in ("accuracy", "NLL", "ECE") for when in (" clean", "")]
+    print_table("attack sets", ["file", "inputs", "distortion", *names], rows)

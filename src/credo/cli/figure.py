@@ -18,7 +18,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def figure_command(
     name: Annotated[str, typer.Argument(help="Which figure; `credo figure list` names them.")],
     out: Annotated[Path | None, typer.Option(help="The file to write, .png, .svg or .pdf; default NAME.png.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), cpu (fewer draws a step), paper.")] = "cpu",
+    scale: Annotated[str, typer.Option(help="smoke (seconds), cpu (a minute or two), paper.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figure's numbers as JSON.")] = False,
 ) -> None:

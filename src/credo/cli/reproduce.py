@@ -18,7 +18,8 @@ from credo.training.progress import make_progress
 def reproduce_command(
     study: Annotated[str, typer.Argument(help="Which work; `credo reproduce list` names them.")],
     table: Annotated[
-        list[int] | None, typer.Option(help="Table number; may be given several times. All by default.")
+        list[str] | None,
+        typer.Option(help="Table number, or its name where it has one; may be given several times. All by default."),
     ] = None,
     rows: Annotated[
         str | None,
@@ -26,6 +27,8 @@ def reproduce_command(
             help="Rows to run, by commas, where a study has them to choose: `lenet5,alexnet` or `lenet5-vogn`."
         ),
     ] = None,
+    data: Annotated[str | None, typer.Option(help="Run on these data instead, where a study can: imagenet.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of --data: train/CLASS/*, val/CLASS/*.")] = None,
     scale: Annotated[
         str, typer.Option(help="smoke (a minute, bundled data), cpu (hours), paper (the full setting).")
     ] = "smoke",
@@ -41,6 +44,11 @@ def reproduce_command(
         credo reproduce weight-sampling --table 1 --scale cpu
         credo reproduce vogn --rows lenet5 --scale cpu
 
+    The twelve perturbed test sets of weight-sampling (FOLDER/attacks/NAME.safetensors), and a table that we add:
+
+        credo reproduce weight-sampling --table attacks --scale cpu
+        credo reproduce weight-sampling --table white-box --scale cpu
+
     Every network has its own record and checkpoint: stop at any time, and the same command goes on from there.
     """
     with errors_explained():
@@ -51,14 +59,15 @@ def reproduce_command(
             raise ValueError(unknown("study", study, STUDIES))
         if scale not in SCALES:
             raise ValueError(unknown("scale", scale, SCALES))
-        known = STUDIES[study].table
-        for number in table or ():
-            if number not in known:
-                raise ValueError(unknown(f"table of {study}", str(number), map(str, known)))
+        known = {str(key): key for key in STUDIES[study].table}
+        for name in table or ():
+            if name not in known:
+                raise ValueError(unknown(f"table of {study}", name, known))
         folder = output or default_folder(study, scale)
-        choice = _choice(study, rows)
+        choice = _choice(study, rows, data, root)
         records: dict[str, dict[str, Any]] = {}
-        results = [_run(study, number, scale, folder, jobs, choice, records) for number in table or sorted(known)]
+        keys = [known[name] for name in table or known if not data or known[name] in STUDIES[study].data[data]]
+        results = [_run(study, key, scale, folder, jobs, choice, records) for key in keys]
         draw = STUDIES[study].figures
         for path in draw(records, scale, folder) if draw else ():
             say(f"figure {path}")
@@ -77,38 +86,46 @@ def _list_studies(as_json: bool) -> None:
         print_table("studies", ["name", "what"], list(titles.items()))
 
 
-def _choice(study: str, rows: str | None) -> dict[str, tuple[str, ...]]:
+def _choice(study: str, rows: str | None, data: str | None = None, root: Path | None = None) -> dict[str, Any]:
     """What of the study is wanted, as arguments of its functions."""
+    choice: dict[str, Any] = {}
+    if data is not None:
+        if data not in STUDIES[study].data:
+            raise ValueError(unknown(f"data of {study}", data, STUDIES[study].data))
+        choice = {"data": data, "root": None if root is None else str(root)}
+    elif root is not None:
+        raise ValueError(f"--root {root} belongs to --data; other data sets are found by CREDO_DATA.")
     if rows is None:
-        return {}
+        return choice
     if not STUDIES[study].rows:
         raise ValueError(f"--rows {rows}: {study} has no rows to choose; its tables are run as a whole.")
-    return {"rows": tuple(row.strip() for row in rows.split(",") if row.strip())}
+    return {**choice, "rows": tuple(row.strip() for row in rows.split(",") if row.strip())}
 
 
 def _run(
     study: str,
-    number: int,
+    key: int | str,
     scale: str,
     folder: Path,
     jobs: int,
-    choice: dict[str, tuple[str, ...]],
+    choice: dict[str, Any],
     every: dict[str, dict[str, Any]],
 ) -> Table:
     """One table; its records are also added to `every`."""
     chosen = STUDIES[study]
-    total = chosen.count[number](scale, **choice)
+    name = f"table {key}" if isinstance(key, int) else key
+    total = chosen.count[key](scale, **choice)
     records: dict[str, dict[str, Any]] = {}
     with make_progress() as bar:
-        task = bar.add_task(f"{study} table {number}", total=total, text="")
-        for cell, record in chosen.cells[number](folder, scale=scale, jobs=jobs, **choice):
+        task = bar.add_task(f"{study} {name}", total=total, text="")
+        for cell, record in chosen.cells[key](folder, scale=scale, jobs=jobs, **choice):
             records[cell.name] = record
             bar.update(task, advance=1, text=cell.name)
             if not bar.console.is_terminal:
                 say(f"{len(records)}/{total} {cell.name}")
     every.update(records)
-    result = chosen.table[number](records, scale)
-    write_json(folder / f"table{number}.json", {"scale": scale, **asdict(result)})
+    result = chosen.table[key](records, scale)
+    write_json(folder / f"{name.replace(' ', '')}.json", {"scale": scale, **asdict(result)})
     for note in result.notes:
         say(note)
     say(f"records are in {folder}")

@@ -17,9 +17,10 @@ from credo.compress.dead import Weights, chosen_entries, remove_dead_, select
 from credo.compress.prune import check_prunable
 from credo.compress.resize import resize_
 from credo.compress.structure import links
+from credo.core.errors import UnsupportedModelError
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.prior import Prior
-from credo.core.weights import Layout, inverse_softplus
+from credo.core.weights import Layout
 from credo.methods.bbb import BBB
 from credo.methods.natural import NaturalGaussian
 
@@ -122,20 +123,32 @@ def _vectors(
 ) -> dict[str, Tensor]:
     """The posterior's own vectors for the smaller network: ρ, or momentum and curvature."""
     if isinstance(posterior, BBB):
-        pieces = posterior.layout.split(posterior.rho.detach())
-        for name in (n for n in weights.folded if n in before):
-            pieces[name] = inverse_softplus(weights.variances[name].sqrt())
-        return {"rho": _small(pieces, chosen, cast(BBB, smaller).layout)}
+        return {"rho": _rho(posterior, weights, before, chosen, cast(BBB, smaller))}
     if isinstance(posterior, NaturalGaussian):
         layout, new = posterior.split.layout, cast(NaturalGaussian, smaller).split.layout
-        curvature = layout.split(posterior.curvature)
+        curvature = layout.split(posterior.curvature, cast=False)
         for name in (n for n in weights.folded if n in before and posterior.has_curvature):
             # σ² = scale/(curvature + …), whatever the rest is.
             change = 1 / weights.variances[name].double() - 1 / before[name].double()
             curvature[name] = curvature[name] + (posterior.variance_scale * change).to(curvature[name].dtype)
-        momentum = layout.split(posterior.momentum)
+        momentum = layout.split(posterior.momentum, cast=False)
         return {"momentum": _small(momentum, chosen, new), "curvature": _small(curvature, chosen, new)}
     return {}
+
+
+def _rho(posterior: BBB, weights: Weights, before: Mapping[str, Tensor], chosen: Chosen, smaller: BBB) -> Tensor:
+    folded = [name for name in weights.folded if name in before]
+    if not posterior.spread.per_weight:
+        if folded:
+            raise UnsupportedModelError(
+                "spread='relative-layer' has one α for a whole tensor, and what dead units leave in the biases "
+                f"{', '.join(sorted(folded))} has another: such a posterior can be pruned but not made smaller."
+            )
+        return posterior.rho.detach()
+    pieces = posterior.layout.split(posterior.rho.detach())
+    for name in folded:
+        pieces[name] = posterior.spread.rho_for(weights.means[name], weights.variances[name].sqrt())
+    return _small(pieces, chosen, smaller.layout)
 
 
 def _small(pieces: Mapping[str, Tensor], chosen: Chosen, layout: Layout) -> Tensor:

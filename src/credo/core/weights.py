@@ -26,12 +26,12 @@ NORMS = (
 
 
 class Layout:
-    """Where each of some named tensors lies in one flat vector.
+    """Where each of some named tensors lies in one flat vector, in the widest of their precisions, at least `least`.
 
     After `narrowed` some entries have no place in it: `flatten` leaves them out and `split` gives zeros for them.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, least: torch.dtype | None = None) -> None:
         self.names = tuple(tensors)
         self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
         self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
@@ -39,24 +39,25 @@ class Layout:
         self.size = sum(self.sizes)
         self._counts = self.sizes  # with the entries that have no place
         self._places: Tensor | None = None
-        # Parameters of several precisions share one vector in the widest of them.
         self.dtype = torch.empty(0).dtype
         for index, tensor in enumerate(tensors.values()):
             self.dtype = tensor.dtype if index == 0 else torch.promote_types(self.dtype, tensor.dtype)
+        if least is not None:
+            self.dtype = torch.promote_types(self.dtype, least)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The named tensors behind one another; a new vector that shares no memory with them."""
         whole = torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
         return whole if self._places is None else whole[self._places.to(whole.device)]
 
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named tensors as views of the vector (copies where their precision is another)."""
+    def split(self, flat: Tensor, *, cast: bool = True) -> dict[str, Tensor]:
+        """The named tensors as views of the vector; copies where `cast` gives them another precision, their own."""
         if self._places is not None:
             flat = flat.new_zeros(sum(self._counts)).index_copy(0, self._places.to(flat.device), flat)
         pieces = flat.split(self._counts)
         shaped = zip(self.names, pieces, self.shapes.values(), self.dtypes.values(), strict=True)
         return {
-            name: piece.view(shape) if piece.dtype is dtype else piece.view(shape).to(dtype)
+            name: piece.view(shape).to(dtype) if cast and piece.dtype is not dtype else piece.view(shape)
             for name, piece, shape, dtype in shaped
         }
 

@@ -2,6 +2,7 @@
 
 from credo.data.augment import AUGMENTATIONS, Augment, augment_flip, augment_flip_crop
 from credo.data.batches import Batches, as_float
+from credo.data.corruptions import CORRUPTIONS, SEVERITIES, Corruption, corrupt, corruption_kinds
 from credo.data.download import download
 from credo.data.errors import DataCorruptError, DataMissingError, DownloadError
 from credo.data.files import DataFile, DatasetSpec, Download, data_root
@@ -11,9 +12,12 @@ from credo.data.status import DatasetStatus, FileStatus, data_status, dataset_st
 
 __all__ = [
     "AUGMENTATIONS",
+    "CORRUPTIONS",
     "DATASETS",
+    "SEVERITIES",
     "Augment",
     "Batches",
+    "Corruption",
     "DataCorruptError",
     "DataFile",
     "DataMissingError",
@@ -27,6 +31,8 @@ __all__ = [
     "as_float",
     "augment_flip",
     "augment_flip_crop",
+    "corrupt",
+    "corruption_kinds",
     "data_root",
     "data_status",
     "dataset_names",

@@ -29,6 +29,7 @@ from credo.evaluate.detection import (
     ood_detection,
     ood_score,
 )
+from credo.evaluate.ensembles import EnsembleStudy, ensemble_study
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
 from credo.evaluate.regression import (
     crps_gaussian,
@@ -49,6 +50,7 @@ from credo.evaluate.suite import measure, quick_metrics
 __all__ = [
     "OOD_SCORES",
     "Detection",
+    "EnsembleStudy",
     "Interval",
     "Reliability",
     "SampleStudy",
@@ -69,6 +71,7 @@ __all__ = [
     "crps_samples",
     "crps_samples_each",
     "ece",
+    "ensemble_study",
     "excess_aurc",
     "fpr_at",
     "gaussian_nll",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from credo.core.posterior import Posterior
 from credo.evaluate.intervals import Interval, interval, resampled_counts
 from credo.predict.engine import batches_of, evaluating
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.strategies import choose_strategy
+from credo.predict.strategies import Strategy, choose_strategy
+
+Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and labels [batch]
 
 
 @dataclass(frozen=True)
@@ -64,42 +66,56 @@ class SampleStudy:
         return {name: interval(own[name], torch.cat(found).double(), level) for name, found in values.items()}
 
 
-@torch.no_grad()
 def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 100, seed: int = 0) -> SampleStudy:
     """Lowest, highest, mean and ensembled accuracy of `draws` fixed networks on (inputs, labels) batches.
 
     The ensemble averages probabilities over all of them. MC-dropout has no fixed networks: its masks differ from input
     to input, so its lowest and highest lie closer together than those of a weight posterior.
     """
-    likelihood = posterior.likelihood
-    if not isinstance(likelihood, ClassLikelihood):
-        raise TypeError("sample_study counts right labels: it needs a class likelihood.")
     draws = checked_count("draws", draws)
     draws = draws if posterior.is_random else posterior.whole_draws(draws)
     hits: list[Tensor] = []
     ensemble_hits: list[Tensor] = []
+
+    def see(pieces: Iterator[Piece]) -> None:
+        total: Tensor | None = None
+        right: list[Tensor] = []
+        for probs, labels in pieces:
+            right.append((probs.argmax(-1) == labels).cpu())
+            total = probs.sum(0) if total is None else total + probs.sum(0)
+        assert total is not None
+        hits.append(torch.cat(right))
+        ensemble_hits.append((total.argmax(-1) == labels).cpu())
+
+    study_batches(posterior, batches, draws, seed, see)
+    each_hits, together = torch.cat(hits, dim=1), torch.cat(ensemble_hits)
+    return SampleStudy(each_hits.double().mean(1), float(together.double().mean()), each_hits, together)
+
+
+@torch.no_grad()
+def study_batches(
+    posterior: Posterior, batches: Iterable[Any], draws: int, seed: int, see: Callable[[Iterator[Piece]], None]
+) -> None:
+    """Call `see` for each batch with what the same `draws` networks say of it, piece by piece."""
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, ClassLikelihood):
+        raise TypeError("Studies of single networks count right labels: they need a class likelihood.")
     plan = None
     with evaluating(posterior), posterior.seeded(seed):
         for x, y in batches_of(batches, 1024):
             if y is None:
-                raise ValueError("sample_study needs batches of (inputs, labels).")
+                raise ValueError("Studies of single networks need batches of (inputs, labels).")
             x, y = x.to(posterior.device), y.to(posterior.device)
             if plan is None:
                 plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
             with posterior.seeded(seed):
                 plan.restart()
-                probs: Tensor | None = None
-                right: list[Tensor] = []
-                for start in range(0, draws, 10):
-                    count = min(10, draws - start)
-                    each = class_log_probs(likelihood, summable(plan.outputs(x, count))).exp()
-                    labels = class_labels(y, *each.shape[1:])
-                    right.append((each.argmax(-1) == labels).cpu())
-                    probs = each.sum(0) if probs is None else probs + each.sum(0)
-            assert probs is not None
-            hits.append(torch.cat(right))
-            ensemble_hits.append((probs.argmax(-1) == labels).cpu())
-    if not hits:
+                see(_pieces(likelihood, plan, x, y, draws))
+    if plan is None:
         raise ValueError("There was no input.")
-    each_hits, together = torch.cat(hits, dim=1), torch.cat(ensemble_hits)
-    return SampleStudy(each_hits.double().mean(1), float(together.double().mean()), each_hits, together)
+
+
+def _pieces(likelihood: ClassLikelihood, plan: Strategy, x: Tensor, y: Tensor, draws: int) -> Iterator[Piece]:
+    for start in range(0, draws, 10):
+        probs = class_log_probs(likelihood, summable(plan.outputs(x, min(10, draws - start)))).exp()
+        yield probs, class_labels(y, *probs.shape[1:])

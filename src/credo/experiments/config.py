@@ -49,6 +49,7 @@ class Training:
     decay: float = 0.1
     floor: float = 0.0
     warmup: float = 0.0
+    wait: int = 6
     augment: str = "none"
     examples: int | None = None
     validation: float = 0.1
@@ -66,6 +67,7 @@ class Training:
             decay=self.decay,
             floor=self.floor,
             warmup=self.warmup,
+            wait=self.wait,
         )
 
 
@@ -116,10 +118,15 @@ def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    return make_experiment(assigned(tables, assignments))
+
+
+def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """The tables with `key=value` changes on top."""
     for text in assignments:
         keys, value = parse_assignment(text)
         _assign(tables, keys, value, text)
-    return make_experiment(tables)
+    return tables
 
 
 def _assign(tables: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
@@ -162,6 +169,8 @@ def _make_training(table: Mapping[str, Any]) -> Training:
     if training.epochs < 1 or training.batch_size < 1:
         raise ValueError("training.epochs and training.batch_size must be at least 1.")
     training.make_schedule()
+    if training.schedule == "plateau" and not training.validation:
+        raise ValueError("training.schedule=plateau follows validation data: set training.validation above 0.")
     return training
 
 

@@ -10,9 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
 from credo.data import Batches, Split, load_dataset
+from credo.experiments.figure_files import save_picture
+from credo.experiments.uncertainty_figure import (
+    UNCERTAINTY_SCALES,
+    draw_uncertainty,
+    uncertainty,
+    uncertainty_numbers,
+)
 from credo.methods import MAP, VOGN
 from credo.models import build_model
 from credo.training import fit
@@ -146,9 +152,7 @@ def draw_boundary(figure: BoundaryFigure, path: Path) -> None:
             shading = _draw_panel(place, figure, panel)
         picture.colorbar(shading, ax=axes, label="predictive entropy (nats)", fraction=0.03, pad=0.02)
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        kind = path.suffix.removeprefix(".").lower()
-        stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        write_atomically(path, lambda temporary: picture.savefig(temporary, format=kind, dpi=90, metadata=stamp))
+        save_picture(picture, path)
 
 
 def _draw_panel(place: Any, figure: BoundaryFigure, panel: Panel) -> Any:
@@ -177,10 +181,10 @@ class FigureKind:
     """A figure that can be made: what it shows, its options by scale, how it is computed, drawn and put in numbers."""
 
     title: str
-    scales: Mapping[str, Mapping[str, int]]
-    compute: Callable[..., BoundaryFigure]
-    draw: Callable[[BoundaryFigure, Path], None]
-    numbers: Callable[[BoundaryFigure], dict[str, Any]]
+    scales: Mapping[str, Mapping[str, Any]]
+    compute: Callable[..., Any]
+    draw: Callable[[Any, Path], None]
+    numbers: Callable[[Any], dict[str, Any]]
 
 
 FIGURES: dict[str, FigureKind] = {
@@ -190,5 +194,13 @@ FIGURES: dict[str, FigureKind] = {
         boundary,
         draw_boundary,
         boundary_numbers,
+    ),
+    "uncertainty": FigureKind(
+        "Aleatoric and epistemic uncertainty while training, by class, of foreign and of turned images "
+        "(Shridhar et al. 2019)",
+        UNCERTAINTY_SCALES,
+        uncertainty,
+        draw_uncertainty,
+        uncertainty_numbers,
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.methods import NoisyKFAC
+from credo.methods import BBB, NodeBNN, NoisyKFAC
 
 
 def parameter_counts(posterior: Posterior) -> dict[str, int]:
@@ -18,8 +18,9 @@ def parameter_counts(posterior: Posterior) -> dict[str, int]:
 def numbers_needed(posterior: Posterior) -> int:
     """Numbers that a prediction needs: weights, noise of the targets, and what describes the spread of random weights.
 
-    That is a deviation for each weight of a Gaussian, two roots of each layer of noisy K-FAC, all members of an
-    ensemble. State that only training needs (momentum, curvature of OGN and K-FAC) does not count.
+    That is a deviation for each weight of a Gaussian (one for each tensor, if its weights share it), two roots of each
+    layer of noisy K-FAC, moments of the nodes of a node-based network, all members of an ensemble. State that only
+    training needs (momentum, curvature of OGN and K-FAC) does not count.
     """
     return sum(_point(part) + _spread(part) for part in posterior.parts)
 
@@ -29,6 +30,10 @@ def _point(part: Posterior) -> int:
 
 
 def _spread(part: Posterior) -> int:
+    if isinstance(part, BBB) and not part.spread.per_weight:
+        return part.rho.numel()
+    if isinstance(part, NodeBNN):
+        return part.loc.numel() + part.rho.numel()
     if isinstance(part, GaussianPosterior):
         return sum(std.numel() for std in part.std().values())
     if not isinstance(part, NoisyKFAC):

@@ -7,6 +7,7 @@ from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
 from credo.methods.ivon import IVON
 from credo.methods.kfac import KFAC
+from credo.methods.node import NodeBNN
 from credo.methods.noisy_kfac import NoisyKFAC
 from credo.methods.point import MAP
 from credo.methods.vogn import OGN, VOGN
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Posterior]] = {
     "ivon": IVON,
     "kfac": KFAC,
     "noisy-kfac": NoisyKFAC,
+    "node-bnn": NodeBNN,
 }
 
 __all__ = [
@@ -34,5 +36,6 @@ __all__ = [
     "AdversarialSampling",
     "Ensemble",
     "MCDropout",
+    "NodeBNN",
     "NoisyKFAC",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.layers import RULES, output_variance, random_signs, sign_shapes
-from credo.core.taps import Replace
-from credo.core.weights import join
+from credo.core.taps import Replace, covered_layers, parameter_names, tapped
+from credo.core.weights import join, substituted
 
 # Below this the square root's derivative is useless; such outputs get no noise at all.
 _VARIANCE_FLOOR = 1e-16
@@ -69,3 +70,30 @@ NOISES: dict[str, Callable[[Mapping[str, Tensor], torch.Generator], Callable[[st
     "lrt": local_reparameterisation,
     "flipout": flipout,
 }
+
+
+@contextmanager
+def noisy(
+    model: nn.Module,
+    noise: str,
+    weights: Mapping[str, Tensor],
+    std: Mapping[str, Tensor],
+    *,
+    aliases: Mapping[str, tuple[str, ...]],
+    by_weight: Collection[str],
+    generator: torch.Generator,
+) -> Iterator[nn.Module]:
+    """The network with activation noise on the covered layers and `weights` for all other random parameters.
+
+    Layers whose paths are in `by_weight` take weights, too, and so do those that share theirs.
+    """
+    tied = {name for group in aliases.values() if len(group) > 1 for name in group}
+    layers = {
+        path: layer
+        for path, layer in covered_layers(model, tied).items()
+        if path not in by_weight and any(name in weights for name in parameter_names(path, layer))
+    }
+    by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
+    rest = {name: w for name, w in weights.items() if name not in by_noise}
+    with substituted(model, rest, aliases), tapped(layers, NOISES[noise](std, generator)):
+        yield model

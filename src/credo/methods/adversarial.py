@@ -71,12 +71,17 @@ class AdversarialSampling:
     ) -> Tensor:
         """`eps` (which is used up) after the ascent; `slopes(w)` are the loss's derivatives by the weights, by name."""
         bounds = None if self.radius is None else (eps - self.radius, eps + self.radius)
-        pieces = at.split(eps)
+        pieces = at.split(eps, cast=False)
         for _ in range(self.steps):
             found = {name: g for name, g in slopes(torch.addcmul(mean, std, eps)).items() if g is not None}
-            if found:
+            if found and at.is_whole:
                 signs = torch._foreach_sign([*found.values()])
                 torch._foreach_add_([pieces[name] for name in found], signs, alpha=self.step_size)
+            elif found:  # the pieces of a pruned vector are no views of it
+                whole = {
+                    name: found[name].sign() if name in found else torch.zeros_like(pieces[name]) for name in pieces
+                }
+                eps.add_(at.flatten(whole), alpha=self.step_size)
             if bounds is not None:
                 eps.clamp_(*bounds)
         return eps

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.squares.rules import widened
 from credo.core.weights import parameters_at
 
 
@@ -79,7 +80,8 @@ def _half_squares(engine: Any) -> float:
     """½·Σ ((mean − prior mean)/prior std)², layer by layer: a vector of all would be a copy of the network."""
     layout, prior = engine.split.random_layout, engine.prior
     means, stds = (
-        layout.split(v) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v) for v in (prior.mean, prior.std)
+        layout.split(v, cast=False) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v)
+        for v in (prior.mean, prior.std)
     )
-    weights = parameters_at(engine.model, layout.names)
+    weights = {name: widened(w) for name, w in parameters_at(engine.model, layout.names).items()}
     return 0.5 * sum(float(((w - means[n]) / stds[n]).square().sum(dtype=torch.double)) for n, w in weights.items())

@@ -1,6 +1,6 @@
 """Bayes by Backprop: mean-field variational inference by gradient descent.
 
-q(w) = N(μ, σ²) for each random weight, σ = softplus(ρ). Each step minimises the negative ELBO per example,
+q(w) = N(μ, σ²) for each random weight, σ = softplus(ρ) or √α·|μ|. Each step minimises the negative ELBO per example,
 
     mean NLL(w) + (temperature · weight(step) / data_size) · KL(q ‖ p),        w = μ + σ·ε, ε ~ N(0, 1),
 
@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.counts import checked_count
@@ -28,19 +27,21 @@ from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import GaussianPosterior, Nll, Terms
-from credo.core.prior import HALF_LOG_2PI, Gaussian, LayerL2, Prior, make_prior
-from credo.core.taps import LayerUseError, covered_layers, parameter_names, tapped
+from credo.core.prior import Gaussian, Prior, make_prior
+from credo.core.taps import LayerUseError
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names, substituted
-from credo.methods.activation_noise import NOISES
+from credo.methods.activation_noise import NOISES, noisy
 from credo.methods.adversarial import NAME as ADVERSARIAL
 from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
-from credo.methods.initial import MeanInit, initial_rho, initialise_mean_
+from credo.methods.initial import MeanInit, initialise_mean_
 from credo.methods.point import trainable
 from credo.methods.slopes import FusedSlopes, Slopes
+from credo.methods.spread import FreeSpread, make_spread
+from credo.methods.weight_kl import KL_NAMES as KL_NAMES
+from credo.methods.weight_kl import closed_kl, monte_carlo_kl, uses_closed_form
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
-KL_NAMES = ("auto", "closed", "monte-carlo")
 
 
 class BBB(GaussianPosterior):
@@ -49,9 +50,12 @@ class BBB(GaussianPosterior):
     `noise`: how training sees the weights: `"weights"` (one draw for the batch), `"lrt"` or `"flipout"` (noise of its
     own for each example, less gradient variance; layers not covered, tied or reused take weight draws), or
     `AdversarialSampling(...)`: weight draws and the worst ones near them. Prediction always draws weights. `kl`: closed
-    form where the prior has one, or the Monte-Carlo estimate log q(w) − log p(w).
+    form where the prior has one, the Monte-Carlo estimate log q(w) − log p(w), or `"ard"`: ½Σ log(1 + μ²/σ²), the
+    closed form for a prior N(0, s²) whose s is the best one for each weight. `spread`: σ is `"free"`, or √α·|μ| with a
+    learned α of each weight (`"relative"`) or tensor (`"relative-layer"`), as Shridhar et al. (2019) have it.
     Give one of `std_init` (σ itself), `relative_std` (σ = that share of |μ|, for pretrained networks) or `rho_init`
-    (a number, or mean and std of a normal). `mean_init="keep"` leaves the network's weights, also pretrained ones.
+    (a number, or mean and std of a normal; log α for a relative spread). `mean_init="keep"` leaves the network's
+    weights, also pretrained ones.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class BBB(GaussianPosterior):
         draws: int = 1,
         temperature: float = 1.0,
         kl: str = "auto",
+        spread: str = "free",
         kl_weight: str | KLWeight | None = "constant",
         batches: int | None = None,
         warmup_steps: int | None = None,
@@ -80,13 +85,14 @@ class BBB(GaussianPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        _check_choices(noise, kl, draws, temperature)
+        _check_choices(noise, kl, prior, draws, temperature)
         self.attack = make_attack(noise) if is_attack(noise) else None
         self._config = {
             "noise": noise if self.attack is None else self.attack.config(),
             "draws": int(draws),
             "temperature": temperature,
             "kl": kl,
+            "spread": spread,
             "kl_weight": kl_weight if isinstance(kl_weight, str) else None,
             "batches": batches,
             "warmup_steps": warmup_steps,
@@ -102,10 +108,13 @@ class BBB(GaussianPosterior):
         self.layout = Layout(parameters)
         device = one_device(parameters)
         self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=device)
-        self.closed_form = self._choose_kl(kl)
+        self.kl_name, self.spread = kl, make_spread(spread)
+        like = torch.empty(self.layout.size, device=self.device, dtype=self.layout.dtype)
+        self.closed_form = uses_closed_form(self.prior, kl, like)
         initialise_mean_(parameters, mean_init, self.prior, self.layout, self.generator)
-        rho = initial_rho(self.layout.flatten(parameters).detach(), std_init, relative_std, rho_init, self.generator)
-        self.rho = nn.Parameter(rho)
+        mean = self.layout.flatten(parameters).detach()
+        first = self.spread.first(mean, std_init, relative_std, rho_init, self.generator, self.layout)
+        self.rho = nn.Parameter(first)
         self._by_weight: set[str] = set()
         self.descent = Descent(
             trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate, undecayed=("rho",)
@@ -121,7 +130,7 @@ class BBB(GaussianPosterior):
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
         means = parameters_at(self.model, self.layout.names)
-        if not torch.is_grad_enabled() and flat.fused([*means.values(), self.rho]):
+        if self._is_free and not torch.is_grad_enabled() and flat.fused([*means.values(), self.rho]):
             listed = flat.TensorList(self.layout.pieces(means))
             return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
@@ -131,8 +140,9 @@ class BBB(GaussianPosterior):
         return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
 
     def std(self) -> dict[str, Tensor]:
-        """Posterior standard deviations, softplus(ρ)."""
-        return self.layout.split(F.softplus(self.rho.detach()))
+        """Posterior standard deviations, softplus(ρ) or √α·|μ|."""
+        with torch.no_grad():
+            return self.layout.split(self._moments()[1])
 
     def keep_(self, masks: Mapping[str, Tensor]) -> None:
         """Prune for good: ρ and the prior lose their entries, gradients and optimiser leave pruned means at zero."""
@@ -140,7 +150,8 @@ class BBB(GaussianPosterior):
         self.layout, chosen = self.layout.narrowed(kept)
         self.prior = self.prior.at(chosen)
         self.descent.keep_({f"model.{name}": mask for name, mask in kept.items()})
-        self.descent.narrow_("rho", chosen)
+        if self.spread.per_weight:
+            self.descent.narrow_("rho", chosen)
 
     def kl(self) -> Tensor:
         """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
@@ -169,6 +180,7 @@ class BBB(GaussianPosterior):
                 weight *= self.attack.kl_share()
             means = parameters_at(self.model, self.layout.names)
             plain = self.noise_name == "weights" and self.closed_form
+            plain = plain and self._is_free and self.kl_name != "ard"
             fused = plain and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
             data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
             squared = () if squares is None else (*means.values(), self.rho)
@@ -206,7 +218,7 @@ class BBB(GaussianPosterior):
         elif not self._shares():
             kl = slopes.add(partial(self._monte_carlo_kl, eps=self._normal()), weight)
         self.descent.check(data_term + weight * kl, at=self.steps)
-        self.rho.grad = slopes.std.mul_(torch.sigmoid(self.rho.detach()))
+        self.rho.grad = self.spread.back_(slopes, self.rho.detach(), self.layout)
         for name, piece in self.layout.split(slopes.mean).items():
             # The means of layers with activation noise have a share already.
             grad = means[name].grad
@@ -310,50 +322,34 @@ class BBB(GaussianPosterior):
                 statistics = frozen_statistics(self.model)
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
-        """NLL with activation noise on the covered layers and `weights` for all other random parameters."""
-        tied = {name for group in self._aliases.values() if len(group) > 1 for name in group}
-        layers = {
-            path: layer
-            for path, layer in covered_layers(self.model, tied).items()
-            if path not in self._by_weight and any(name in weights for name in parameter_names(path, layer))
-        }
-        by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
-        rest = {name: w for name, w in weights.items() if name not in by_noise}
-        make = NOISES[self.noise_name](self.layout.split(std), self.generator)
-        with substituted(self.model, rest, self._aliases), tapped(layers, make):
-            return nll(self.model)
+        places: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
+        with noisy(self.model, self.noise_name, weights, self.layout.split(std), **places) as net:
+            return nll(net)
 
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        kl = self.prior.kl(mean, std)
-        assert kl is not None  # settled in the constructor
-        return kl
+        return closed_kl(self.prior, self.kl_name, mean, std)
 
     def _monte_carlo_kl(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
-        """log q(w) − log p(w) at w = mean + std·eps."""
-        log_q = -0.5 * eps.square().sum() - std.log().sum() - eps.numel() * HALF_LOG_2PI
-        return log_q - self.prior.log_prob(torch.addcmul(mean, std, eps))
+        return monte_carlo_kl(self.prior, mean, std, eps)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Means and standard deviations as flat vectors, in the graph."""
-        return self.layout.flatten(parameters_at(self.model, self.layout.names)), F.softplus(self.rho)
+        mean = self.layout.flatten(parameters_at(self.model, self.layout.names))
+        return mean, self.spread.std(mean, self.rho, self.layout)
 
     def _normal(self) -> Tensor:
         return flat.normal(self.layout.size, self.generator, device=self.rho.device, dtype=self.rho.dtype)
 
-    def _choose_kl(self, choice: str) -> bool:
-        if isinstance(self.prior, LayerL2):
-            raise ValueError("LayerL2 is a penalty, not a distribution: use it with MAP, or give BBB a Gaussian prior.")
-        one = torch.ones(self.layout.size, device=self.device, dtype=self.layout.dtype)
-        has_closed_form = self.prior.kl(one, one) is not None
-        if choice == "closed" and not has_closed_form:
-            raise ValueError(f"{type(self.prior).__name__} has no closed-form KL: use kl='auto' or 'monte-carlo'.")
-        return has_closed_form and choice != "monte-carlo"
+    @property
+    def _is_free(self) -> bool:
+        return isinstance(self.spread, FreeSpread)
 
     def _locate(self, name: str, gradient: Tensor) -> str:
         if name != "rho":
             return plain_name(name)
         first = int((~torch.isfinite(gradient)).nonzero()[0])
-        return f"the std of {self.layout.name_at(first)}"
+        name = self.layout.name_at(first) if self.spread.per_weight else self.layout.names[first]
+        return f"the std of {name}"
 
     # -- saving ----------------------------------------------------------------------------------------------
 
@@ -362,7 +358,7 @@ class BBB(GaussianPosterior):
         return {
             **self._config,
             "random": list(self.layout.names),
-            "prior": self.prior.config(),
+            "prior": None if self.kl_name == "ard" else self.prior.config(),
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
@@ -380,11 +376,11 @@ class BBB(GaussianPosterior):
         return self.descent.optimizer
 
 
-def _check_choices(noise: Noise, kl: str, draws: int, temperature: float) -> None:
+def _check_choices(noise: Noise, kl: str, prior: Any, draws: int, temperature: float) -> None:
     if not is_attack(noise) and noise not in NOISE_NAMES:
         raise ValueError(unknown("noise", str(noise), NOISE_NAMES))
-    if kl not in KL_NAMES:
-        raise ValueError(unknown("kl", kl, KL_NAMES))
+    if kl == "ard" and prior is not None:
+        raise ValueError("kl='ard' fits a prior to each weight: leave prior out, or choose kl='auto'.")
     checked_count("draws", draws, what="draws a step")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 1 is the exact posterior.")

@@ -74,11 +74,7 @@ def initial_rho(
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)} were given: they exclude each other.")
     if rho_init is not None:
-        centre, spread = (rho_init, 0.0) if isinstance(rho_init, int | float) else rho_init
-        if not (math.isfinite(centre) and math.isfinite(spread)):
-            raise ValueError(f"rho_init={rho_init} must be finite: a number, or mean and std of a normal.")
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-        return torch.full_like(mean, float(centre)) + (spread * noise if spread else 0.0)
+        return normal_or_number(mean, rho_init, generator)
     if relative_std is not None:
         _positive("relative_std", relative_std)
         floor = _SMALLEST_SHARE * mean.abs().mean().clamp_min(1e-8)
@@ -86,6 +82,15 @@ def initial_rho(
     std = DEFAULT_STD if std_init is None else std_init
     _positive("std_init", std)
     return inverse_softplus(torch.full_like(mean, std))
+
+
+def normal_or_number(like: Tensor, given: float | tuple[float, float], generator: torch.Generator) -> Tensor:
+    """A vector of that number, or of a normal's numbers by its mean and std."""
+    centre, spread = (given, 0.0) if isinstance(given, int | float) else given
+    if not (math.isfinite(centre) and math.isfinite(spread)):
+        raise ValueError(f"rho_init={given} must be finite: a number, or mean and std of a normal.")
+    noise = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+    return torch.full_like(like, float(centre)) + (spread * noise if spread else 0.0)
 
 
 def _positive(name: str, value: float) -> None:

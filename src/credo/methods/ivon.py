@@ -30,7 +30,8 @@ from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
 from credo.core.weights import Random, parameters_at, substituted
 from credo.methods.learned_noise import likelihood_kept_on_error
-from credo.methods.natural import Gathered, NaturalGaussian, check_loss, check_numbers, halves, precision_of
+from credo.methods.natural import Gathered, NaturalGaussian, halves, precision_of
+from credo.methods.natural_checks import check_loss, check_numbers
 from credo.methods.natural_update import Update
 
 ESTIMATORS = ("price", "squares")
@@ -78,6 +79,8 @@ class IVON(NaturalGaussian):
         if weight_decay is not None:
             if prior is not None or prior_precision is not None:
                 raise ValueError("weight_decay, prior_precision and prior exclude each other.")
+            if not 0 < weight_decay < math.inf:
+                raise ValueError(f"weight_decay={weight_decay} must be positive: it is the prior's precision·τ/N.")
             prior_precision = weight_decay * data_size / temperature
         self._config = {
             "lr": dict(lr) if isinstance(lr, Mapping) else lr,
@@ -185,7 +188,7 @@ class IVON(NaturalGaussian):
         assert found.flat_curvature is not None  # gathered with the gradients
         # No curvature of its own without noise: it stays at its first value.
         still = {name: torch.zeros_like(found.gradients[name]) for name in self.split.rest}
-        return {**self.layout.split(found.flat_curvature), **still}
+        return {**self.layout.split(found.flat_curvature, cast=False), **still}
 
     def _penalty(self, kl: float) -> float:
         return kl / self.effective_size

@@ -75,11 +75,11 @@ class Block(nn.Module, ABC):
         """L · noise."""
 
     @abstractmethod
-    def variance(self) -> Tensor:
+    def variance(self, inverse: Tensors) -> Tensor:
         """The diagonal of L Lᵀ, in the matrix's shape."""
 
     @abstractmethod
-    def log_determinant(self) -> float:
+    def log_determinant(self, inverse: Tensors) -> float:
         """log det L Lᵀ."""
 
     def average(self, found: Mapping[str, Tensor], keep: float, scale: float) -> Tensors:
@@ -97,12 +97,12 @@ class Block(nn.Module, ABC):
         standard = flat.normal(like.numel(), generator, device=like.device, dtype=like.dtype)
         return self.correlate(standard.view(like.shape))
 
-    def kl(self, offset: Tensor, precision: float | Tensor, scale: float) -> float:
+    def kl(self, offset: Tensor, precision: float | Tensor, scale: float, inverse: Tensors) -> float:
         """KL of N(·, scale·L Lᵀ) to a prior of independent entries whose means are `offset` away."""
         size = offset.numel()
-        quadratic = (precision * (scale * self.variance() + offset.square())).double().sum()
+        quadratic = (precision * (scale * self.variance(inverse) + offset.square())).double().sum()
         logs = torch.as_tensor(precision).double().log().expand(offset.shape).sum()
-        return 0.5 * (float(quadratic - logs) - size * (1 + math.log(scale)) - self.log_determinant())
+        return 0.5 * (float(quadratic - logs) - size * (1 + math.log(scale)) - self.log_determinant(inverse))
 
     def take_(self, change: Change) -> None:
         """Make a change the block's own; the parameters are the caller's."""
@@ -167,14 +167,14 @@ class KroneckerBlock(Block):
         """L_G · noise · L_Aᵀ."""
         return product(self.output_root, noise, self.input_root)
 
-    def variance(self) -> Tensor:
+    def variance(self, inverse: Tensors) -> Tensor:
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
-        return inverse_diagonal(self.output_root).unsqueeze(-1) * inverse_diagonal(self.input_root).unsqueeze(-2)
+        return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
 
-    def log_determinant(self) -> float:
+    def log_determinant(self, inverse: Tensors) -> float:
         """inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
         _, outputs, inputs = self.momentum.shape
-        by_group = inputs * log_determinant(self.output_root) + outputs * log_determinant(self.input_root)
+        by_group = inputs * log_determinant(inverse[1]) + outputs * log_determinant(inverse[0])
         return float(by_group.double().sum())
 
 
@@ -223,10 +223,10 @@ class DiagonalBlock(Block):
         """noise / √(curvature + damping)."""
         return noise * self.root
 
-    def variance(self) -> Tensor:
+    def variance(self, inverse: Tensors) -> Tensor:
         """1/(curvature + damping)."""
-        return self.root.square()
+        return inverse[0].square()
 
-    def log_determinant(self) -> float:
+    def log_determinant(self, inverse: Tensors) -> float:
         """−Σ log(curvature + damping)."""
-        return float(2 * self.root.double().log().sum())
+        return float(2 * inverse[0].double().log().sum())

@@ -1,11 +1,11 @@
-"""What natural-gradient methods share: a Gaussian that gathers passes and updates, its parts, and checks."""
+"""What natural-gradient methods share: a Gaussian that gathers passes and updates, and its parts."""
 
 from __future__ import annotations
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,17 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import statistics_kept_on_error
-from credo.core.counts import checked_count
-from credo.core.descent import is_finite, loss_message, plain_name
-from credo.core.errors import NonFiniteError
 from credo.core.inputs import same_inputs
-from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
+from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior
+from credo.core.squares.rules import widened
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names
 from credo.methods.learned_noise import likelihood_descent, move_likelihood, ready_likelihood
+from credo.methods.natural_checks import check_finite
 from credo.methods.natural_update import Part, Update
-
-_ADVICE = "parameters are still those before it. Try a smaller lr, more damping, or look at the inputs of this batch."
 
 
 class NaturalGaussian(GaussianPosterior, ABC):
@@ -40,6 +37,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
     step_draws: int
     has_curvature = True
     _config: dict[str, Any]
+    _last_scale: float | Tensor | None = None
 
     def _make_state(
         self,
@@ -55,7 +53,9 @@ class NaturalGaussian(GaussianPosterior, ABC):
         self.layout = self.split.random_layout
         device = one_device(parameters_at(self.model, self.split.layout.names))
         self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
-        self.rates = self.split.rates(lr)
+        rates = self.split.rates(lr)
+        self.rates = rates.to(device) if isinstance(rates, Tensor) else rates
+        # The layout's precision is single at least: in half, 0.999·s + 0.001·h would hardly ever move s.
         zeros = torch.zeros(self.split.layout.size, dtype=self.split.layout.dtype, device=device)
         self.register_buffer("momentum", zeros)
         self.register_buffer("curvature", torch.full_like(zeros, curvature))
@@ -89,6 +89,8 @@ class NaturalGaussian(GaussianPosterior, ABC):
         self.layout = self.split.random_layout
         if isinstance(self.rates, Tensor):
             self.rates = self.rates[chosen.to(self.rates.device)]
+        if isinstance(self._last_scale, Tensor):
+            self._last_scale = self._last_scale[chosen.to(self._last_scale.device)]
         self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
         self._gathered.clear()
 
@@ -216,15 +218,17 @@ class NaturalGaussian(GaussianPosterior, ABC):
 
 
 class Split:
-    """The trainable parameters of a network: the random ones first, then the rest."""
+    """The trainable parameters of a network: the random ones first, then the rest; as vectors in single precision or
+    more.
+    """
 
     def __init__(self, model: nn.Module, random: Random) -> None:
         chosen = random_names(model, random)
         rest = [name for name, p in model.named_parameters() if p.requires_grad and name not in chosen]
         self.model, self.random, self.rest = model, tuple(chosen), tuple(rest)
-        self.layout = Layout(parameters_at(model, [*chosen, *rest]))
-        self.random_layout = Layout(parameters_at(model, chosen))
-        self.rest_layout = Layout(parameters_at(model, rest))
+        self.layout, self.random_layout, self.rest_layout = (
+            Layout(parameters_at(model, names), least=torch.float32) for names in ([*chosen, *rest], chosen, rest)
+        )
 
     def narrowed(self, masks: Mapping[str, Tensor]) -> tuple[Split, Tensor]:
         """The same without pruned weights, and which entries of all trainable ones stay."""
@@ -270,6 +274,7 @@ class Gathered:
         self, loss: float, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], weight: float = 1.0
     ) -> None:
         """One pass, its curvatures to be multiplied by `weight`; its tensors are used up."""
+        gradients = {name: widened(g) for name, g in gradients.items()}
         if self.count:
             torch._foreach_add_([*self.gradients.values()], [gradients[n] for n in self.gradients])
             if curvatures:
@@ -278,7 +283,7 @@ class Gathered:
                     [*self.curvatures.values()], [curvatures[n] for n in self.curvatures], alpha=relative
                 )
         else:
-            self.gradients, self.curvatures, self.curvature_weight = dict(gradients), dict(curvatures), weight
+            self.gradients, self.curvatures, self.curvature_weight = gradients, dict(curvatures), weight
         self.count += 1
         self.loss += loss
 
@@ -307,21 +312,27 @@ class Gathered:
             raise
 
 
+def momentum_change(scale: float, last: float | Tensor | None) -> float | Tensor:
+    """What the momentum is multiplied by where steps were `last` times as long as rates say, and now are `scale`."""
+    if isinstance(last, Tensor):
+        return torch.where(last > 0, scale / last, 1.0)
+    return 1.0 if last is None or last in (0.0, scale) else scale / last
+
+
+def last_scale(state: Mapping[str, Any], lr: float | Mapping[str, float], split: Split) -> float | Tensor | None:
+    """The last step's scale as saved, relative to the rates `lr` instead of those it was saved with."""
+    saved, last = state.get("lr", lr), state["last_scale"]  # without them in older states
+    if last is None or saved == lr:
+        return cast(float | Tensor | None, last)
+    before, now = split.rates(saved), split.rates(lr)
+    if isinstance(now, float | int) and not now:
+        return math.inf
+    return cast(float | Tensor, before / now * (last.to("cpu") if isinstance(last, Tensor) else last))
+
+
 def halves(value: float | Tensor, border: int) -> tuple[float | Tensor, float | Tensor]:
     """A vector cut in two; a number twice."""
     return (value[:border], value[border:]) if isinstance(value, Tensor) else (value, value)
-
-
-def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, temperature: float) -> None:
-    """Refuse hyper-parameters that cannot be meant."""
-    for name, value in (("momentum", momentum), ("curvature_decay", decay)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}={value} must lie in [0, 1).")
-    if not 0 <= damping < math.inf:
-        raise ValueError(f"damping={damping} must not be negative.")
-    checked_count("draws", draws, what="draws a step")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature={temperature} must be positive and finite; 1 is the exact posterior.")
 
 
 def gaussian_prior(
@@ -350,22 +361,3 @@ def _each(value: Value, function: Any) -> Value:
 def precision_of(prior: Gaussian) -> float | Tensor:
     """1/std² of a Gaussian prior."""
     return prior.std**-2
-
-
-def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: int) -> None:
-    """Refuse gathered gradients or curvatures that are not finite, by name."""
-    if math.isfinite(squares):
-        return
-    for what, tensors in zip(("gradient", "curvature"), gathered, strict=False):
-        for name, tensor in tensors.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteError(f"The {what} of {name} is not finite at step {at}; {_ADVICE}")
-    raise NonFiniteError(f"The norm of the gradient is not finite at step {at}; {_ADVICE}")
-
-
-def check_loss(value: float, posterior: Posterior) -> None:
-    """Refuse a loss that is NaN or infinite; within a pass the parameters are the draw's."""
-    if not math.isfinite(value):
-        bad = (plain_name(name) for name, p in posterior.named_parameters() if not is_finite(p.detach()))
-        remedy = "a smaller lr or more damping"
-        raise NonFiniteError(loss_message(value, posterior.steps, next(bad, None), remedy))

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from credo.core.descent import is_finite
 from credo.core.kernels import flat
 from credo.core.weights import Layout
 
 
 @dataclass(frozen=True)
 class Update:
-    """The numbers of an update; `lr`, `shift`, `prior_mean`, `prior_precision` may be vectors."""
+    """The numbers of an update; `lr`, `keep`, `shift`, `prior_mean`, `prior_precision` may be vectors."""
 
     lr: float | Tensor
-    keep: float
+    keep: float | Tensor
     take: float
     decay: float
     renew: float
@@ -71,7 +72,10 @@ class Part:
     def inspect(
         self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]
     ) -> tuple[float, float]:
-        """KL(q ‖ p) before the update, and the squared norm of what was gathered."""
+        """KL(q ‖ p) before the update, and the squared norm of what was gathered.
+
+        The norm is not finite where something gathered is not, or where a corrected curvature would not stay so.
+        """
         if not self.parameters:
             return 0.0, 0.0
         if self.is_fused(update, gradients, curvatures):
@@ -81,6 +85,8 @@ class Part:
             for one in (gradients, curvatures)
             for t in (one[n] for n in self.parameters)
         )
+        if update.correction and not is_finite(self._renewed_(self.curvature.clone(), update, curvatures)):
+            squares = math.nan
         if not update.variance:
             return 0.0, squares
         variance = update.variance / (self.curvature + update.shift + update.damping)
@@ -96,18 +102,21 @@ class Part:
             self._fused(update, gradients, curvatures, dry=False)
             return
         mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
-        g, h = self._flat(gradients) * update.gradient_scale, self._flat(curvatures) * update.curvature_scale
+        g = self._flat(gradients) * update.gradient_scale
         pull = update.shift * (mean - update.prior_mean)
-        if update.correction:
-            change = update.renew * (s - h)  # squared only after the division: a square of large ones overflows
-            second = update.correction * 0.5 * change * (change / (s + update.shift).clamp_min(1e-30))
-            s.mul_(update.decay).add_(h, alpha=update.renew).add_(second)
-        else:
-            s.mul_(update.decay).add_(h, alpha=update.renew)
+        self._renewed_(s, update, curvatures)
         m.mul_(update.keep).add_(g + pull if update.coupled else g, alpha=update.take)
         direction = update.debias * m + (0 if update.coupled else pull)
         direction = (direction / (s + update.shift + update.damping).clamp_min(1e-30)).clamp(-update.clip, update.clip)
         self._write(mean - update.lr * direction)
+
+    def _renewed_(self, s: Tensor, update: Update, curvatures: Mapping[str, Tensor]) -> Tensor:
+        h = self._flat(curvatures) * update.curvature_scale
+        if not update.correction:
+            return s.mul_(update.decay).add_(h, alpha=update.renew)
+        change = update.renew * (s - h)  # squared only after the division: a square of large ones overflows
+        second = update.correction * 0.5 * change * (change / (s + update.shift).clamp_min(1e-30))
+        return s.mul_(update.decay).add_(h, alpha=update.renew).add_(second)
 
     def _fused(
         self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], *, dry: bool

@@ -36,7 +36,8 @@ from credo.core.weights import Layout, Random, one_device, parameters_at, substi
 from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
 from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.learned_noise import likelihood_descent, likelihood_kept_on_error, step_likelihood
-from credo.methods.natural import Gathered, Split, check_finite, check_loss, check_numbers, gaussian_prior, precision_of
+from credo.methods.natural import Gathered, Split, gaussian_prior, last_scale, momentum_change, precision_of
+from credo.methods.natural_checks import check_finite, check_loss, check_numbers, check_warmup
 
 FISHERS = ("empirical", "sampled")
 
@@ -109,7 +110,7 @@ class NoisyKFAC(Posterior):
         self.descent = likelihood_descent(self.likelihood)
         self.noisy = True
         self._gathered = Gathered()
-        self._last_scale: float | None = None
+        self._last_scale: float | Tensor | None = None
 
     def _make_blocks(self) -> None:
         names, random = self.split.layout.names, self.split.random
@@ -155,7 +156,8 @@ class NoisyKFAC(Posterior):
     def std(self) -> dict[str, Tensor]:
         """Standard deviation of each weight by itself, √(τ/N · G'⁻¹ᵢᵢ A'⁻¹ⱼⱼ); zero before the first step."""
         scale = self.temperature / self.effective_size
-        return self._by_name({block: (scale * block.variance()).sqrt() for block in self.blocks if block.is_random})
+        random = [block for block in self.blocks if block.is_random]
+        return self._by_name({b: (scale * b.variance(b.current(b.inverses))).sqrt() for b in random})
 
     def _by_name(self, matrices: Mapping[Block, Tensor]) -> dict[str, Tensor]:
         """The blocks' matrices as the random parameters, in their order and precision."""
@@ -177,13 +179,17 @@ class NoisyKFAC(Posterior):
         return _part(block, value, self.split.random_layout)
 
     @torch.no_grad()
-    def _kl(self) -> float:
-        """KL(q ‖ p) in nats."""
+    def _kl(self, moved: Sequence[tuple[Change, float | Tensor]] | None = None) -> float:
+        """KL(q ‖ p) in nats; with `moved`, as it will be after these changes, their steps times the second."""
         scale, total = self.temperature / self.effective_size, 0.0
         means = parameters_at(self.model, self.split.random)
-        for block in (b for b in self.blocks if b.is_random):
-            offset = block.matrix(means) - self._prior_of(block, self.prior.mean)
-            total += block.kl(offset, self._prior_of(block, precision_of(self.prior)), scale)
+        for index, block in ((i, b) for i, b in enumerate(self.blocks) if b.is_random):
+            offset, inverse = block.matrix(means) - self._prior_of(block, self.prior.mean), None
+            if moved is not None:
+                change, rate = moved[index]
+                offset, inverse = offset - rate * change.step, change.inverse
+            precision = self._prior_of(block, precision_of(self.prior))
+            total += block.kl(offset, precision, scale, inverse or block.current(block.inverses))
         return total
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -268,22 +274,22 @@ class NoisyKFAC(Posterior):
 
     @torch.no_grad()
     def _update(self) -> Terms:
-        found = self._gathered
-        first = not self.has_curvature
-        kl = 0.0 if first or not self.noisy else self._kl()
-        changes = [self._change(block, found) for block in self.blocks]
-        _check_steps(self.blocks, changes, self.steps)
-        rates = [_part(block, self.rates, self.split.layout) for block in self.blocks]
+        found, blocks = self._gathered, self.blocks
+        changes = [self._change(block, found) for block in blocks]
+        _check_steps(blocks, changes, self.steps)
+        rates = [_part(block, self.rates, self.split.layout) for block in blocks]
         shrink = self.lr_scale * self._trust(changes, rates)
-        for block, change, rate in zip(self.blocks, changes, rates, strict=True):
+        rates = [rate * shrink for rate in rates]
+        kl = 0.0
+        if self.noisy:  # before the first update there is no q, and it is that of the first q
+            kl = self._kl(None if self.has_curvature else list(zip(changes, rates, strict=True)))
+        penalty = self.temperature / self.effective_size * kl
+        for block, change, rate in zip(blocks, changes, rates, strict=True):
             block.take_(change)
             parameters = parameters_at(self.model, block.names)
-            for name, piece in block.split(rate * shrink * change.step).items():
+            for name, piece in block.split(rate * change.step).items():
                 parameters[name].sub_(piece)
         self.renewals += bool(found.curvatures)
-        if first and self.noisy:  # there was no q yet
-            kl = self._kl()
-        penalty = self.temperature / self.effective_size * kl
         step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
         self.steps += 1
         self._last_scale = self.lr_scale
@@ -305,7 +311,9 @@ class NoisyKFAC(Posterior):
             curvature = block.average(found.curvatures, keep, 1 / found.count)
         if self._is_inverse_due():
             inverse = block.invert(curvature or block.current(block.averages), self._config["damping"] + shift)
-        momentum = block.momentum * (self._config["momentum"] * self._momentum_correction()) + gradient
+        change = momentum_change(self.lr_scale, self._last_scale) if self._config["momentum_correction"] else 1.0
+        keep = self._config["momentum"] * _part(block, change, self.split.layout)
+        momentum = block.momentum * keep + gradient
         return Change(
             curvature, inverse, momentum, block.precondition(momentum, inverse or block.current(block.inverses))
         )
@@ -314,10 +322,6 @@ class NoisyKFAC(Posterior):
         # The first batches' factors change fast, and an inverse of the very first alone makes training diverge.
         every = self._config["inverse_every"]
         return self.steps < every or self.steps % every == 0 or not self.has_curvature
-
-    def _momentum_correction(self) -> float:
-        correct = self._config["momentum_correction"] and self._last_scale not in (None, 0.0, self.lr_scale)
-        return self.lr_scale / self._last_scale if correct and self._last_scale else 1.0
 
     def _trust(self, changes: Sequence[Change], rates: Sequence[float | Tensor]) -> float:
         """What keeps lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, at `clip` (Ba et al. 2017)."""
@@ -346,12 +350,13 @@ class NoisyKFAC(Posterior):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""
-        return {**super().get_extra_state(), "last_scale": self._last_scale}
+        return {**super().get_extra_state(), "last_scale": self._last_scale, "lr": self._config["lr"]}
 
     def set_extra_state(self, state: Any) -> None:
-        """Continue exactly where `get_extra_state` was called."""
+        """Continue exactly where `get_extra_state` was called, also if that was at another `lr`."""
         super().set_extra_state(state)
-        self._last_scale = state["last_scale"]
+        last = last_scale(state, self._config["lr"], self.split)
+        self._last_scale = last.to(self.device) if isinstance(last, Tensor) else last
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None if self.descent is None else self.descent.optimizer
@@ -362,7 +367,7 @@ class NoisyKFAC(Posterior):
 
 def _part(block: Block, value: float | Tensor, layout: Layout) -> float | Tensor:
     """A number, or a block's part of a flat vector, in the shape of its matrix."""
-    return value if not isinstance(value, Tensor) else block.matrix(layout.split(value))
+    return value if not isinstance(value, Tensor) else block.matrix(layout.split(value, cast=False))
 
 
 def _check_steps(blocks: Sequence[Block], changes: Sequence[Change], at: int) -> None:
@@ -388,9 +393,7 @@ def _check(options: Mapping[str, Any], likelihood: Likelihood) -> None:
         checked_count(name, options[name], what="steps")
     if not 0 < options["augmentation"] < math.inf:
         raise ValueError(f"augmentation={options['augmentation']} must be positive and finite.")
-    start = options["temperature_start"]
-    if (start is None) != (options["warmup_steps"] == 0) or not (start or 1.0) > 0:
-        raise ValueError("temperature_start (positive) and warmup_steps belong together: give both or neither.")
+    check_warmup(options["temperature_start"], options["warmup_steps"])
     if options["fisher"] not in FISHERS:
         raise ValueError(unknown("fisher", str(options["fisher"]), FISHERS))
     if options["fisher"] == "sampled":

@@ -36,7 +36,8 @@ from credo.methods.adversarial import NAME as ADVERSARIAL
 from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
 from credo.methods.at_mean import AtMean
 from credo.methods.learned_noise import likelihood_gradients, likelihood_kept_on_error, put_back_
-from credo.methods.natural import Gathered, NaturalGaussian, check_loss, check_numbers, halves, precision_of
+from credo.methods.natural import Gathered, NaturalGaussian, halves, last_scale, momentum_change, precision_of
+from credo.methods.natural_checks import check_loss, check_numbers, check_paper_tau, check_warmup
 from credo.methods.natural_update import Update
 
 
@@ -84,8 +85,9 @@ class VOGN(NaturalGaussian):
             raise ValueError(f"augmentation={augmentation} must be positive and finite.")
         if curvature_init is not None and not 0 <= curvature_init < math.inf:
             raise ValueError(f"curvature_init={curvature_init} must not be negative.")
-        if (temperature_start is None) != (warmup_steps == 0) or not (temperature_start or 1.0) > 0:
-            raise ValueError("temperature_start (positive) and warmup_steps belong together: give both or neither.")
+        check_warmup(temperature_start, warmup_steps)
+        if paper_tau:
+            check_paper_tau(max(temperature, temperature_start or temperature), curvature_decay)
         if not is_attack(noise) and noise != "weights":
             raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
         self.attack = make_attack(noise) if is_attack(noise) else None
@@ -100,7 +102,7 @@ class VOGN(NaturalGaussian):
             "noise": "weights" if self.attack is None else self.attack.config(),
             "temperature": temperature,
             "temperature_start": temperature_start,
-            "warmup_steps": warmup_steps,
+            "warmup_steps": int(warmup_steps),
             "augmentation": augmentation,
             "momentum_correction": momentum_correction,
             "paper_tau": paper_tau,
@@ -113,7 +115,6 @@ class VOGN(NaturalGaussian):
         self.has_curvature = curvature_init is not None
         self.plan = SquarePlan(model, self.split.layout.names, self._aliases)
         self.noisy = True
-        self._last_scale: float | None = None
 
     @property
     def temperature(self) -> float:
@@ -231,15 +232,15 @@ class VOGN(NaturalGaussian):
         return self.temperature / self.effective_size * kl
 
     def _updates(self, found: Gathered) -> tuple[Update, Update]:
-        correct = self.momentum_correction and self._last_scale not in (None, 0.0, self.lr_scale)
-        change = self.lr_scale / self._last_scale if correct and self._last_scale else 1.0
+        change = momentum_change(self.lr_scale, self._last_scale) if self.momentum_correction else 1.0
+        keeps = halves(self.momentum_decay * (1.0 if self.averaged else change), self.layout.size)
         new = 1 - self.curvature_decay
         decay = 1 - self.temperature * new if self.paper_tau else self.curvature_decay
         border = self.layout.size
         rates = [r * self.lr_scale for r in halves(self.rates, border)]
         common = Update(
             lr=rates[0],
-            keep=self.momentum_decay * (1.0 if self.averaged else change),
+            keep=keeps[0],
             take=1 - self.momentum_decay if self.averaged else 1.0,
             debias=1 / (1 - self.momentum_decay ** (self.steps + 1)) if self.averaged else 1.0,
             decay=decay if self.has_curvature else 0.0,
@@ -255,7 +256,7 @@ class VOGN(NaturalGaussian):
             prior_precision=precision_of(self.prior),
             variance=self._variance()[0],
         )
-        return with_prior, replace(common, lr=rates[1])
+        return with_prior, replace(common, lr=rates[1], keep=keeps[1])
 
     def _weights(self) -> dict[str, Tensor]:
         self._gathered.check_free()
@@ -279,12 +280,13 @@ class VOGN(NaturalGaussian):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""
-        return {**super().get_extra_state(), "last_scale": self._last_scale}
+        return {**super().get_extra_state(), "last_scale": self._last_scale, "lr": self._config["lr"]}
 
     def set_extra_state(self, state: Any) -> None:
-        """Continue exactly where `get_extra_state` was called."""
+        """Continue exactly where `get_extra_state` was called, also if that was at another `lr`."""
         super().set_extra_state(state)
-        self._last_scale = state["last_scale"]
+        last = last_scale(state, self._config["lr"], self.split)
+        self._last_scale = last.to(self.momentum.device) if isinstance(last, Tensor) else last
 
     def _progress(self) -> list[int]:
         return [self.steps, int(self.has_curvature)]

@@ -1,7 +1,23 @@
 """Networks to put a posterior around: small standard ones, and those of the papers that Credo reproduces."""
 
+from credo.models.dcgan import dcgan_discriminator, dcgan_generator
+from credo.models.espcn import espcn
 from credo.models.normalize import Normalize
 from credo.models.registry import MODELS, build_model, model_names
-from credo.models.weights import load_cifar_resnet_weights
+from credo.models.summary import LayerSize, Summary, summary
+from credo.models.weights import load_cifar_resnet_weights, load_named_weights
 
-__all__ = ["MODELS", "Normalize", "build_model", "load_cifar_resnet_weights", "model_names"]
+__all__ = [
+    "MODELS",
+    "LayerSize",
+    "Normalize",
+    "Summary",
+    "build_model",
+    "dcgan_discriminator",
+    "dcgan_generator",
+    "espcn",
+    "load_cifar_resnet_weights",
+    "load_named_weights",
+    "model_names",
+    "summary",
+]

@@ -2,7 +2,7 @@
 
 Each is defined by its sources for one image size; others work as long as every pooling has something to pool,
 with more features before the first fully connected layer. Dropout acts on what every fully connected layer
-reads.
+reads, in AlexNet also on what the last convolutions read, if asked for.
 """
 
 from collections.abc import Sequence
@@ -87,13 +87,15 @@ def alexnet(
     activation: str = "relu",
     beta: float = 1.0,
     dropout: float = 0.0,
+    dropout_layers: int = 1,
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
     """AlexNet for 32x32 images: five convolutions and a single linear layer.
 
     `variant="bbb"` ends with 128 channels (Shridhar et al. 2019), `"vogn"` with 256 (Osawa et al. 2019).
-    `width` multiplies all channel counts.
+    `width` multiplies all channel counts. Dropout is on what the last `dropout_layers` layers read. 28x28 images are
+    padded to 32x32 by the first convolution.
     """
     last = {"bbb": 128, "vogn": 256}
     if variant not in last:
@@ -101,8 +103,9 @@ def alexnet(
     if not width > 0:
         raise ValueError(f"width must be positive, got {width}.")
     counts = [max(1, round(count * width)) for count in (64, 192, 384, 256, last[variant])]
+    padding = 7 if image_shape("alexnet", inputs)[1:] == (28, 28) else 5
     plan: Plan = (
-        Conv(counts[0], Window(11, stride=4, padding=5)),
+        Conv(counts[0], Window(11, stride=4, padding=padding)),
         _HALVE,
         Conv(counts[1], Window(5, padding=2)),
         _HALVE,
@@ -117,6 +120,7 @@ def alexnet(
         activation=activation,
         beta=beta,
         dropout=dropout,
+        dropout_layers=dropout_layers,
         normalize=normalize,
         seed=seed,
     )

@@ -6,7 +6,7 @@ from functools import partial, reduce
 
 from torch import nn
 
-from credo.models.blocks import Layers, activation_layer, dense_layers, image_shape, init_from, sequential
+from credo.models.blocks import Layers, activation_layer, dense_layers, image_shape, init_from, is_count, sequential
 from credo.models.normalize import Stats, input_layer
 
 
@@ -60,19 +60,26 @@ def plain_net(
     activation: str = "relu",
     beta: float = 1.0,
     dropout: float = 0.0,
+    dropout_layers: int = 1,
     batch_norm: bool = False,
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Sequential:
     """Normalize, the steps of `plan`, then fully connected layers `hidden` - `classes`.
 
-    Initial weights are torch's own. Convolutions before BatchNorm have no bias, which it would only subtract.
+    Initial weights are torch's own. Convolutions before BatchNorm have no bias, which it would only subtract. Dropout
+    is on what all fully connected layers read; where there are fewer than `dropout_layers`, also on what the last
+    convolutions read.
     """
     shape = image_shape(name, inputs, smallest_side(plan))
     make_activation = partial(activation_layer, activation, beta)
+    convs = sum(isinstance(step, Conv) for step in plan)
+    if not is_count(dropout_layers) or dropout_layers > convs + len(hidden):
+        raise ValueError(f"dropout_layers={dropout_layers!r}: of {name} 1 to {convs + len(hidden)} layers can have it.")
+    first = convs + len(hidden) + 2 - dropout_layers  # of the convolutions that get dropout, counted from 1
     with init_from(seed):
         layers: Layers = {"normalize": input_layer(shape, normalize)}
-        layers |= _feature_layers(plan, shape[0], make_activation, batch_norm)
+        layers |= _feature_layers(plan, shape[0], make_activation, batch_norm, dropout, first)
         layers |= dense_layers(
             _feature_count(plan, shape),
             hidden,
@@ -84,7 +91,9 @@ def plain_net(
         return sequential(layers)
 
 
-def _feature_layers(plan: Plan, channels: int, activation: Callable[[], nn.Module], batch_norm: bool) -> Layers:
+def _feature_layers(
+    plan: Plan, channels: int, activation: Callable[[], nn.Module], batch_norm: bool, dropout: float, drop_from: int
+) -> Layers:
     layers: Layers = {}
     number = 0
     for step in plan:
@@ -93,6 +102,8 @@ def _feature_layers(plan: Plan, channels: int, activation: Callable[[], nn.Modul
             layers[f"pool{number}"] = nn.MaxPool2d(kernel, stride, padding)
             continue
         number += 1
+        if dropout > 0 and number >= drop_from:
+            layers[f"conv{number}_dropout"] = nn.Dropout(dropout)
         layers[f"conv{number}"] = nn.Conv2d(channels, step.channels, kernel, stride, padding, bias=not batch_norm)
         if batch_norm:
             layers[f"bn{number}"] = nn.BatchNorm2d(step.channels)

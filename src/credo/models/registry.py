@@ -10,9 +10,12 @@ from typing import Any
 from torch import nn
 
 from credo.core.errors import unknown
+from credo.models.bottleneck import resnet50
 from credo.models.convnets import alexnet, convnet, lenet5, three_conv_three_fc, vgg16_bn
+from credo.models.large import alexnet_imagenet, vgg16_large, vgg16_small
 from credo.models.mlp import mlp
 from credo.models.resnet import resnet18, resnet_cifar
+from credo.models.wide_resnet import wide_resnet
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -26,6 +29,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet56": partial(resnet_cifar, depth=56),
     "resnet18": resnet18,
     "vgg16-bn": vgg16_bn,
+    "vgg16-small": vgg16_small,
+    "wide-resnet": wide_resnet,
+    "wrn-28-10": partial(wide_resnet, depth=28, widen=10),
+    "alexnet-imagenet": alexnet_imagenet,
+    "vgg16-large": vgg16_large,
+    "resnet50": resnet50,
 }
 
 

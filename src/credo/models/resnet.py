@@ -151,7 +151,7 @@ def _resnet(
             "linear": nn.Linear(channels, classes),
         }
         net = sequential(layers)
-        _he_init_(net)
+        he_init_(net)
         return net
 
 
@@ -171,7 +171,7 @@ def _stage(channels_in: int, width: int, stride: int, blocks: int, shortcut: Sho
     return nn.Sequential(first, *(BasicBlock(width, width, 1, shortcut) for _ in range(blocks - 1)))
 
 
-def _he_init_(net: nn.Module) -> None:
+def he_init_(net: nn.Module) -> None:
     """Convolutions as in He et al. (2015), scaled by the outputs; torch's own initial values for the rest."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -16,8 +17,26 @@ def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:
     expect inputs normalised with ImageNet's means and standard deviations. Those models do so by default; the
     file holds no normalisation, so a model built with another one keeps it and predicts badly.
     """
-    weights = load_file(path)
+    _load_(model, load_file(path), path, "is the depth right?")
+
+
+def load_named_weights(model: nn.Module, path: str | Path) -> None:
+    """Puts weights by name into `model`, which is changed in place: a file of safetensors, or of torch's `state_dict`.
+
+    For the networks whose parameter names are torchvision's, such as `resnet50`. A file of torch is read without
+    running anything in it. The model's own normalisation of inputs stays.
+    """
+    path = Path(path)
+    safe = path.suffix == ".safetensors"
+    weights = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise FileFormatError(f"{path} holds no state_dict, tensors by name.")
+    _load_(model, weights, path, "is it the same network, with as many classes?")
+
+
+def _load_(model: nn.Module, weights: dict[str, Tensor], path: str | Path, hint: str) -> None:
     # num_batches_tracked is only a counter, unused at BatchNorm's usual momentum.
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     own = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -26,7 +45,7 @@ def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:
     problems = _differences(own, weights)
     if problems:
         shown = "\n  ".join(problems[:5] + [f"... and {len(problems) - 5} more"] * (len(problems) > 5))
-        raise FileFormatError(f"{path} does not fit the model; is the depth right?\n  {shown}")
+        raise FileFormatError(f"{path} does not fit the model; {hint}\n  {shown}")
     model.load_state_dict(weights, strict=False)
 
 

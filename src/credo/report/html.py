@@ -37,11 +37,11 @@ def render(content: Content, *, examples: int = 8) -> str:
         raise ValueError(f"examples={examples}: the number of inputs to show of each kind, 0 for none.")
     changes = changes_of(content)
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             content=content,
-            style=_style(),
+            style=style_sheet(),
             about=[_about(run) for run in content.runs],
             alarms=[_alarms(run) for run in content.runs],
             columns=columns_of(content),
@@ -62,22 +62,24 @@ def sections_of(content: Content) -> list[Section]:
     return [section for section in (*own, training_section(content)) if section.figures]
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Templates of the reports; what they are given is escaped."""
+    made = Environment(
         loader=PackageLoader("credo.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["count"] = count
-    return environment
+    made.filters["count"] = count
+    return made
 
 
-def _style() -> Markup:
-    environment = _environment()
-    assert environment.loader is not None
-    source, _, _ = environment.loader.get_source(environment, "style.css")
+def style_sheet() -> Markup:
+    """The style of all reports."""
+    loading = environment()
+    assert loading.loader is not None
+    source, _, _ = loading.loader.get_source(loading, "style.css")
     return Markup(source)
 
 

@@ -38,7 +38,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     classes_: Array
 
     _rates: ClassVar[Mapping[str, float]] = {
-        **dict.fromkeys(("map", "mc-dropout", "bbb"), 3e-3),
+        **dict.fromkeys(("map", "mc-dropout", "bbb", "node-bnn"), 3e-3),
         **dict.fromkeys(("vogn", "ogn"), 1e-2),
         **dict.fromkeys(("kfac", "noisy-kfac"), 1e-3),
         "ivon": 0.1,

@@ -37,7 +37,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     target_std_: Array
 
     _rates: ClassVar[Mapping[str, float]] = {
-        **dict.fromkeys(("map", "mc-dropout", "bbb"), 2e-2),
+        **dict.fromkeys(("map", "mc-dropout", "bbb", "node-bnn"), 2e-2),
         **dict.fromkeys(("vogn", "ogn"), 1e-2),
         **dict.fromkeys(("kfac", "noisy-kfac"), 3e-3),
         "ivon": 0.1,

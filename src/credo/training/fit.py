@@ -21,7 +21,7 @@ from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
 from credo.training.checkpoint import load_checkpoint, save_checkpoint
 from credo.training.scale import check_scale
-from credo.training.schedule import Schedule, make_schedule
+from credo.training.schedule import Plateau, Schedule, make_schedule
 
 BatchNll = Callable[[nn.Module, Any], Tensor]
 # Called with the epoch, from 1, the steps done of it, and how many it has.
@@ -93,7 +93,7 @@ def train(
     """
     _check(loader, epochs, validation, monitor, patience, schedule)
     check_scale(posterior, loader)
-    scale = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
+    chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
     progress = _resume(posterior, loader, path, fingerprint)
@@ -103,6 +103,7 @@ def train(
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         start = time.perf_counter()
         posterior.train()
+        scale = chosen.after(_scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         with seeded_epoch(loader, seed, progress.epoch, posterior.device):
             terms = _run_epoch(posterior, loader, batch_nll, scale, progress.epoch, on_step)
         metrics = _validate(posterior, validation, validation_draws, progress.epoch)
@@ -133,6 +134,8 @@ def _check(
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:
         raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if (schedule == "plateau" or isinstance(schedule, Plateau)) and validation is None:
+        raise ValueError("schedule='plateau' needs validation data: without it nothing says when the rate must fall.")
     if patience is not None:
         checked_count("patience", patience, what="epochs without a gain to wait for")
     checked_count("epochs", epochs, least=0)
@@ -207,6 +210,10 @@ def _judge(posterior: Posterior, progress: _Progress, metrics: dict[str, float],
     if keep:
         progress.best_state = _cloned(posterior.state_dict())
     return True
+
+
+def _scores(records: list[dict[str, Any]], monitor: str) -> list[float]:
+    return [MONITORS[monitor] * record["validation"][monitor] for record in records]
 
 
 @contextmanager

@@ -1,15 +1,58 @@
-"""Learning-rate schedules as pure functions of the time in epochs, so that a resumed run needs no memory of them."""
+"""Learning-rate schedules: pure functions of the time in epochs, or of that and the validation scores so far.
+
+So a resumed run, whose records hold the scores, needs no other memory of them.
+"""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from credo.core.counts import checked_count
 from credo.core.errors import unknown
 
 Schedule = Callable[[float], float]
-SCHEDULES = ("constant", "steps", "cosine")
+SCHEDULES = ("constant", "steps", "cosine", "plateau")
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Times `decay` whenever the monitored validation score has not improved for more than `wait` epochs.
+
+    As torch's `ReduceLROnPlateau`: a gain counts if it is more than `threshold` of the best score so far, and the
+    waiting begins anew after each drop. The factor never falls below `floor`.
+    """
+
+    decay: float = 0.1
+    wait: int = 6
+    threshold: float = 1e-4
+    floor: float = 0.0
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay={self.decay} must lie between 0 and 1: what the rate is multiplied with.")
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor={self.floor} must lie between 0 and 1, a share of the first rate.")
+        checked_count("wait", self.wait, least=0)
+
+    def __call__(self, time: float) -> float:
+        """The factor while nothing has been validated yet."""
+        return self.after(())(time)
+
+    def after(self, scores: Sequence[float]) -> Schedule:
+        """The schedule of the next epoch, given the scores of all before it, larger ones being better."""
+        factor, best, bad = 1.0, -math.inf, 0
+        for score in scores:
+            if score > best + self.threshold * abs(best) or best == -math.inf:
+                best, bad = score, 0
+            else:
+                bad += 1
+            if bad > self.wait:
+                factor, bad = max(factor * self.decay, self.floor), 0
+        return lambda time: factor * _warm(time, self.warmup)
 
 
 def make_schedule(
@@ -20,11 +63,13 @@ def make_schedule(
     decay: float = 0.1,
     floor: float = 0.0,
     warmup: float = 0.0,
+    wait: int = 6,
 ) -> Schedule:
     """Factor on the learning rate at a time in epochs.
 
-    `constant`; `steps`: times `decay` at each of `milestones`; `cosine`: half a cosine from 1 to `floor` over `epochs`.
-    `warmup` epochs of linear growth go before all of them.
+    `constant`; `steps`: times `decay` at each of `milestones`; `cosine`: half a cosine from 1 to `floor` over `epochs`;
+    `plateau`: times `decay` when validation has not improved for more than `wait` epochs. `warmup` epochs of linear
+    growth go before all of them.
     """
     if name not in SCHEDULES:
         raise ValueError(unknown("schedule", name, SCHEDULES))
@@ -32,6 +77,8 @@ def make_schedule(
         raise ValueError("schedule='steps' needs milestones=[…], the epochs at which the rate drops.")
     if not 0 <= warmup <= epochs:
         raise ValueError(f"warmup={warmup} must lie between 0 and epochs={epochs}.")
+    if name == "plateau":
+        return Plateau(decay=decay, wait=wait, floor=floor, warmup=warmup)
     marks = sorted(milestones)
 
     def base(time: float) -> float:
@@ -43,6 +90,10 @@ def make_schedule(
         return 1.0
 
     def scale(time: float) -> float:
-        return base(time) * (min(1.0, time / warmup) if warmup else 1.0)
+        return base(time) * _warm(time, warmup)
 
     return scale
+
+
+def _warm(time: float, warmup: float) -> float:
+    return min(1.0, time / warmup) if warmup else 1.0

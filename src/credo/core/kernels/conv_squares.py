@@ -16,7 +16,7 @@ from torch import Tensor
 
 from credo.core.kernels import conv_by_torch
 from credo.core.kernels.build import library
-from credo.core.kernels.common import Sums, address, threads_for, workspace
+from credo.core.kernels.common import Sums, threads_for, workspace
 from credo.core.kernels.conv_by_torch import ConvShape
 
 _SUFFIX = {torch.float32: "float", torch.float64: "double"}
@@ -71,17 +71,65 @@ def _function(dtype: torch.dtype) -> Any:
 
 
 def _conv(x: Tensor, g: Tensor, shape: ConvShape, bias: bool, scale: float) -> Sums:
+    sizes = (list(part) for part in (shape.kernel, shape.stride, shape.padding, shape.dilation))
+    total, squares, *shifts = torch.ops.credo.conv_squares(x, g, *sizes, shape.groups, bias, scale)
+    return Sums(total, squares, *(shifts if bias else (None, None)))
+
+
+def _compiled(
+    x: Tensor,
+    g: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    bias: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σ g, Σ g² of the weight, and of the bias (both empty unless wanted), by the compiled kernel."""
     x, g = _flat(x), _flat(g)
-    weight = (g.shape[1], x.shape[1] // shape.groups, *shape.kernel)
-    threads = threads_for(prod(weight) * (g.numel() // weight[0]))
+    shape = ConvShape(tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups)
+    total, squares, *shifts = _outputs(x, g, kernel, groups, bias)
+    threads = threads_for(total.numel() * (g.numel() // g.shape[1]))
     geometry, room = _geometry(x.dtype, shape, x.shape, g.shape, x.stride(), g.stride(), threads)
-    total, squares = g.new_empty(weight), g.new_empty(weight)
-    shifts = (g.new_empty(weight[0]), g.new_empty(weight[0])) if bias else (None, None)
+    places = [part.data_ptr() if bias else None for part in shifts]
     _function(x.dtype)(
-        geometry, x.data_ptr(), g.data_ptr(), total.data_ptr(), squares.data_ptr(), address(shifts[0]),
-        address(shifts[1]), scale, threads, workspace(room),
+        geometry, x.data_ptr(), g.data_ptr(), total.data_ptr(), squares.data_ptr(), *places, scale, threads,
+        workspace(room),
     )  # fmt: skip
-    return Sums(total, squares, *shifts)
+    return total, squares, shifts[0], shifts[1]
+
+
+def _traced(
+    x: Tensor,
+    g: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    bias: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(x, g, kernel, groups, bias)
+
+
+# An operator of torch's, so that its profiler names it, and that what traces a program (compile, export) sees one call
+# with known shapes instead of memory addresses.
+_OPERATORS = torch.library.Library("credo", "FRAGMENT")
+_OPERATORS.define(
+    "conv_squares(Tensor x, Tensor g, int[] kernel, int[] stride, int[] padding, int[] dilation, int groups, "
+    "bool bias, float scale) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_OPERATORS.impl("conv_squares", _compiled, "CPU")
+_OPERATORS.impl("conv_squares", _traced, "Meta")
+
+
+def _outputs(x: Tensor, g: Tensor, kernel: list[int], groups: int, bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weight = (g.shape[1], x.shape[1] // groups, *kernel)
+    shifts = g.shape[1] if bias else 0
+    return g.new_empty(weight), g.new_empty(weight), g.new_empty(shifts), g.new_empty(shifts)
 
 
 def _flat(tensor: Tensor) -> Tensor:

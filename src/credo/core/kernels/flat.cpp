@@ -351,10 +351,16 @@ struct Update {
     float prior_precision;
 };
 
+static inline float next_curvature(const Update& u, float now, float found, float half) {
+    const float gap = u.renew * (now - found);
+    const float second = half * gap * (gap / std::max(now + u.shift, 1e-30f));  // no gap²: it may overflow
+    return u.decay * now + u.renew * found + (half > 0.0f ? second : 0.0f);
+}
+
 // momentum ← keep·momentum + take·(g + coupled·pull), curvature ← decay·curvature + renew·h (+ correction),
 // mean ← mean − lr·clip((debias·momentum + (1 − coupled)·pull) / (curvature + shift + damping)),
 // where pull = shift·(mean − prior_mean). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
-// and the sum of squares of g and h (NaN if any of them is).
+// and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
 void credo_update(float* const* means, float* const* gradients, float* const* curvatures, const int64_t* sizes,
                   int64_t count, float* momentum, float* curvature, int64_t size, const Update* update, int dry,
                   double* sums, int threads) {
@@ -371,9 +377,20 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
         fresh.read(begin, begin + n, h);
         float* __restrict m = momentum + begin;
         float* __restrict s = curvature + begin;
+        const float half = 0.5f * u.correction;
         if (dry) {
             for (int64_t i = 0; i < n; ++i) terms[i] = g[i] * g[i] + h[i] * h[i];
-            squares += sum(terms, n);
+            double part = sum(terms, n);
+            if (!std::isfinite(part)) {  // perhaps only a square was too large
+                part = 0;
+                for (int64_t i = 0; i < n; ++i) part += double(g[i]) * g[i] + double(h[i]) * h[i];
+            }
+            squares += part;
+            if (half > 0.0f) {
+                for (int64_t i = 0; i < n; ++i)  // 0·∞ is no number: the sum says that it would not stay finite
+                    terms[i] = 0.0f * next_curvature(u, s[i], h[i] * u.curvature_scale, half);
+                squares += sum(terms, n);
+            }
             if (u.variance > 0.0f) {
                 for (int64_t i = 0; i < n; ++i) {
                     const float ratio = u.prior_precision * u.variance / (s[i] + u.shift + u.damping);
@@ -384,12 +401,10 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
             }
             continue;
         }
-        const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through, half = 0.5f * u.correction;
+        const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through;
         for (int64_t i = 0; i < n; ++i) {
-            const float pull = u.shift * (mu[i] - u.prior_mean), found = h[i] * u.curvature_scale;
-            const float gap = u.renew * (s[i] - found);
-            const float second = half * gap * (gap / std::max(s[i] + u.shift, 1e-30f));  // no gap²: it may overflow
-            const float next = u.decay * s[i] + u.renew * found + (half > 0.0f ? second : 0.0f);
+            const float pull = u.shift * (mu[i] - u.prior_mean);
+            const float next = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
             const float speed = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
             const float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
             const float direction = (u.debias * speed + beside * pull) / below;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,31 +83,35 @@ class SquarePlan:
             name: (owner._parameters, name.rpartition(".")[2]) for name, owner in owners.items()
         }
         self.others = [p for name, p in parameters.items() if name not in owners]
-        self._unit_of = {name: path for name in self.names if (path := self._first_unit(name)) is not None}
-        self._arrange()
+        # Layers whose input was once one token an example and no run of numbers, which places always are.
+        self.token_layers: set[str] = set()
+        self._arrange({name: path for name in self.names if (path := self._first_unit(name)) is not None})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles are made anew for the network that is copied along; rules are functions and hold nothing.
         return _remade, (self.model, self.names, self.aliases, self._unit_of)
 
     def widen(self, reasons: Mapping[str, str]) -> None:
-        """Give each of these parameters to the next larger module; refused where that is no longer possible."""
-        stuck = []
+        """Give each of these parameters to the next larger module; refused where that is no longer possible.
+
+        Refused, the plan is as before: another batch may not need it.
+        """
+        stuck, unit_of = [], dict(self._unit_of)
         for name, reason in reasons.items():
-            path = self._unit_of.get(name, _common(self._owners(name)))
-            if name not in self._unit_of and is_recurrent(self._modules[path]):  # first as a unit of its own
-                self._unit_of[name] = path
+            path = unit_of.get(name, _common(self._owners(name)))
+            if name not in unit_of and is_recurrent(self._modules[path]):  # first as a unit of its own
+                unit_of[name] = path
             elif path == "":
                 stuck.append(f"{name} {reason}")
             else:
-                self._unit_of[name] = self._callable(path.rpartition(".")[0])
+                unit_of[name] = self._callable(path.rpartition(".")[0])
         if stuck:
             raise UnsupportedModelError(_message(self.model, stuck))
-        self._arrange()
+        self._arrange(unit_of)
 
     def check_modes(self) -> None:
         """Refuse what cannot be right in the modes that modules are in now, all problems in one message."""
-        self._refuse(p for unit in self.units.values() for p in _unit_problems(unit))
+        self._refuse(_unit_problems(self.units.values()))
 
     def _refuse(self, problems: Iterable[str]) -> None:
         listed = list(problems)
@@ -143,15 +147,15 @@ class SquarePlan:
             path = path.rpartition(".")[0]
         return path
 
-    def _arrange(self) -> None:
+    def _arrange(self, unit_of: dict[str, str]) -> None:
         layers: dict[int, LayerTap] = {}
-        self.units: dict[str, Unit] = {}
+        units: dict[str, Unit] = {}
         for name in self.names:
-            path = self._unit_of.get(name)
+            path = unit_of.get(name)
             if path is not None:
                 start = len(path) + 1 if path else 0
                 inside = [alias[start:] for alias in self.aliases[name] if alias.startswith(f"{path}." if path else "")]
-                self.units.setdefault(path, Unit(path, self._modules[path], {})).places[name] = tuple(inside)
+                units.setdefault(path, Unit(path, self._modules[path], {})).places[name] = tuple(inside)
                 continue
             for alias in self.aliases[name]:
                 owner, _, key = alias.rpartition(".")
@@ -159,16 +163,16 @@ class SquarePlan:
                 before = layers.get(id(layer))
                 names = {**before.names, key: name} if before else {key: name}
                 layers[id(layer)] = LayerTap(before.path if before else owner, layer, names, _fixed_rule(layer))
-        self.layers = list(layers.values())
+        self._refuse([*self._layer_problems(layers.values(), units), *_unit_problems(units.values())])
+        self._unit_of, self.layers, self.units = unit_of, list(layers.values()), units
         # The network's own input says how many examples there are; a layer that is the network sees it anyway.
         self.watches_root = all(tap.layer is not self.model for tap in self.layers)
-        self._refuse([*self._layer_problems(), *(p for unit in self.units.values() for p in _unit_problems(unit))])
 
-    def _layer_problems(self) -> Iterator[str]:
-        for tap in self.layers:
+    def _layer_problems(self, layers: Collection[LayerTap], units: Iterable[str]) -> Iterator[str]:
+        for tap in layers:
             if isinstance(tap.layer, nn.Embedding) and (tap.layer.sparse or tap.layer.scale_grad_by_freq):
                 yield f"{tap.path}: embeddings with sparse=True or scale_grad_by_freq=True are not possible"
-        used = {tap.path for tap in self.layers} | set(self.units)
+        used = {tap.path for tap in layers} | set(units)
         for path in sorted({outer for inner in used for outer in _prefixes(inner)}):
             module = self._modules[path]
             if _is_compiled(module):
@@ -179,8 +183,7 @@ def _remade(
     model: nn.Module, names: tuple[str, ...], aliases: Mapping[str, tuple[str, ...]], unit_of: dict[str, str]
 ) -> SquarePlan:
     plan = SquarePlan(model, names, aliases)
-    plan._unit_of = unit_of
-    plan._arrange()
+    plan._arrange(unit_of)
     return plan
 
 
@@ -209,7 +212,12 @@ def _fixed_rule(layer: nn.Module) -> ExampleGradients | None:
     return None if make is None or make is norm else make(layer)
 
 
-def _unit_problems(unit: Unit) -> Iterator[str]:
+def _unit_problems(units: Iterable[Unit]) -> Iterator[str]:
+    for unit in units:
+        yield from _problems_of(unit)
+
+
+def _problems_of(unit: Unit) -> Iterator[str]:
     if isinstance(unit.module, nn.MultiheadAttention | nn.RNNBase) and not unit.module.batch_first:
         yield f"{unit.title} has batch_first=False: examples must come first, build it with batch_first=True"
     why = f"{unit.title} is run example by example for {', '.join(unit.places)}"

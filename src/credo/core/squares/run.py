@@ -64,15 +64,29 @@ def per_example_squares(
     """Mean loss, gradients and sums of squared per-example gradients of a batch, for the parameters in `names`.
 
     `nll(net)` is the batch's *mean* loss; None means every trainable parameter. Nothing of the network changes: not
-    its `.grad` fields, not its running statistics, though BatchNorm normalises by the batch in training mode. Raises
-    `UnsupportedModelError` where squares could not be right.
+    its `.grad` fields, not its running statistics, though BatchNorm normalises by the batch in training mode, not an
+    embedding that `max_norm` renormalises for the pass. Raises `UnsupportedModelError` where squares could not be
+    right.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     plan = SquarePlan(model, trainable if names is None else names)
-    with _gradients_aside(plan.others) as forget, frozen_statistics(model):
+    with _gradients_aside(plan.others) as forget, frozen_statistics(model), _embeddings_kept(model):
         found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll)
         forget()
     return found
+
+
+@contextmanager
+def _embeddings_kept(model: nn.Module) -> Iterator[None]:
+    """Embeddings with `max_norm`, which shorten rows of their weight in place when they run, are as before on exit."""
+    limited = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None]
+    before = [(m.weight, m.weight.detach().clone()) for m in limited]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, kept in before:
+                weight.copy_(kept)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from credo.core.squares.cells import is_recurrent
 from credo.core.squares.engine import is_running
@@ -17,6 +18,7 @@ from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.recurrent import recurrent_forward
 from credo.core.squares.rules import full_precision, widened
 from credo.core.squares.taps import tapped_forward, watched
+from credo.core.squares.tokens import are_given, are_run
 from credo.core.squares.units import UnitUse, first_size, unit_forward
 
 # Entries of per-example gradients that may exist at once, where a parameter's uses must be added before squaring.
@@ -54,6 +56,7 @@ class SquareSums:
         self._weights: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
         self._batch: tuple[int, str] | None = None
+        self._inputs: list[Any] = []
         self._too_narrow: dict[str, str] = {}
         self._undo: list[tuple[dict[str, Any], str, Any]] = []
         self._handles: list[Any] = []
@@ -106,15 +109,25 @@ class SquareSums:
     def _problem(self, path: str, x: Tensor, dims: int) -> str | None:
         if x.dim() < max(dims, 1):
             return f"belongs to {path or 'the network'}, whose input has no batch dimension"
-        if x.dim() == 1 and _are_places(x):
-            return f"belongs to {path}, whose input seems to be the places 0, 1, 2, … and not one token an example"
         size = x.shape[0]
+        if x.dim() == 1 and size == self.batch_or(size) and not self._are_tokens(path, x):
+            return f"belongs to {path}, whose input seems to be the places 0, 1, 2, … and not one token an example"
         if self._batch is None:
             self._batch = (size, path or "the network")
         if size == self._batch[0]:
             return None
         expected = f"the {self._batch[0]} examples that {self._batch[1]} got"
         return f"belongs to {path}, whose input begins with {size} instead of {expected}"
+
+    def _are_tokens(self, path: str, x: Tensor) -> bool:
+        """Whether numbers, as many as there are examples, are one token for each."""
+        known = self.plan.token_layers
+        if path in known or not path:  # the network's own input
+            return True
+        if not are_run(x):
+            known.update([path] if len(x) > 1 else [])
+            return True
+        return are_given(x, tree_leaves(self._inputs))
 
     def count_unit(self, unit: Any, use: UnitUse, size: int | None) -> None:
         """One more run of a unit."""
@@ -134,6 +147,7 @@ class SquareSums:
             size = first_size(args, options)
             if self.active and torch.is_grad_enabled() and size is not None:
                 self._batch = self._batch or (size, "the network")
+                self._inputs.append((args, options))
                 if size != self._batch[0]:
                     raise ValueError(
                         f"The loss ran the network on batches of {self._batch[0]} and {size} examples; squares of "
@@ -235,6 +249,7 @@ class SquareSums:
         zeros = {n: torch.zeros_like(widened(w.detach())) for n, w in self._weights.items() if n not in self._squares}
         self.records.clear()
         self.unit_uses.clear()
+        self._inputs.clear()
         return {name: self._squares[name] if name in self._squares else zeros[name] for name in self.plan.names}
 
     def _finish_unit(self, title: str, names: list[str], uses: list[UnitUse]) -> None:
@@ -277,11 +292,6 @@ class SquareSums:
                 totals[name] = totals[name].add_(total) if name in totals else total
                 self._squares[name] = self._squares[name].add_(squares) if name in self._squares else squares
         return totals
-
-
-def _are_places(x: Tensor) -> bool:
-    """Whether tokens are a run of consecutive numbers: places in a sequence, even if as many as there are examples."""
-    return len(x) > 1 and not x.is_floating_point() and bool((x.diff() == 1).all())
 
 
 def _named(name: str, use: Examples, part: slice) -> dict[str, Tensor]:

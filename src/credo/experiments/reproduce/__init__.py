@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from credo.experiments.reproduce import adversarial_sampling, vogn, weight_sampling
+from credo.experiments.reproduce import (
+    adversarial_sampling,
+    bayesian_cnn,
+    bayesian_cnn_tables,
+    continual,
+    node_bnn,
+    vogn,
+    weight_sampling,
+    weight_sampling_sets,
+    weight_sampling_stages,
+    weight_sampling_tables,
+)
+from credo.experiments.reproduce.node_rows import PRETRAINED
 from credo.experiments.reproduce.tables import SCALES, Cell, Table
 from credo.experiments.reproduce.vogn_rows import NETWORKS
 
@@ -17,30 +29,52 @@ Cells = Callable[..., Iterator[tuple[Cell, dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class Study:
-    """A work whose tables can be run: what it is, and for each table number its cells and its final form.
+    """A work whose tables can be run: what it is, and for each table its cells and its final form.
 
+    Tables are named by their numbers; what is no table of the work but needed or added has a name of its own.
     Where there are `rows`, some of them can be chosen: `count` and `cells` then take `rows=`, names or none for the
     scale's own choice. `figures(records, scale, folder)` draws what the records of all tables suffice for.
     """
 
     title: str
-    count: dict[int, Callable[..., int]]
-    cells: dict[int, Cells]
-    table: dict[int, Callable[[dict[str, dict[str, Any]], str], Table]]
+    count: dict[int | str, Callable[..., int]]
+    cells: dict[int | str, Cells]
+    table: dict[int | str, Callable[[dict[str, dict[str, Any]], str], Table]]
     rows: tuple[str, ...] = ()
     figures: Callable[[dict[str, dict[str, Any]], str, Path], list[Path]] | None = None
+    data: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Other data that some of the tables can be run on: `count` and `cells` then take `data=` and `root=`."""
 
 
 def _networks(table: int, scale: str) -> int:
     return len(adversarial_sampling.cells_of(table, scale))
 
 
+def _sequences(table: str, scale: str) -> int:
+    return len(continual.cells_of(table, scale))
+
+
+_PERTURBED: tuple[int | str, ...] = ("attacks", 2, 3, 4, "white-box")
+
 STUDIES: dict[str, Study] = {
     "weight-sampling": Study(
         "Bayesian weight sampling against input perturbations (Zhang and Chen 2020)",
-        count={1: lambda scale: len(weight_sampling.table_1_cells(scale))},
-        cells={1: weight_sampling.table_1},
-        table={1: weight_sampling.table_1_result},
+        count={
+            1: lambda scale: len(weight_sampling.table_1_cells(scale)),
+            **{key: partial(weight_sampling_stages.count, key) for key in _PERTURBED},
+        },
+        cells={
+            1: weight_sampling.table_1,
+            **{key: partial(weight_sampling_stages.run_table, key) for key in _PERTURBED},
+        },
+        table={
+            1: weight_sampling.table_1_result,
+            "attacks": weight_sampling_sets.sets_table,
+            2: weight_sampling_tables.table_2,
+            3: weight_sampling_tables.table_3,
+            4: weight_sampling_tables.table_4,
+            "white-box": weight_sampling_tables.white_box_table,
+        },
     ),
     "vogn": Study(
         "Practical deep learning with Bayesian principles: VOGN on CIFAR-10 (Osawa et al. 2019)",
@@ -60,6 +94,49 @@ STUDIES: dict[str, Study] = {
             4: adversarial_sampling.sweep_table,
         },
         figures=adversarial_sampling.draw_figures,
+    ),
+    "bayesian-cnn": Study(
+        "Bayesian convolutional networks with variational inference (Shridhar et al. 2019)",
+        count={key: partial(bayesian_cnn.count, key) for key in bayesian_cnn.CELLS},
+        cells={key: partial(bayesian_cnn.run_table, key) for key in bayesian_cnn.CELLS},
+        table={
+            1: bayesian_cnn_tables.accuracy_table,
+            "forms": bayesian_cnn_tables.forms_table,
+            "dropout": bayesian_cnn_tables.dropout_table,
+            "pruning": bayesian_cnn_tables.pruning_table,
+            "uncertainty": bayesian_cnn_tables.uncertainty_table,
+            "parameters": bayesian_cnn_tables.parameters_table,
+        },
+        figures=bayesian_cnn_tables.draw_figures,
+    ),
+    "node-bnn": Study(
+        "Node-based Bayesian neural networks (Trinh et al. 2020, 2022)",
+        count={
+            1: lambda scale, **choice: len(node_bnn.size_cells(scale)),
+            2: lambda scale, **choice: len(node_bnn.tuned_cells(scale, **choice)),
+            "scratch": lambda scale, **choice: len(node_bnn.scratch_cells(scale)),
+            "gamma": lambda scale, **choice: len(node_bnn.gamma_cells(scale)),
+        },
+        cells={
+            1: node_bnn.run_sizes,
+            2: node_bnn.run_tuned,
+            "scratch": node_bnn.run_scratch,
+            "gamma": node_bnn.run_gamma,
+        },
+        table={
+            1: node_bnn.sizes_table,
+            2: node_bnn.tuned_table,
+            "scratch": node_bnn.scratch_table,
+            "gamma": node_bnn.gamma_table,
+        },
+        rows=tuple(PRETRAINED["cpu"]),
+        data={"imagenet": (2,)},
+    ),
+    "continual": Study(
+        "Continual learning with natural-gradient posteriors (Osawa et al. 2019)",
+        count={name: partial(_sequences, name) for name in continual.TABLES},
+        cells={name: partial(continual.run_table, name) for name in continual.TABLES},
+        table={name: partial(continual.result_table, name) for name in continual.TABLES},
     ),
 }
 

@@ -63,18 +63,18 @@ def _paper_cases(start: str | None) -> dict[str, Case]:
 
 
 _SMALL_RESNET = Case(
-    "CIFAR-10 (10,000 images) ResNet8",
+    "CIFAR-10 (5,000 images) ResNet8",
     {"name": "cifar10"},
     {"name": "resnet-cifar", "depth": 8},
     {
-        "epochs": 20,
+        "epochs": 15,
         "batch_size": 100,
         "schedule": "cosine",
         "augment": "flip-crop",
-        "examples": 10_000,
+        "examples": 5000,
         "validation": 1000,
     },
-    _METHOD,
+    {**_METHOD, "std_init": 0.05},
     variants=_ALL,
 )
 _SMALL_LENET = Case(
@@ -89,7 +89,7 @@ _TUNED_RESNET = Case(
     "CIFAR-10 ResNet20, public weights",
     {"name": "cifar10"},
     {"name": "resnet20"},
-    {"epochs": 4, "batch_size": 100, "schedule": "cosine", "augment": "flip-crop", "validation": 1000},
+    {"epochs": 2, "batch_size": 100, "schedule": "cosine", "augment": "flip-crop", "validation": 1000},
     _TUNE,
     "public",
     _ALL,

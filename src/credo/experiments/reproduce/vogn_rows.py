@@ -6,6 +6,7 @@ At scale `paper` the numbers are the paper's or those of its published configura
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,7 @@ _KFAC = {
     "prior_precision": 50.0,
     "fisher": "sampled",
     "inverse_every": 1,
+    "clip": None,  # the paper does not bound its steps
 }
 _NOISY = {**_KFAC, "name": "noisy-kfac"}
 
@@ -149,6 +151,7 @@ PAPER: dict[str, dict[str, Setting]] = {
 }
 
 # LeNet-5 in some minutes a row on one thread: one draw a step, a falling rate, a prior that holds overfitting back.
+_SHORT = 32
 _CPU_TRAINING = {"epochs": 60, "batch_size": 128, "schedule": "cosine"}
 _CPU_NATURAL = {"prior_precision": 100.0, "curvature_decay": 0.99}
 CPU: dict[str, Setting] = {
@@ -212,7 +215,21 @@ def _setting(network: str, optimiser: str, scale: str) -> Setting:
         return {"method": paper["method"], "training": {**NETWORKS[network].training, **paper.get("training", {})}}
     if network == "lenet5":
         return {"method": CPU[optimiser]["method"], "training": {**_CPU_TRAINING, **CPU[optimiser].get("training", {})}}
-    # The larger networks: the paper's numbers in a fifth of the epochs, with one draw a step.
-    method = {key: value for key, value in paper["method"].items() if key != "draws"}
-    shorter = {"epochs": 32, "milestones": [16, 24]} if optimiser != "ivon" else {**_IVON_TRAINING, "epochs": 32}
-    return {"method": method, "training": {**NETWORKS[network].training, **shorter}}
+    training = {**NETWORKS[network].training, **paper.get("training", {})}
+    return {"method": _shorter(paper["method"], training), "training": {**training, **_short_training(optimiser)}}
+
+
+def _short_training(optimiser: str) -> dict[str, Any]:
+    """The larger networks at scale `cpu`: a fifth of the paper's epochs."""
+    return {"epochs": _SHORT} if optimiser == "ivon" else {"epochs": _SHORT, "milestones": [16, 24]}
+
+
+def _shorter(method: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+    """The paper's numbers for so few epochs: one draw a step, K-FAC's steps bounded, averages and warm-ups to match."""
+    short = {key: value for key, value in method.items() if key not in ("draws", "clip")}
+    if "warmup_steps" in method:
+        short["warmup_steps"] = round(method["warmup_steps"] * _SHORT / training["epochs"])
+    if method["name"] == "ivon":  # h forgets its initial value in (1 − decay)·steps ≈ 2
+        steps = _SHORT * math.ceil(TRAIN_SIZE / training["batch_size"])
+        short["curvature_decay"] = float(f"{1 - 2 / steps:.5f}")
+    return short

@@ -1,7 +1,8 @@
 """Bayesian weight sampling against input perturbations (Zhang and Chen 2020): FC-100-100-10 on MNIST.
 
-Table 1: accuracy on clean data of Bayesian networks with seven initial deviations and of deterministic ones with four
-strengths of layer-normalised L2. For a Bayesian network: the accuracy of one sampled network, averaged over 100.
+The networks, and Table 1: accuracy on clean data of Bayesian networks with seven initial deviations and of
+deterministic ones with four strengths of layer-normalised L2. For a Bayesian network: the accuracy of one sampled
+network, averaged over 100.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from credo.evaluate import sample_study
-from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.config import Experiment, in_order, make_experiment, prepare
 from credo.experiments.reproduce.tables import Cell, Table, run_cells
 from credo.experiments.runs import Run
 
@@ -47,7 +48,9 @@ _SCALE: dict[str, dict[str, Any]] = {
 }
 
 
-def experiment_for(kind: str, value: float, setting: str, scale: str, seed: int = 0) -> dict[str, Any]:
+def experiment_for(
+    kind: str, value: float, setting: str, scale: str, seed: int = 0, hidden: tuple[int, ...] = (100, 100)
+) -> dict[str, Any]:
     """The experiment of one cell, as TOML tables: `kind` is "bayesian" (value = ρ) or "deterministic" (value = λ)."""
     chosen, size = dict(SETTINGS[setting][kind]), _SCALE[scale]
     patience = chosen.pop("patience")
@@ -66,16 +69,23 @@ def experiment_for(kind: str, value: float, setting: str, scale: str, seed: int 
         "patience": patience,
         "seed": seed,
     }
-    model = {"name": "mlp", "hidden": [100, 100], "input_range": [0, 2]}
+    model = {"name": "mlp", "hidden": list(hidden), "input_range": [0, 2]}
     return {"data": size["data"], "model": model, "method": method, "training": training}
+
+
+def trained(experiment: Experiment, folder: Path) -> Run:
+    """The run of an experiment, trained to its end if it is not yet."""
+    run = Run(folder)
+    if not run.finished:  # of a finished one nothing is locked: several cells may look at it at once
+        for _ in run.train(experiment, draws=1):
+            pass
+    return run
 
 
 def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train one network to its end and measure it as the paper does."""
     experiment = make_experiment(arguments["experiment"])
-    run = Run(folder)
-    for _ in run.train(experiment, draws=1):
-        pass
+    run = trained(experiment, folder)
     posterior, held_out = run.posterior(), prepare(experiment).validation
     assert held_out is not None
     draws = RUNS if arguments["kind"] == "bayesian" else 1

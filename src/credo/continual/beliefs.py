@@ -1,0 +1,146 @@
+"""Algebra of Gaussian posteriors: as a prior, their product, their distance.
+
+Two posteriors from separate data under one prior p multiply: q ∝ q₁·q₂/p, since p must count once. For Gaussians the
+precisions add, Λ = Σ Λᵢ − (n − 1)·Λ₀, and the means are weighted by them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.posterior import Posterior
+from credo.core.prior import Gaussian
+from credo.core.weights import Layout, inverse_softplus, parameters_at
+from credo.methods import BBB
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Belief:
+    """An independent Gaussian for every random parameter, by name."""
+
+    mean: Tensors
+    std: Tensors
+
+    def __post_init__(self) -> None:
+        if {n: t.shape for n, t in self.mean.items()} != {n: t.shape for n, t in self.std.items()}:
+            raise ValueError("A belief has a mean and a std of the same shape for every parameter; these differ.")
+        for name, std in self.std.items():
+            if not bool((std > 0).all()) or not bool(std.isfinite().all()):
+                raise ValueError(f"The std of {name} is not positive and finite everywhere: has it been trained?")
+
+    def prior(self) -> Gaussian:
+        """This belief as the prior of what comes next."""
+        return Gaussian(dict(self.mean), dict(self.std))
+
+    def posterior(self, model: nn.Module, *, data_size: int, prior: Gaussian | float | None = None) -> BBB:
+        """A mean-field posterior with these moments on `model`, whose weights become the means.
+
+        It predicts, prunes, saves and goes on training as any BBB; parameters that the belief does not name stay point
+        estimates as `model` has them.
+        """
+        names = list(self.mean)
+        missing = [name for name in names if name not in dict(model.named_parameters())]
+        if missing:
+            raise ValueError(f"{type(model).__name__} has no parameter {', '.join(missing[:5])}: another network?")
+        posterior = BBB(model, data_size=data_size, prior=prior, random=names)
+        with torch.no_grad():
+            for name, parameter in parameters_at(model, names).items():
+                parameter.copy_(self.mean[name])
+            posterior.rho.copy_(inverse_softplus(Layout(self.std).flatten(self.std)))
+        return posterior
+
+
+def belief_of(posterior: Posterior) -> Belief:
+    """Means and standard deviations of a posterior that has both; of noisy K-FAC those of each weight by itself."""
+    mean, std = (getattr(posterior, name, None) for name in ("mean", "std"))
+    if not (callable(mean) and callable(std)):
+        raise ValueError(
+            f"{type(posterior).__name__} has no Gaussian over its weights. BBB, VOGN, IVON and NoisyKFAC have one; "
+            "of an ensemble take the parts."
+        )
+    return Belief(mean(), std())
+
+
+def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = None) -> BBB:
+    """The posterior of all data together, from posteriors of its parts: q₁·…·qₙ / pⁿ⁻¹.
+
+    Exact where each factor is (linear models of independent weights). `prior` is the one that all were trained with,
+    read from them unless given. Networks with hidden layers must have started from the same weights, or their units do
+    not correspond. The result is a BBB on a copy of the first one's network, with the sum of their data sizes.
+    """
+    if len(posteriors) < 2:
+        raise ValueError(f"{len(posteriors)} posterior given: merging needs at least two.")
+    beliefs = [belief_of(posterior) for posterior in posteriors]
+    layout = Layout(beliefs[0].mean)
+    shapes = {name: tensor.shape for name, tensor in beliefs[0].mean.items()}
+    for index, belief in enumerate(beliefs[1:], 1):
+        if {name: tensor.shape for name, tensor in belief.mean.items()} != shapes:
+            raise ValueError(f"Posterior {index} has other random parameters than the first: they must be the same.")
+    common = _bound(_common_prior(posteriors) if prior is None else prior, layout, posteriors[0])
+    precisions = [layout.flatten(b.std).pow(-2) for b in beliefs]
+    shared = torch.as_tensor(common.std, dtype=layout.dtype, device=precisions[0].device).pow(-2)
+    times = len(beliefs) - 1
+    precision = sum(precisions[1:], precisions[0]) - times * shared
+    if not bool((precision > 0).all()):
+        worst = layout.name_at(int(precision.argmin()))
+        raise ValueError(
+            f"The product is no distribution: at {worst} the posteriors are together wider than their prior (std "
+            f"{float(shared.max()) ** -0.5:.3g} at its narrowest). Were they trained with another prior? Give prior=."
+        )
+    weighted = sum(p * layout.flatten(b.mean) for p, b in zip(precisions, beliefs, strict=True))
+    mean = (weighted - times * shared * common.mean) / precision
+    product = Belief(_copies(layout.split(mean)), _copies(layout.split(precision.rsqrt())))
+    size = sum(posterior.data_size for posterior in posteriors)
+    return product.posterior(copy.deepcopy(posteriors[0].model), data_size=size, prior=common)
+
+
+def compare(a: Posterior, b: Posterior) -> dict[str, float]:
+    """KL(a ‖ b) in nats of every layer: how much `a` would surprise who believes `b`, and where.
+
+    For the same network trained otherwise, on other data, or before and after a task. The sum of the values is the KL
+    of the whole.
+    """
+    first, second = belief_of(a), belief_of(b)
+    if first.mean.keys() != second.mean.keys():
+        odd = sorted(first.mean.keys() ^ second.mean.keys())
+        raise ValueError(f"Only one of the posteriors has {', '.join(odd[:5])} as random parameters.")
+    found: dict[str, float] = {}
+    for name in first.mean:
+        centred = Gaussian(second.mean[name].double(), second.std[name].double())
+        value = float(centred.kl(first.mean[name].double(), first.std[name].double()))
+        layer = name.rpartition(".")[0] or name
+        found[layer] = found.get(layer, 0.0) + value
+    return found
+
+
+def _common_prior(posteriors: Sequence[Posterior]) -> Gaussian:
+    priors = [getattr(posterior, "prior", None) for posterior in posteriors]
+    first = priors[0]
+    if not isinstance(first, Gaussian):
+        raise ValueError("The posteriors' prior is not Gaussian: their product has no closed form.")
+    for other in priors[1:]:
+        same = isinstance(other, Gaussian) and all(
+            torch.equal(torch.as_tensor(getattr(first, key)), torch.as_tensor(getattr(other, key)))
+            for key in ("mean", "scale")
+        )
+        if not same:
+            raise ValueError("The posteriors have different priors. Give the one to divide by as prior=.")
+    return first
+
+
+def _bound(prior: Gaussian | float, layout: Layout, posterior: Posterior) -> Gaussian:
+    made = prior if isinstance(prior, Gaussian) else Gaussian(0.0, prior)
+    bound = made.bind(layout, data_size=posterior.data_size, device=posterior.device)
+    assert isinstance(bound, Gaussian)
+    return bound
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -1,0 +1,80 @@
+"""Blurs and shifts of images; lengths are shares of the longer side."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_TAPS = 12
+
+
+def gaussian(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    """A normal kernel."""
+    return smooth(x, sigma * max(x.shape[2:]))
+
+
+def defocus(x: Tensor, radius: float, generator: torch.Generator) -> Tensor:
+    """A disc, as a lens out of focus makes of a point; its border is soft over one pixel."""
+    size = radius * max(x.shape[2:])
+    reach = min(math.ceil(size + 0.5), min(x.shape[2:]) - 1)
+    axis = torch.arange(-reach, reach + 1, dtype=x.dtype)
+    distance = (axis[:, None].square() + axis[None, :].square()).sqrt()
+    disc = (size + 0.5 - distance).clamp(0, 1)
+    kernel = (disc / disc.sum()).expand(x.shape[1], 1, -1, -1)
+    return F.conv2d(F.pad(x, [reach] * 4, mode="reflect"), kernel, groups=x.shape[1])
+
+
+def glass(x: Tensor, throw: float, generator: torch.Generator) -> Tensor:
+    """Every pixel is taken from a place near by, then all is blurred a little: frosted glass."""
+    side = max(x.shape[2:])
+    offsets = throw * side * torch.randn(len(x), *x.shape[2:], 2, generator=generator)
+    return smooth(moved(x, offsets), 0.5 * throw * side)
+
+
+def motion(x: Tensor, length: float, generator: torch.Generator) -> Tensor:
+    """A straight way in a direction of its own for each image."""
+    angle = math.pi * torch.rand(len(x), generator=generator)
+    way = length * max(x.shape[2:]) * torch.stack([angle.cos(), angle.sin()], dim=1)
+    steps = torch.linspace(-0.5, 0.5, _TAPS)
+    return sum((moved(x, step * way[:, None, None, :]) for step in steps), torch.zeros_like(x)) / _TAPS
+
+
+def zoom(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
+    """Enlargements from 1 to 1 + `most` about the centre, averaged."""
+    height, width = x.shape[2:]
+    rows = torch.arange(height, dtype=x.dtype) - (height - 1) / 2
+    columns = torch.arange(width, dtype=x.dtype) - (width - 1) / 2
+    centred = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+    factors = 1 + torch.linspace(0, most, _TAPS)
+    return sum((moved(x, (1 / f - 1) * centred[None]) for f in factors), torch.zeros_like(x)) / _TAPS
+
+
+def elastic(x: Tensor, shift: float, generator: torch.Generator) -> Tensor:
+    """Parts are shifted against each other, smoothly."""
+    side = max(x.shape[2:])
+    raw = smooth(torch.randn(len(x), 2, *x.shape[2:], generator=generator), 0.1 * side)
+    field = raw / raw.std(dim=(1, 2, 3), keepdim=True).clamp_min(1e-8)
+    return moved(x, shift * side * field.permute(0, 2, 3, 1))
+
+
+def smooth(x: Tensor, sigma: float) -> Tensor:
+    """A normal kernel of `sigma` pixels, along rows and then along columns."""
+    reach = min(max(1, math.ceil(3 * sigma)), min(x.shape[2:]) - 1)
+    axis = torch.arange(-reach, reach + 1, dtype=x.dtype)
+    line = torch.exp(-axis.square() / (2 * sigma**2))
+    line = (line / line.sum()).expand(x.shape[1], 1, 1, -1)
+    x = F.conv2d(F.pad(x, [reach, reach, 0, 0], mode="reflect"), line, groups=x.shape[1])
+    return F.conv2d(F.pad(x, [0, 0, reach, reach], mode="reflect"), line.transpose(2, 3), groups=x.shape[1])
+
+
+def moved(x: Tensor, offsets: Tensor) -> Tensor:
+    """Each pixel taken from its place plus `offsets` (in pixels: right, down), broadcast to [n, height, width, 2]."""
+    height, width = x.shape[2:]
+    rows, columns = torch.arange(height, dtype=x.dtype), torch.arange(width, dtype=x.dtype)
+    places = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1) + offsets
+    scale = torch.tensor([max(width - 1, 1), max(height - 1, 1)], dtype=x.dtype)
+    grid = (2 * places / scale - 1).expand(len(x), height, width, 2)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=True)

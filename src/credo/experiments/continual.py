@@ -1,0 +1,177 @@
+"""Continual learning as an experiment: a TOML file with a [continual] section, and a folder that resumes by task."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from credo.continual import (
+    CARRIES,
+    Learner,
+    Sequel,
+    Task,
+    forward_transfer,
+    permuted_tasks,
+    run_sequence,
+    split_tasks,
+)
+from credo.core.errors import unknown
+from credo.core.files import folder_for, write_json, write_text
+from credo.core.posterior import Posterior
+from credo.core.prior import Gaussian
+from credo.data import Dataset, load_dataset
+from credo.experiments.checks import check_kinds
+from credo.experiments.config import Experiment, make_experiment
+from credo.experiments.runs import CONFIG, RESULT, versions
+from credo.experiments.toml import dump_toml
+from credo.methods import METHODS
+from credo.models import build_model
+
+KINDS = ("permuted", "split", "split-single")
+
+
+@dataclass(frozen=True)
+class Continual:
+    """The tasks and how they follow each other; see `credo.continual.Learner`.
+
+    `alone` also trains every task by itself, for the forward transfer. `prior` is the first prior's std.
+    """
+
+    tasks: str = "permuted"
+    count: int = 5
+    carry: str = "posterior"
+    restart: bool | None = None
+    strength: float = 1.0
+    coreset: int = 0
+    prior: float = 1.0
+    draws: int = 32
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class ContinualExperiment:
+    """An experiment with its sequence of tasks."""
+
+    continual: Continual
+    experiment: Experiment
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, as in the TOML file."""
+        return {"continual": asdict(self.continual), **self.experiment.to_dict()}
+
+
+def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
+    """Check everything before anything runs."""
+    given = {key: value for key, value in dict(tables.get("continual", {})).items() if value not in (None, "none")}
+    known = {f.name: f.default for f in fields(Continual)}
+    for key in given:
+        if key not in known:
+            raise ValueError(unknown("option of continual", key, known))
+    check_kinds("continual", given, {**known, "restart": True})
+    continual = Continual(**given)
+    for name, choices in (("tasks", KINDS), ("carry", CARRIES)):
+        if getattr(continual, name) not in choices:
+            raise ValueError(unknown(f"continual.{name}", getattr(continual, name), choices))
+    method = dict(tables.get("method", {"name": "vogn"}))
+    for option in ("prior", "prior_precision"):
+        if method.get(option) is not None:
+            raise ValueError(
+                f"method.{option}: the prior is that of the tasks before; the first one's std is continual.prior."
+            )
+    others = {key: value for key, value in tables.items() if key != "continual"}
+    experiment = make_experiment({**others, "method": {"name": "vogn", **method}})
+    if "prior" not in experiment.method:
+        raise ValueError(f"{experiment.method['name']} takes no prior: nothing could be carried from task to task.")
+    if continual.carry == "posterior" and experiment.method["name"] in ("map", "mc-dropout", "ogn", "kfac"):
+        raise ValueError(
+            f"{experiment.method['name']} is a point estimate: it has no posterior to carry. Use carry=fisher (elastic "
+            "weight consolidation) or carry=nothing with it, or a method with a Gaussian posterior."
+        )
+    return ContinualExperiment(continual, experiment)
+
+
+def make_tasks(continual: Continual, dataset: Dataset, seed: int) -> list[Task]:
+    """The sequence that an experiment names."""
+    if continual.tasks == "permuted":
+        return permuted_tasks(dataset, continual.count, seed=seed)
+    return split_tasks(dataset, continual.count, heads="multi" if continual.tasks == "split" else "single")
+
+
+def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
+    """The learner that an experiment describes."""
+    continual, experiment = given.continual, given.experiment
+    training = experiment.training
+
+    def build(classes: int) -> nn.Module:
+        options = {key: value for key, value in experiment.model.items() if key not in ("name", "weights")}
+        options = {"inputs": list(dataset.input_shape), "seed": training.seed, **options, "classes": classes}
+        return build_model(experiment.model["name"], **options)
+
+    def make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
+        unset = ("name", "prior", "prior_precision", "likelihood")
+        options = {key: value for key, value in experiment.method.items() if key not in unset}
+        options = {"seed": training.seed, **options, "prior": prior}
+        return METHODS[experiment.method["name"]](model, data_size=data_size, **options)
+
+    return Learner(
+        build,
+        make,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        prior=continual.prior,
+        carry=continual.carry,
+        restart=continual.restart,
+        strength=continual.strength,
+        coreset=continual.coreset,
+        draws=continual.draws,
+        schedule=training.schedule,
+        seed=training.seed,
+    )
+
+
+def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequel]:
+    """Learn all tasks in a folder, yielding what there is after each; the last thing written is result.json."""
+    with folder_for(folder):
+        _claim(given, folder)
+        dataset = load_dataset(**given.experiment.data)
+        tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
+        done = Sequel()
+        for done in run_sequence(make_learner(given, dataset), tasks, folder):
+            yield done
+        alone = (
+            [_alone(given, dataset, tasks, index, folder) for index in range(len(tasks))]
+            if given.continual.alone
+            else None
+        )
+        summary = done.summary()
+        if alone is not None:
+            summary["forward_transfer"] = forward_transfer(done.matrix, alone)
+        write_json(
+            folder / RESULT,
+            {**given.to_dict(), "versions": versions(), **asdict(done), "alone": alone, "summary": summary},
+        )
+
+
+def _alone(given: ContinualExperiment, dataset: Dataset, tasks: list[Task], index: int, folder: Path) -> float:
+    """Accuracy on a task that is learned by itself; the first one always is."""
+    learner = make_learner(replace(given, continual=replace(given.continual, coreset=0)), dataset)
+    *_, only = run_sequence(learner, [tasks[index]], folder / "alone" / str(index))
+    return only.matrix[0][0]
+
+
+def _claim(given: ContinualExperiment, folder: Path) -> None:
+    path, text = folder / CONFIG, dump_toml(_in_words(given.to_dict()))
+    if path.exists() and tomllib.loads(path.read_text(encoding="utf-8")) != tomllib.loads(text):
+        raise ValueError(
+            f"{folder} holds a sequence with other settings (its {CONFIG} says which). Choose another --run."
+        )
+    write_text(path, text)
+
+
+def _in_words(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _in_words(v) if isinstance(v, Mapping) else "none" if v is None else v for k, v in tables.items()}

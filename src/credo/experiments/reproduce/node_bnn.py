@@ -1,0 +1,207 @@
+"""Node-based BNNs (Trinh et al. 2020, 2022): their tables, run again.
+
+Table 1: weights and nodes of networks. Table 2: pretrained networks made Bayesian. `scratch`: training from random
+weights, on clean and corrupted images. `gamma`: the weight of the entropy, under shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from credo.experiments.reproduce import node_imagenet
+from credo.experiments.reproduce.node_rows import (
+    FROM_SCRATCH,
+    GAMMAS,
+    MEMBERS,
+    PRETRAINED,
+    PRINTED,
+    SCRATCH,
+    SHIFT,
+    SIZES,
+    TITLES,
+    TRAIN_SIZES,
+    Case,
+    chosen_rows,
+    member_training,
+    scratch_method,
+    tuned_method,
+)
+from credo.experiments.reproduce.node_train import shift_cell, tune_cell
+from credo.experiments.reproduce.tables import Cell, Table, run_cells
+from credo.models import build_model, summary
+
+Records = dict[str, dict[str, Any]]
+Found = Iterator[tuple[Cell, dict[str, Any]]]
+
+
+# -- Table 1: sizes --------------------------------------------------------------------------------------------
+
+
+def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Count one network."""
+    with torch.device("meta"):
+        found = summary(build_model(arguments["model"]))
+    return {"layers": len(found.layers), "weights": found.weights, "nodes": found.nodes}
+
+
+def size_cells(scale: str, **choice: Any) -> list[Cell]:
+    """One cell for each network of the table."""
+    return [Cell(f"size-{model}", {"title": title, "model": model}) for title, (model, *_) in SIZES.items()]
+
+
+def run_sizes(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+    """Counts, in this process."""
+    return run_cells(size_cell, size_cells(scale), folder / "sizes", jobs=1)
+
+
+def sizes_table(records: Records, scale: str) -> Table:
+    """Ours beside the paper's."""
+    rows: list[list[Any]] = []
+    for title, (model, layers, weights, nodes) in SIZES.items():
+        found = records[f"size-{model}"]
+        ratio = f"{found['weights'] / found['nodes']:,.0f}"
+        rows.append([title, layers, found["layers"], weights, f"{found['weights']:,}", nodes, found["nodes"], ratio])
+    notes = [
+        "Nodes are inputs of Linear and Conv layers (channels of a conv). Our layers include shortcuts with weights. "
+        "LeNet: the paper's 42K are the parameters of its linear layers without padding of the image, its 23 nodes the "
+        "feature maps (1 + 6 + 16); ours counts as in the other rows."
+    ]
+    columns = ["network", "layers paper", "layers", "weights paper", "weights", "nodes paper", "nodes", "weights/node"]
+    return Table("Table 1: weights and nodes (Trinh et al. 2020)", columns, rows, notes)
+
+
+# -- Table 2: pretrained networks ------------------------------------------------------------------------------
+
+
+def tuned_cells(scale: str, rows: tuple[str, ...] = (), data: str | None = None, root: str | None = None) -> list[Cell]:
+    """One cell for each row; of ImageNet, if that is the data."""
+    if data is not None:
+        return node_imagenet.cells(scale, rows, root)
+    return [_tuned(network, variant, PRETRAINED[scale][network]) for network, variant in chosen_rows(scale, rows)]
+
+
+def _tuned(network: str, variant: str, case: Case) -> Cell:
+    members = MEMBERS if variant == "ensemble" else 1
+    training = member_training(case.training, TRAIN_SIZES[case.data["name"]], members)
+    model = {**case.model, **({"weights": "public"} if case.start == "public" else {})}
+    experiment = {"data": dict(case.data), "model": model, "method": tuned_method(variant), "training": training}
+    twin = {**experiment, "method": {"name": "map", "lr": 1e-2}} if case.start == "twin" else None
+    passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [MEMBERS, 32]}.get(variant)
+    passes = [int(variant.removeprefix("ibnn-"))] if passes is None else passes
+    about = {"network": network, "variant": variant, "members": members, "passes": passes}
+    return Cell(f"{network}-{variant}", {**about, "experiment": experiment, "twin": twin})
+
+
+def run_tuned(
+    folder: Path,
+    *,
+    scale: str,
+    jobs: int,
+    rows: tuple[str, ...] = (),
+    data: str | None = None,
+    root: str | None = None,
+) -> Found:
+    """Run what is missing."""
+    work = tune_cell if data is None else node_imagenet.tune_cell
+    return run_cells(work, tuned_cells(scale, rows, data, root), folder / (data or "pretrained"), jobs=jobs)
+
+
+def tuned_table(records: Records, scale: str) -> Table:
+    """Error, NLL and ECE of every row, the paper's numbers of ImageNet beside them."""
+    rows: list[list[Any]] = []
+    for record in records.values():
+        for passes, found in record["numbers"].items():
+            scaled = passes == "scaled"
+            title = f"{record['network']} {TITLES[record['variant']]}{', temperature scaled' if scaled else ''}"
+            theirs = None if scaled else PRINTED.get(record["variant"])
+            printed = [None] * 3 if theirs is None else [f"{theirs[0]:.2f}", f"{theirs[1]:.3f}", f"{theirs[2]:.3f}"]
+            ours = [f"{found['error']:.2f}", f"{found['nll']:.3f}", f"{found['ece']:.3f}"]
+            pairs = [cell for pair in zip(printed, ours, strict=True) for cell in pair]
+            share = f"{100 * record['parameters']['nodes'] / record['parameters']['network']:.1f}"
+            rows.append([title, "1" if scaled else passes, *pairs, share, f"{record['seconds'] / 60:.1f}"])
+    names = [f"{name}{whose}" for name in ("error %", "NLL", "ECE") for whose in (" paper", "")]
+    notes = [
+        "Paper: ResNet-50 on ImageNet, whatever the network of the row. One seed. Passes: networks averaged, one draw "
+        f"of each component. MC-dropout and the {MEMBERS} networks together are trained as long as iBNN. Temperature "
+        "scaling: each half of the test images by the temperature of the other. nodes %: numbers of the nodes' "
+        "posterior, as a share of the weights. min: minutes of training."
+    ]
+    if scale == "smoke":
+        notes.append("Scale smoke: digits, a tiny network, few epochs; only shows that the machinery works.")
+    columns = ["row", "passes", *names, "nodes %", "min"]
+    return Table("Table 2: pretrained networks made Bayesian (Trinh et al. 2020)", columns, rows, notes)
+
+
+# -- from scratch, and γ ---------------------------------------------------------------------------------------
+
+
+def scratch_cells(scale: str, **choice: Any) -> list[Cell]:
+    """Every way of training, for every network."""
+    return [
+        _scratch(network, variant, case, scale) for network, case in SCRATCH[scale].items() for variant in FROM_SCRATCH
+    ]
+
+
+def gamma_cells(scale: str, **choice: Any) -> list[Cell]:
+    """node-BNN at every γ, on the first network; γ = 0 is in the other table."""
+    network, case = next(iter(SCRATCH[scale].items()))
+    return [_scratch(network, "node-bnn", case, scale, gamma) for gamma in GAMMAS[scale]]
+
+
+def _scratch(network: str, variant: str, case: Case, scale: str, gamma: float = 0.0) -> Cell:
+    members = MEMBERS if variant == "ensemble" else 1
+    size = TRAIN_SIZES[case.data["name"]] - int(case.training.get("validation", 0))
+    training = member_training(case.training, size, members)
+    steps = training["epochs"] * -(-training.get("examples", size) // training.get("batch_size", 128))
+    method = scratch_method(network, variant, scale, steps, gamma)
+    experiment = {"data": dict(case.data), "model": dict(case.model), "method": method, "training": training}
+    name = f"{network}-{variant}" + (f"-{gamma:g}" if variant == "node-bnn" else "")
+    about = {"network": network, "variant": variant, "gamma": gamma, "members": members, "shift": SHIFT[scale]}
+    return Cell(name, {**about, "experiment": experiment})
+
+
+def run_scratch(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+    """Run what is missing; both tables share a folder, and node-BNN at γ = 0."""
+    return run_cells(shift_cell, scratch_cells(scale), folder / "scratch", jobs=jobs)
+
+
+def run_gamma(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+    """The same, for γ."""
+    return run_cells(shift_cell, gamma_cells(scale), folder / "scratch", jobs=jobs)
+
+
+def scratch_table(records: Records, scale: str) -> Table:
+    """Clean, and the mean over kinds at each severity."""
+    rows = [_shifted(f"{r['network']} {FROM_SCRATCH[r['variant']]}", r) for r in records.values()]
+    return Table("From random weights, clean and corrupted", _COLUMNS, rows, _notes(scale))
+
+
+def gamma_table(records: Records, scale: str) -> Table:
+    """The same over γ."""
+    rows = [_shifted(f"{record['gamma']:g}", record) for record in records.values()]
+    return Table("γ of node-BNN under shift (Trinh et al. 2022)", ["γ", *_COLUMNS[1:]], rows, _notes(scale))
+
+
+_COLUMNS = ["row", "error %", "NLL", "ECE", *(f"error % at {s}" for s in (1, 3, 5)), "shift NLL", "shift ECE", "min"]
+
+
+def _shifted(title: str, record: dict[str, Any]) -> list[Any]:
+    clean, shift = record["numbers"], record["shift"]
+    levels = [f"{100 * (1 - shift['severities'][s]['accuracy']):.1f}" for s in ("1", "3", "5")]
+    mean = [f"{shift['mean']['nll']:.3f}", f"{shift['mean']['ece']:.3f}"]
+    ours = [f"{clean['error']:.2f}", f"{clean['nll']:.3f}", f"{clean['ece']:.3f}"]
+    return [title, *ours, *levels, *mean, f"{record['seconds'] / 60:.1f}"]
+
+
+def _notes(scale: str) -> list[str]:
+    asked = SHIFT[scale]
+    count = "all" if asked["examples"] is None else asked["examples"]
+    return [
+        f"Corruptions are Credo's own ({asked['kinds']}), on {count} test images, {asked['draws']} draws; means over "
+        f"kinds. The {MEMBERS} members of the ensemble together are trained as long as the others. One seed. min: "
+        "minutes of training."
+    ]

@@ -1,0 +1,100 @@
+"""Training and measuring one row of node-based BNNs: a run, several runs as an ensemble, or weights as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.posterior import Posterior
+from credo.data import Dataset, corruption_kinds
+from credo.evaluate import ece, nll_each, temperature_scale
+from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.runs import Run, versions
+from credo.experiments.shift import shift_study
+from credo.experiments.sizes import parameter_counts
+from credo.methods import Ensemble, NodeBNN
+from credo.predict import ClassPrediction, predict
+
+Tables = dict[str, Any]
+
+
+def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one row on from trained weights, and measure it with each number of passes; SGD's also scaled."""
+    tables = arguments["experiment"]
+    if arguments["twin"] is not None:
+        finish(Run(folder / "twin"), arguments["twin"])
+        tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
+    if arguments["variant"] == "sgd":
+        prepared = prepare(make_experiment(tables))
+        posterior, dataset, seconds = prepared.posterior, prepared.dataset, 0.0
+    else:
+        posterior, dataset, seconds = trained(tables, folder, members=arguments["members"])
+    numbers = {}
+    for passes in arguments["passes"]:
+        prediction = predict(posterior, in_order(dataset.test), draws=passes)
+        assert isinstance(prediction, ClassPrediction)
+        numbers[f"{passes}"] = scores(prediction.probs, prediction.targets)
+        if arguments["variant"] == "sgd":
+            numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)
+    about = {key: arguments[key] for key in ("network", "variant")}
+    sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
+    return {**about, "seconds": seconds, "parameters": sizes, "numbers": numbers, "versions": versions()}
+
+
+def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one row from random weights, and measure it on the test set and on corrupted images."""
+    posterior, dataset, seconds = trained(arguments["experiment"], folder, members=arguments["members"])
+    asked = arguments["shift"]
+    prediction = predict(posterior, in_order(dataset.test), draws=asked["draws"])
+    assert isinstance(prediction, ClassPrediction)
+    kinds = corruption_kinds(asked["kinds"], channels=dataset.input_shape[0])
+    shift = shift_study(posterior, dataset.test, kinds=kinds, examples=asked["examples"], draws=asked["draws"])
+    about = {key: arguments[key] for key in ("network", "variant", "gamma")}
+    clean = scores(prediction.probs, prediction.targets)
+    return {**about, "seconds": seconds, "numbers": clean, "shift": shift, "versions": versions()}
+
+
+def trained(tables: Tables, folder: Path, *, members: int) -> tuple[Posterior, Dataset, float]:
+    """The posterior of a run; of several, each from a seed of its own, their ensemble. And the training's seconds."""
+    runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
+    for index, run in enumerate(runs):
+        finish(run, {**tables, "training": {**tables["training"], "seed": index}})
+    posteriors = [run.posterior() for run in runs]
+    seconds = sum(run.result()["seconds"] for run in runs)
+    return posteriors[0] if members == 1 else Ensemble(posteriors), runs[0].dataset(), seconds
+
+
+def finish(run: Run, tables: Tables) -> None:
+    """Train a run to its result, or go on with it."""
+    for _ in run.train(make_experiment(tables), draws=4):
+        pass
+
+
+def scores(probs: Tensor, labels: Tensor | None) -> dict[str, float]:
+    """Error in %, NLL and ECE with 15 bins."""
+    assert labels is not None
+    error = 100 * float((probs.argmax(-1) != labels).double().mean())
+    return {"error": error, "nll": float(nll_each(probs, labels).double().mean()), "ece": ece(probs, labels, bins=15)}
+
+
+def cross_scaled(probs: Tensor, labels: Tensor | None) -> Tensor:
+    """Temperature scaling without held-out data: each half of the images scaled by the other half's temperature.
+
+    Public weights have seen all training images, where they are nearly always right: a temperature fitted there would
+    not help.
+    """
+    assert labels is not None
+    logs, result = probs.log(), torch.empty_like(probs)
+    half = torch.arange(len(probs)) % 2 == 0
+    for fit, use in ((half, ~half), (~half, half)):
+        result[use] = temperature_scale(logs[fit], labels[fit])(logs[use])
+    return result
+
+
+def node_numbers(posterior: Posterior) -> int:
+    """Means and deviations of node variables, of all components; 0 where there are none."""
+    parts = [part for part in posterior.parts if isinstance(part, NodeBNN)]
+    return sum(part.loc.numel() + part.rho.numel() for part in parts)

@@ -1,0 +1,88 @@
+"""The prior's terms of node-based posteriors: mixtures q = 1/K Σ_k N(μ_k, σ_k²), all of them in nats.
+
+`mean` and `std` are [components, nodes], independent over the nodes; sums over nodes, means over components.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from credo.core.prior import HALF_LOG_2PI
+
+KINDS = ("bound", "layer-bound", "mean", "full")
+Spans = Sequence[slice]
+
+
+def bhattacharyya(mean: Tensor, std: Tensor) -> Tensor:
+    """Bhattacharyya distances of all pairs of components, [components, components].
+
+    Σ_j Δμ²/(4(σ_k²+σ_r²)) + ½ log((σ_k²+σ_r²)/(2σ_kσ_r)); exp(−D) is the overlap ∫√(q_k q_r).
+    """
+    count = len(mean)
+    first, second = torch.triu_indices(count, count, offset=1, device=mean.device)
+    total = std[first].square() + std[second].square()
+    apart = (mean[first] - mean[second]).square() / (4 * total)
+    shape = 0.5 * (total / (2 * std[first] * std[second])).log()
+    distance = (apart + shape).sum(1)
+    matrix = mean.new_zeros(count, count).index_put((first, second), distance)
+    return matrix + matrix.T
+
+
+def entropy_bound(mean: Tensor, std: Tensor) -> Tensor:
+    """A lower bound of the mixture's entropy (Kolchinsky and Tracey 2017); exact for one component.
+
+    1/K Σ_k H[q_k] − 1/K Σ_k log(1/K Σ_r exp(−D_B(q_k, q_r))), between the mean entropy and log K above it.
+    """
+    count = len(mean)
+    own = std.log().sum(1).mean() + mean.shape[1] * (HALF_LOG_2PI + 0.5)
+    if count == 1:
+        return own
+    return own - (torch.logsumexp(-bhattacharyya(mean, std), 1) - math.log(count)).mean()
+
+
+def cross_entropy(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
+    """−E_q log N(z; 1, prior_std²)."""
+    squares = ((mean - 1).square() + std.square()).sum(1).mean()
+    return squares / (2 * prior_std**2) + mean.shape[1] * (HALF_LOG_2PI + math.log(prior_std))
+
+
+def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
+    """(what is minimised, the bound of the KL): cross-entropy − (1+γ)·entropy bound, and the same with γ = 0.
+
+    `spans` are the parts whose entropies are bounded apart and added: one span of all nodes is the joint bound.
+    """
+    entropy = torch.stack([entropy_bound(mean[:, span], std[:, span]) for span in spans]).sum()
+    kl = cross_entropy(mean, std, prior_std) - entropy
+    return kl - gamma * entropy, kl
+
+
+def mean_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
+    """The KL of the average of K independent draws, one of each component (Trinh et al. 2020): no bound.
+
+    It does not penalise that components lie apart, as long as their average is near 1.
+    """
+    kl = _gaussian_kl(mean.mean(0), std.square().sum(0).sqrt() / len(mean), prior_std)
+    return kl, kl
+
+
+def full_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
+    """Σ_k KL(q_k ‖ p): the KL of K networks with node variables of their own, K times the mixture's or more."""
+    kl = _gaussian_kl(mean, std, prior_std)
+    return kl, kl
+
+
+def _gaussian_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
+    quadratic = ((mean - 1).square() + std.square()).sum() / (2 * prior_std**2)
+    return quadratic - std.log().sum() + mean.numel() * (math.log(prior_std) - 0.5)
+
+
+TERMS: dict[str, Callable[[Tensor, Tensor, float, float, Spans], tuple[Tensor, Tensor]]] = {
+    "bound": bound_terms,
+    "layer-bound": bound_terms,
+    "mean": mean_terms,
+    "full": full_terms,
+}

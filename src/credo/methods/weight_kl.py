@@ -1,0 +1,50 @@
+"""The KL of a mean-field Gaussian from its prior, in nats: closed forms and the Monte-Carlo estimate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import unknown
+from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior
+
+KL_NAMES = ("auto", "closed", "monte-carlo", "ard")
+
+
+def uses_closed_form(prior: Prior, choice: str, like: Tensor) -> bool:
+    """Whether a choice of KL means a closed form for that prior on vectors such as `like`; refuses what cannot be."""
+    if choice not in KL_NAMES:
+        raise ValueError(unknown("kl", choice, KL_NAMES))
+    if isinstance(prior, LayerL2):
+        raise ValueError("LayerL2 is a penalty, not a distribution: use it with MAP, or give BBB a Gaussian prior.")
+    if choice == "ard":
+        return True
+    one = torch.ones_like(like)
+    has_closed_form = prior.kl(one, one) is not None
+    if choice == "closed" and not has_closed_form:
+        raise ValueError(f"{type(prior).__name__} has no closed-form KL: use kl='auto' or 'monte-carlo'.")
+    return has_closed_form and choice != "monte-carlo"
+
+
+def ard_kl(mean: Tensor, std: Tensor) -> Tensor:
+    """½ Σ log(1 + μ²/σ²): the KL from N(0, s²) with the best s² = μ² + σ² for each weight.
+
+    Automatic relevance determination by empirical Bayes. For σ² = αμ² it is ½ Σ log(1 + 1/α), the KL that Shridhar et
+    al. (2019) trained with.
+    """
+    return 0.5 * torch.log1p((mean / std).square()).sum()
+
+
+def closed_kl(prior: Prior, choice: str, mean: Tensor, std: Tensor) -> Tensor:
+    """KL(N(mean, std²) ‖ prior) where it has a closed form."""
+    if choice == "ard":
+        return ard_kl(mean, std)
+    kl = prior.kl(mean, std)
+    assert kl is not None  # settled by `uses_closed_form`
+    return kl
+
+
+def monte_carlo_kl(prior: Prior, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
+    """log q(w) − log p(w) at w = mean + std·eps."""
+    log_q = -0.5 * eps.square().sum() - std.log().sum() - eps.numel() * HALF_LOG_2PI
+    return log_q - prior.log_prob(torch.addcmul(mean, std, eps))

@@ -1,0 +1,80 @@
+"""Generator and discriminator of DCGAN (Radford et al. 2016)."""
+
+from torch import Tensor, nn
+
+from credo.models.blocks import init_from, is_count
+
+_INIT_STD = 0.02
+
+
+def dcgan_generator(
+    latent: int = 100, *, channels: int = 1, width: int = 64, size: int = 32, seed: int | None = None
+) -> nn.Sequential:
+    """Images [batch, channels, size, size] in [−1, 1] from normal numbers [batch, latent].
+
+    4x4 transposed convolutions, from 4x4 pixels on each of which doubles the side and halves the channels until the
+    last but one has `width`. Weights start at N(0, 0.02²).
+    """
+    doublings = _doublings(size)
+    _check(latent=latent, channels=channels, width=width)
+    with init_from(seed):
+        inside = width * 2 ** (doublings - 1)
+        layers: list[nn.Module] = [
+            nn.Unflatten(1, (latent, 1, 1)),
+            nn.ConvTranspose2d(latent, inside, 4, bias=False),
+            nn.BatchNorm2d(inside),
+            nn.ReLU(),
+        ]
+        for _ in range(doublings - 1):
+            layers += [
+                nn.ConvTranspose2d(inside, inside // 2, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(inside // 2),
+                nn.ReLU(),
+            ]
+            inside //= 2
+        layers += [nn.ConvTranspose2d(inside, channels, 4, 2, 1, bias=False), nn.Tanh()]
+        return _initialised(nn.Sequential(*layers))
+
+
+def dcgan_discriminator(
+    *, channels: int = 1, width: int = 64, size: int = 32, seed: int | None = None
+) -> nn.Sequential:
+    """One logit [batch] for images [batch, channels, size, size] in [−1, 1]: is it a real one?
+
+    4x4 convolutions with stride 2, LeakyReLU 0.2, and BatchNorm but after the first; the channels begin with `width`
+    and double. Weights start at N(0, 0.02²).
+    """
+    doublings = _doublings(size)
+    _check(channels=channels, width=width)
+    with init_from(seed):
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+        for _ in range(doublings - 1):
+            layers += [
+                nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(2 * width),
+                nn.LeakyReLU(0.2),
+            ]
+            width *= 2
+        layers += [nn.Conv2d(width, 1, 4, bias=False), nn.Flatten(0)]
+        return _initialised(nn.Sequential(*layers))
+
+
+def _doublings(size: int) -> int:
+    """How often a side of 4 pixels must double."""
+    if not is_count(size) or size < 8 or size & (size - 1):
+        raise ValueError(f"size must be 8, 16, 32, 64 or a higher power of two, got {size!r}.")
+    return size.bit_length() - 3
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if not is_count(count):
+            raise ValueError(f"{name} must be a positive whole number, got {count!r}.")
+
+
+def _initialised(net: nn.Sequential) -> nn.Sequential:
+    for layer in net:
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor):
+            nn.init.normal_(weight, mean=float(isinstance(layer, nn.BatchNorm2d)), std=_INIT_STD)
+    return net

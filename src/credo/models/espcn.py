@@ -1,0 +1,66 @@
+"""Super-resolution: a network that works on the small image and only at its end shuffles channels into pixels."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo.models.blocks import activation_layer, init_from, is_count
+
+
+class ESPCN(nn.Module):
+    """Images [batch, 1, h, w] in [0, 1] made `upscale` times larger (Shi et al. 2016).
+
+    Convolutions 5x5-64, 3x3-64, 3x3-32 and 3x3-upscale² on the luminance. With `residual` what they make is added to
+    the bicubic enlargement, which leaves them only the detail to learn; the published network has no such path.
+    """
+
+    def __init__(
+        self, upscale: int = 3, *, activation: str = "relu", beta: float = 1.0, residual: bool = False
+    ) -> None:
+        super().__init__()
+        if not is_count(upscale):
+            raise ValueError(f"upscale must be a positive whole number, got {upscale!r}.")
+        self.upscale, self.residual = upscale, residual
+        self.conv1 = nn.Conv2d(1, 64, 5, padding=2)
+        self.activation1 = activation_layer(activation, beta)
+        self.conv2 = nn.Conv2d(64, 64, 3, padding=1)
+        self.activation2 = activation_layer(activation, beta)
+        self.conv3 = nn.Conv2d(64, 32, 3, padding=1)
+        self.activation3 = activation_layer(activation, beta)
+        self.conv4 = nn.Conv2d(32, upscale**2, 3, padding=1)
+        self.shuffle = nn.PixelShuffle(upscale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, 1, upscale·h, upscale·w]."""
+        hidden = self.activation1(self.conv1(x))
+        hidden = self.activation2(self.conv2(hidden))
+        hidden = self.activation3(self.conv3(hidden))
+        detail: Tensor = self.shuffle(self.conv4(hidden))
+        return detail + enlarged(x, self.upscale) if self.residual else detail
+
+
+def espcn(
+    upscale: int = 3,
+    *,
+    activation: str = "relu",
+    beta: float = 1.0,
+    residual: bool = False,
+    seed: int | None = None,
+) -> ESPCN:
+    """ESPCN for one channel; initial weights are torch's own."""
+    with init_from(seed):
+        return ESPCN(upscale, activation=activation, beta=beta, residual=residual)
+
+
+def enlarged(x: Tensor, upscale: int) -> Tensor:
+    """Bicubic interpolation of images [batch, channels, h, w], the usual baseline."""
+    return F.interpolate(x, scale_factor=float(upscale), mode="bicubic", align_corners=False)
+
+
+def reduced(x: Tensor, upscale: int) -> Tensor:
+    """Images made smaller by bicubic interpolation with anti-aliasing; sides must be multiples of `upscale`."""
+    height, width = x.shape[-2:]
+    if height % upscale or width % upscale:
+        raise ValueError(f"Images of {height}x{width} cannot be made {upscale} times smaller: cut them first.")
+    return F.interpolate(
+        x, size=(height // upscale, width // upscale), mode="bicubic", align_corners=False, antialias=True
+    )

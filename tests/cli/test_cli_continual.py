@@ -1,0 +1,86 @@
+"""`credo continual` from a file or from keys, resumed, refused; its report; its reproduction at scale smoke."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.experiments.continual import make_continual
+from credo.experiments.reproduce import STUDIES
+from credo.report.continual import render_continual
+
+Call = Callable[..., Any]
+Refused = Callable[..., str]
+QUICK = ("training.epochs=2", "model.hidden=[16]", "continual.count=2", "continual.draws=4", "--run", "seq")
+
+
+def test_a_sequence_from_end_to_end(call: Call) -> None:
+    shown = call("continual", *QUICK)
+    result = json.loads(Path("seq/result.json").read_text())
+    assert [len(row) for row in result["matrix"]] == [1, 2]
+    assert result["summary"]["accuracy"] == pytest.approx(sum(result["matrix"][1]) / 2)
+    assert result["summary"]["backward_transfer"] == pytest.approx(result["matrix"][1][0] - result["matrix"][0][0])
+    assert f"{result['matrix'][1][0]:.4f}" in shown.stdout
+    assert "permutation 2" in shown.stdout
+    page = Path("seq/report.html").read_text()
+    assert page.count("<tr>") == 3
+    assert "permutation 1" in page
+    again = json.loads(call("continual", *QUICK, "--json").stdout)
+    assert again == result
+
+
+def test_a_file_with_every_section(call: Call) -> None:
+    Path("exp.toml").write_text(
+        '[continual]\ntasks = "split"\ncount = 5\nalone = true\n[model]\nname = "mlp"\nhidden = [16]\n'
+        '[method]\nname = "bbb"\nlr = 0.01\n[training]\nepochs = 1\n'
+    )
+    result = json.loads(call("continual", "exp.toml", "training.batch_size=64", "--json").stdout)
+    assert len(result["alone"]) == 5
+    gains = [result["matrix"][i][i] - result["alone"][i] for i in range(1, 5)]
+    assert result["summary"]["forward_transfer"] == pytest.approx(sum(gains) / 4)
+    assert result["training"]["batch_size"] == 64
+    assert Path("runs/continual-digits-split-bbb/report.html").exists()
+
+
+def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refused) -> None:
+    call("continual", *QUICK)
+    assert "other settings" in refused("continual", *QUICK, "training.seed=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("continual.task=split",), "continual"),
+        (("continual.tasks=rotated",), "permuted"),
+        (("continual.carry=memory",), "fisher"),
+        (("method.name=map",), "carry=fisher"),
+        (("method.name=vogn", "method.prior_precision=3"), "continual.prior"),
+        (("method.name=ensemble", "continual.carry=nothing"), "takes no prior"),
+        (("continual.count=3", "continual.tasks=split"), "equal size"),
+        (("none.toml",), "There is no file"),
+        (("a.toml", "b.toml"), "One TOML file"),
+    ],
+)
+def test_what_makes_no_sequence_is_refused(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("continual", *arguments)
+
+
+def test_names_of_tasks_are_escaped_in_the_report() -> None:
+    given = make_continual({}).to_dict()
+    result = {**given, "tasks": ["<b>"], "matrix": [[0.5]], "seconds": [1.0], "summary": {"accuracy": 0.5}}
+    page = render_continual(result)
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+
+
+@pytest.mark.parametrize("table", ["permuted", "split"])
+def test_the_reproduction_at_scale_smoke(table: str, tmp_path: Path) -> None:
+    study = STUDIES["continual"]
+    records = {cell.name: record for cell, record in study.cells[table](tmp_path, scale="smoke", jobs=1)}
+    assert len(records) == study.count[table]("smoke") == 5
+    made = study.table[table](records, "smoke")
+    assert [row[0] for row in made.rows][:2] == ["VOGN", "VCL (BBB)"]
+    for row, record in zip(made.rows, records.values(), strict=True):
+        assert float(row[2]) == pytest.approx(100 * record["summary"]["accuracy"], abs=0.006)

@@ -1,0 +1,58 @@
+"""`credo summary`, `credo evaluate --shift`, `credo train method.name=node-bnn` and `credo reproduce node-bnn`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Call = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+def test_summary_by_name(call: Call) -> None:
+    result = call("summary", "resnet50")
+    last = result.stdout.splitlines()[-2].replace("│", " ").split()
+    assert last == ["all", "54", "layers", "25,557,032", "24,579"]
+    assert "layer1.0.downsample.0" in result.stdout
+    assert "1,040 weights a node" in result.stderr
+    found = json.loads(call("summary", "mlp", "inputs=[4]", "hidden=[3]", "classes=2", "--json").stdout)
+    assert (found["weights"], found["nodes"], len(found["layers"])) == (4 * 3 + 3 + 3 * 2 + 2, 7, 2)
+
+
+def test_summary_of_a_run(call: Call, refused: Refused, digits_run: Path) -> None:
+    found = json.loads(call("summary", digits_run, "--json").stdout)
+    assert (found["name"], found["nodes"]) == ("mlp", 64 + 16)
+    assert "leave out classes=3" in refused("summary", digits_run, "classes=3")
+    assert "Unknown model 'resnet5'" in refused("summary", "resnet5")
+    assert "have no sections" in refused("summary", "mlp", "model.hidden=[3]")
+
+
+def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, gap_run: Path) -> None:
+    asked = ("--shift", "--shift-kinds", "fog,contrast", "--shift-examples", 60, "--draws", 2)
+    result = call("evaluate", digits_run, *asked)
+    assert "corrupted images" in result.stdout
+    assert "mean of 1 to 5" in result.stdout
+    found = json.loads(call("evaluate", digits_run, *asked, "--json").stdout)["shift"]
+    assert (found["examples"], set(found["kinds"])) == (60, {"fog", "contrast"})
+    assert json.loads((digits_run / "evaluation.json").read_text())["shift"] == found
+    assert "mean 'fog'" in refused("evaluate", digits_run, "--shift", "--shift-kinds", "fogg")
+    assert "is a regression" in refused("evaluate", gap_run, "--shift")
+
+
+def test_training_and_listing_a_node_based_bnn(call: Call, tmp_path: Path) -> None:
+    settings = ("model.hidden=[8]", "training.epochs=1", "training.batch_size=256", "--draws", 4)
+    node = ("method.name=node-bnn", "method.components=2", "method.side=both", "method.bias_scale=true")
+    result = json.loads(call("train", *settings, *node, "--run", tmp_path / "run", "--json").stdout)
+    assert result["test"]["mean_draws"] == 4
+    assert result["experiment"]["method"]["components"] == 2
+    assert "components" in call("list", "node-bnn").stdout
+
+
+def test_reproducing(call: Call, refused: Refused, tmp_path: Path) -> None:
+    asked = ("reproduce", "node-bnn", "--scale", "smoke", "--jobs", 1, "--output", tmp_path / "out")
+    tables = json.loads(call(*asked, "--table", 1, "--json").stdout)
+    assert tables[0]["rows"][4][0] == "ResNet50"
+    assert "belongs to --data" in refused(*asked, "--root", tmp_path)
+    assert "Unknown data of node-bnn 'imagnet'" in refused(*asked, "--data", "imagnet")
+    assert "needs --root" in refused(*asked, "--data", "imagenet")
+    assert "Unknown data of vogn" in refused("reproduce", "vogn", "--data", "imagenet")

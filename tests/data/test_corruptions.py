@@ -1,0 +1,169 @@
+"""Corruptions: repeatable, in range, stronger with severity, and each what its name says."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from credo.data import CORRUPTIONS, SEVERITIES, corrupt, corruption_kinds
+from credo.data.corruptions_blur import moved, smooth
+
+KINDS = list(CORRUPTIONS)
+FIXED = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg", "gaussian-blur", "saturate"}
+
+
+def photographs(count: int = 8, side: int = 32, channels: int = 3) -> Tensor:
+    """Something with structure at several scales: smooth shapes and an edge."""
+    generator = torch.Generator().manual_seed(0)
+    x = smooth(torch.rand(count, channels, side, side, generator=generator), 0.06 * side)
+    x = (x - x.amin((1, 2, 3), keepdim=True)) / (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
+    x[:, :, side // 3 : side // 2, side // 4 : side // 2] = 0.9
+    return x
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_repeats_stays_in_range_and_grows_with_severity(kind: str) -> None:
+    x = photographs()
+    changes = []
+    for severity in SEVERITIES:
+        first, again = corrupt(x, kind, severity), corrupt(x, kind, severity)
+        assert torch.equal(first, again)
+        assert first.shape == x.shape
+        assert first.dtype == x.dtype
+        assert first.min() >= 0
+        assert first.max() <= 1
+        changes.append((first - x).square().mean().item())
+    assert changes == sorted(changes)
+    assert changes[0] > 1e-6
+    assert changes[4] > 2 * changes[0]
+    assert torch.equal(corrupt(x, kind, 3), corrupt(x, kind, 3, seed=1)) == (kind in FIXED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("side", "channels"), [(8, 1), (8, 3), (65, 3)])
+def test_sizes_and_bytes(kind: str, side: int, channels: int) -> None:
+    x = photographs(2, side, channels)
+    if kind == "saturate" and channels == 1:
+        with pytest.raises(ValueError, match="changes colours"):
+            corrupt(x, kind, 1)
+        return
+    whole = (x * 255).round().to(torch.uint8)
+    given = whole.clone()
+    changed = corrupt(whole, kind, 5)
+    assert changed.dtype == torch.uint8
+    assert changed.shape == whole.shape
+    assert torch.equal(whole, given), "the images given stay as they are"
+    close = (corrupt(whole.float() / 255, kind, 5) * 255).round().to(torch.uint8)
+    assert (changed.int() - close.int()).abs().max() <= 1
+    assert not torch.equal(changed, whole)
+
+
+def test_noise_has_the_moments_that_are_said() -> None:
+    """A million values: relative errors of a standard deviation are near 0.001, the bounds are ten times that."""
+    grey = torch.full((40, 1, 160, 160), 0.5)
+    for kind, severity, std in [
+        ("gaussian-noise", 1, 0.04),
+        ("shot-noise", 1, (0.5 / 220) ** 0.5),
+        ("speckle-noise", 1, 0.5 * 0.08),
+    ]:
+        noise = corrupt(grey, kind, severity) - grey
+        assert noise.mean().abs() < 1e-3
+        assert noise.std().item() == pytest.approx(std, rel=0.01)
+    hit = corrupt(grey, "impulse-noise", 5)
+    assert (hit != 0.5).float().mean().item() == pytest.approx(0.18, rel=0.02)
+    assert hit[hit != 0.5].mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_light_and_colours() -> None:
+    x = photographs() * 0.5
+    torch.testing.assert_close(corrupt(x, "brightness", 2), x + 0.16)
+    flat = corrupt(x, "contrast", 5)
+    torch.testing.assert_close(flat.mean((1, 2, 3)), x.mean((1, 2, 3)))
+    torch.testing.assert_close(flat.std((1, 2, 3)), 0.18 * x.std((1, 2, 3)))
+    grey = x.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(corrupt(grey, "saturate", 5), grey)
+
+
+def test_blurs_keep_the_mean_and_take_off_detail() -> None:
+    x = photographs(4, 64)
+    for kind in ("gaussian-blur", "defocus-blur", "motion-blur", "zoom-blur", "glass-blur"):
+        blurred = corrupt(x, kind, 3)
+        assert (blurred.mean() - x.mean()).abs() < 0.02
+        assert blurred.diff(dim=-1).square().mean() < 0.9 * x.diff(dim=-1).square().mean()
+
+
+def test_the_normal_kernel_is_scipys() -> None:
+    from scipy import ndimage
+
+    x = photographs(1, 24, 1).double()
+    expected = ndimage.gaussian_filter(x[0, 0].numpy(), 1.5, mode="mirror", radius=5)
+    np.testing.assert_allclose(smooth(x, 1.5)[0, 0].numpy(), expected, atol=1e-12)
+
+
+def test_moving_by_whole_pixels_is_a_shift() -> None:
+    x = photographs(2, 16)
+    shifted = moved(x, torch.tensor([2.0, 1.0]))
+    torch.testing.assert_close(shifted[:, :, :-1, :-2], x[:, :, 1:, 2:], atol=1e-5, rtol=0)
+
+
+def test_a_lone_pixel_becomes_a_disc() -> None:
+    x = torch.zeros(1, 1, 65, 65)
+    x[0, 0, 32, 32] = 1.0
+    disc = corrupt(x, "defocus-blur", 5)
+    radius = 0.078 * 65
+    assert disc.sum().item() == pytest.approx(1.0, rel=1e-5)
+    assert (disc > 0).sum().item() == pytest.approx(3.14159 * (radius + 0.5) ** 2, rel=0.15)
+    assert disc[0, 0, 32, 32] == disc[0, 0, 34, 33]
+
+
+def test_pixelate_and_jpeg_on_what_they_do_not_change() -> None:
+    blocks = torch.rand(1, 3, 16, 16).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    torch.testing.assert_close(corrupt(blocks, "pixelate", 3), blocks)
+    flat = torch.full((2, 3, 16, 16), 128, dtype=torch.uint8)
+    assert (corrupt(flat, "jpeg", 5).int() - 128).abs().max() <= 2
+
+
+def test_spatter_covers_the_share_that_is_said() -> None:
+    white = torch.ones(20, 1, 64, 64)
+    covered = corrupt(white, "spatter", 5) < 1 - 0.45 * 0.82
+    assert covered.float().mean().item() == pytest.approx(0.32, abs=0.02)
+
+
+def test_a_call_in_parts_is_the_same_for_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = photographs(6)
+    whole = corrupt(x, "contrast", 4)
+    monkeypatch.setattr("credo.data.corruptions._PART", 2 * x[:1].numel())
+    assert torch.equal(corrupt(x, "contrast", 4), whole)
+    noisy = corrupt(x, "gaussian-noise", 4)
+    assert torch.equal(noisy, corrupt(x, "gaussian-noise", 4))
+    assert not torch.equal(noisy[0] - x[0], noisy[2] - x[2])
+
+
+def test_choosing_kinds() -> None:
+    assert len(corruption_kinds()) == 15
+    assert len(corruption_kinds("all")) == 19
+    assert len(corruption_kinds("all", channels=1)) == 18
+    assert corruption_kinds("fog, jpeg,fog") == ("fog", "jpeg")
+    with pytest.raises(ValueError, match="mean 'fog'"):
+        corruption_kinds("fogg")
+    with pytest.raises(ValueError, match="No kind of corruption"):
+        corruption_kinds(" ,")
+    with pytest.raises(ValueError, match="changes colours"):
+        corruption_kinds("saturate", channels=1)
+
+
+@pytest.mark.parametrize(
+    ("images", "kind", "severity", "message"),
+    [
+        (photographs(1), "fogg", 1, "mean 'fog'"),
+        (photographs(1), "fog", 6, "severity=6: possible are 1 to 5"),
+        (photographs(1), "fog", True, "severity=True"),
+        (photographs(1)[0], "fog", 1, "got shape"),
+        (torch.rand(2, 4, 8, 8), "fog", 1, "got shape"),
+        (2 * photographs(1), "fog", 1, "undo a normalisation"),
+        (photographs(1).long(), "fog", 1, "bytes, or floats"),
+    ],
+)
+def test_what_cannot_be_corrupted_is_refused(images: Tensor, kind: str, severity: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        corrupt(images, kind, severity)

@@ -1,0 +1,147 @@
+"""The study of Shridhar et al. (2019): its networks, what is measured of them, and its tables."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.data import load_dataset
+from credo.experiments.config import make_experiment, prepare
+from credo.experiments.reproduce import STUDIES, bayesian_cnn
+from credo.experiments.reproduce import bayesian_cnn_rows as rows
+from credo.experiments.reproduce.bayesian_cnn_tables import draw_figures
+from credo.experiments.reproduce.tables import SCALES
+from credo.models import build_model
+from credo.training.schedule import Plateau
+
+STUDY = STUDIES["bayesian-cnn"]
+TABLES = list(bayesian_cnn.CELLS)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("table", TABLES)
+def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int | str) -> None:
+    cells = bayesian_cnn.CELLS[table](scale)
+    assert len({cell.name for cell in cells}) == len(cells) == STUDY.count[table](scale)
+    for cell in cells:
+        json.dumps(cell.arguments)
+        for experiment in cell.arguments.get("experiments", {"": cell.arguments.get("experiment")}).values():
+            found = make_experiment(experiment)
+            build_model(**{**found.model, "inputs": [1, 28, 28] if found.data["name"] == "mnist" else [3, 32, 32]})
+
+
+def test_the_published_settings() -> None:
+    found = make_experiment(rows.experiment_for(rows.Row("alexnet", "bayesian"), "cifar10", "paper"))
+    method, training = found.method, found.training
+    assert (method["lr"], method["prior"], method["temperature"], method["noise"]) == (1e-3, 0.1, 0.1, "lrt")
+    assert (method["mean_init"], method["rho_init"]) == (0.1, [-5.0, 0.1])
+    assert (training.epochs, training.batch_size, training.validation) == (200, 256, 0.2)
+    assert training.make_schedule() == Plateau(decay=0.1, wait=6)
+    assert (found.model["activation"], found.model["beta"]) == ("softplus", 1.0)
+    plain = make_experiment(rows.experiment_for(rows.Row("alexnet", "dropout-3"), "cifar100", "paper"))
+    assert (plain.method["name"], plain.model["activation"]) == ("map", "relu")
+    assert (plain.model["dropout"], plain.model["dropout_layers"]) == (0.5, 3)
+
+
+def test_the_forms_of_noise_and_deviation() -> None:
+    wanted = {
+        "lrt-free": ("lrt", "free", "auto"),
+        "weights-free": ("weights", "free", "auto"),
+        "lrt-relative": ("lrt", "relative", "ard"),
+        "weights-relative": ("weights", "relative", "ard"),
+    }
+    for scale in ("cpu", "paper"):
+        cells = {cell.arguments["form"]: cell for cell in bayesian_cnn.form_cells(scale)}
+        methods = {form: make_experiment(cell.arguments["experiment"]).method for form, cell in cells.items()}
+        assert {form: (m["noise"], m["spread"], m["kl"]) for form, m in methods.items()} == wanted
+
+
+def test_tables_share_their_networks() -> None:
+    first = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("cpu")}
+    others = [cell for table in TABLES[1:-1] for cell in bayesian_cnn.CELLS[table]("cpu")]
+    shared = [cell for cell in others if cell.name in first]
+    assert all(first[cell.name] == cell.arguments for cell in shared)
+    assert {cell.name for cell in others} - set(first) == {
+        "lenet5-bayesian-mnist-weights-free",
+        "lenet5-bayesian-mnist-lrt-relative",
+        "lenet5-bayesian-mnist-weights-relative",
+        "alexnet-dropout-1-cifar100",
+        "alexnet-dropout-3-cifar100",
+    }
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Three networks of scale smoke: one of LeNet-5 that is watched, and two that are compared."""
+    folder = tmp_path_factory.mktemp("study")
+    wanted = ("lenet5-bayesian-mnist", "alexnet-frequentist-cifar100", "alexnet-bayesian-cifar100")
+    found = {}
+    for cell in bayesian_cnn.accuracy_cells("smoke"):
+        if cell.name in wanted:
+            record = bayesian_cnn.train_cell(cell.arguments, folder / cell.name)
+            found[cell.name] = {**json.loads(json.dumps(record)), "arguments": cell.arguments, "folder": str(folder)}
+    return found
+
+
+def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
+    record = records["lenet5-bayesian-mnist"]
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2]
+    softmax = record["uncertainty"]["softmax"]
+    assert softmax["aleatoric"] < record["epochs"][0]["softmax"]["aleatoric"]
+    assert 0 <= softmax["foreign"]["photo-patches"]["auroc"]["epistemic"] <= 1
+    assert "uncertainty" not in records["alexnet-bayesian-cifar100"]
+    assert record["numbers"]["accuracy"] == 100 * record["test"]["accuracy"]
+    kept = {rate: pruned["kept"] for rate, pruned in record["numbers"]["pruned"].items()}
+    weights, biases = 8 * 9 + 64 * 9 + 128 * 16 + 160, 8 + 8 + 16 + 10
+    assert kept["0.5"] == weights - round(0.5 * weights) + biases
+    assert record["parameters"]["needed"] == 2 * (weights + biases)
+
+
+def test_foreign_data_that_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CREDO_DATA", str(tmp_path))
+    digits = load_dataset("digits")
+    assert list(bayesian_cnn._foreign(digits)) == ["photo-patches"]
+    assert bayesian_cnn._foreign(replace(digits, name="mnist")) == {}
+
+
+def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:
+    cell = next(cell for cell in bayesian_cnn.uncertainty_cells("smoke") if cell.arguments["data"] == "mnist")
+    whole = records[cell.name]["epochs"]
+    run = bayesian_cnn.Run(tmp_path / "run")
+    stopped = run.train(make_experiment(cell.arguments["experiment"]), draws=5)
+    next(stopped)
+    stopped.close()  # type: ignore[attr-defined]
+    assert not (run.folder / bayesian_cnn.EPOCHS).exists()
+    assert bayesian_cnn._train(run, cell.arguments) == whole
+    assert bayesian_cnn._train(run, cell.arguments) == whole, "a finished run only reads its file"
+
+
+def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    made = {key: STUDY.table[key](records, "smoke") for key in TABLES}
+    for table in made.values():
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    assert [row[0] for row in made[1].rows] == ["LeNet-5, Bayesian", "AlexNet, Bayesian", "AlexNet, frequentist"]
+    lenet = made[1].rows[0]
+    assert lenet[1] == 98
+    assert lenet[2].startswith(f"{records['lenet5-bayesian-mnist']['numbers']['accuracy']:.2f} (")
+    assert (lenet[3], lenet[4]) == (69, None)
+    dropout = made["dropout"].rows
+    assert [row[1] for row in dropout] == ["83 / 38", "54 / 37", "48 / 37"]
+    assert made["uncertainty"].rows[0][1] == 0.0096
+    assert [row[1] for row in made["pruning"].rows] == [None, None]
+    assert [path.name for path in draw_figures(records, "smoke", tmp_path)] == ["uncertainty-mnist.png"]
+
+
+def test_parameters_are_counted(tmp_path: Path) -> None:
+    cell = next(cell for cell in bayesian_cnn.size_cells("smoke") if cell.name == "lenet5")
+    counts = bayesian_cnn.size_cell(cell.arguments, tmp_path)["counts"]
+    network = sum(
+        p.numel()
+        for p in prepare(make_experiment(cell.arguments["experiments"]["frequentist"])).posterior.model.parameters()
+    )
+    assert counts["frequentist"]["needed"] == network
+    assert counts["bayesian"]["needed"] == counts["relative"]["needed"] == 2 * network
+    assert counts["relative-layer"]["needed"] == network + 8
+    assert counts["pruned"]["needed"] == pytest.approx(network, rel=0.02)

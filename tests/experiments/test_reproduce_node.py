@@ -1,0 +1,191 @@
+"""The study of node-based BNNs: what each row trains, how it is measured, and the tables they end in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from credo.core.errors import CredoError
+from credo.data import load_dataset
+from credo.evaluate import temperature_scale
+from credo.experiments.config import make_experiment
+from credo.experiments.reproduce import STUDIES, node_bnn, node_imagenet, node_rows, node_train
+from credo.experiments.reproduce.tables import SCALES
+from credo.experiments.runs import Run
+
+STUDY = STUDIES["node-bnn"]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
+    for cells in (node_bnn.tuned_cells(scale), node_bnn.scratch_cells(scale), node_bnn.gamma_cells(scale)):
+        assert len({cell.name for cell in cells}) == len(cells)
+        for cell in cells:
+            make_experiment(cell.arguments["experiment"])
+            json.dumps(cell.arguments)
+    assert {c.arguments["variant"] for c in node_bnn.tuned_cells(scale)} == set(node_rows.VARIANTS)
+    for key, count in STUDY.count.items():
+        assert count(scale) > 0, key
+
+
+def cost(given: dict[str, Any]) -> int:
+    """Images that pass through training."""
+    training = given["experiment"]["training"]
+    return given["members"] * training["epochs"] * training.get("examples", 50_000)
+
+
+def test_budgets_are_equal() -> None:
+    cells = {cell.name: cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet20",))}
+    costs = {name: cost(given) for name, given in cells.items()}
+    assert {count for name, count in costs.items() if not name.endswith("sgd")} == {100_000}
+    assert cells["resnet20-ensemble"]["passes"] == [4]
+    assert cells["resnet20-ibnn-16"]["passes"] == [16]
+    scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
+    assert len({cost(given) for given in scratch}) == 1
+    node = next(given["experiment"] for given in scratch if given["variant"] == "node-bnn")
+    steps = node["training"]["epochs"] * -(-node["training"]["examples"] // node["training"]["batch_size"])
+    assert node["method"]["warmup_steps"] == 2 * steps // 3
+
+
+def test_which_rows_are_run() -> None:
+    names = [cell.name for cell in node_bnn.tuned_cells("cpu", ("resnet56-ibnn-4", "resnet20-sgd"))]
+    assert names == ["resnet20-sgd", "resnet56-ibnn-4"]
+    with pytest.raises(ValueError, match="Unknown row 'resnet20-ibnn-5'"):
+        node_bnn.tuned_cells("cpu", ("resnet20-ibnn-5",))
+
+
+def test_the_sizes(tmp_path: Path) -> None:
+    records = {cell.name: record for cell, record in STUDY.cells[1](tmp_path, scale="smoke", jobs=1)}
+    table = STUDY.table[1](records, "smoke")
+    assert [row[5] for row in table.rows][1:] == [row[6] for row in table.rows][1:], "the paper's nodes are ours"
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_pretrained_rows(tmp_path: Path) -> None:
+    """Every kind of row once, on digits; and again from its records."""
+    wanted = ("convnet-sgd", "convnet-mc-dropout", "convnet-ensemble", "convnet-ibnn-4")
+    found = list(node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted))
+    records = {cell.name: record for cell, record in found}
+    assert set(records) == set(wanted)
+    assert set(records["convnet-sgd"]["numbers"]) == {"1", "scaled"}
+    assert set(records["convnet-mc-dropout"]["numbers"]) == {"4", "32"}
+    assert (tmp_path / "pretrained" / "runs" / "convnet-ensemble" / "member3" / "result.json").exists()
+    node = Run(tmp_path / "pretrained" / "runs" / "convnet-ibnn-4" / "run")
+    own = node.posterior()
+    assert records["convnet-ibnn-4"]["parameters"]["nodes"] == 2 * own.loc.numel()  # type: ignore[union-attr]
+    assert node.experiment().model["weights"].endswith("twin")
+    table = node_bnn.tuned_table(records, "smoke")
+    assert [row[1] for row in table.rows] == ["1", "1", "4", "32", "4", "4"]
+    assert table.rows[0][2] == "23.87"
+    assert table.rows[1][2] is None
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    again = {c.name: r for c, r in node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted)}
+    assert again == records
+
+
+def test_shifted_rows(tmp_path: Path) -> None:
+    cells = {cell.name: cell for cell in (*node_bnn.scratch_cells("smoke"), *node_bnn.gamma_cells("smoke"))}
+    records = {}
+    for name in ("convnet-ensemble", "convnet-node-bnn-0", "convnet-node-bnn-10"):
+        records[name] = node_train.shift_cell(cells[name].arguments, tmp_path / name)
+        assert set(records[name]["shift"]["severities"]) == set("12345")
+    assert node_bnn.scratch_cells("smoke")[3] == node_bnn.gamma_cells("smoke")[0], "trained once for both tables"
+    table = node_bnn.scratch_table({n: records[n] for n in list(records)[:2]}, "smoke")
+    assert [row[0] for row in table.rows] == ["convnet ensemble of 4", "convnet node-BNN"]
+    swept = node_bnn.gamma_table({n: records[n] for n in list(records)[1:]}, "smoke")
+    assert [row[0] for row in swept.rows] == ["0", "10"]
+    assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
+    wrong = records["convnet-node-bnn-0"]["shift"]["severities"]["3"]["accuracy"]
+    assert swept.rows[0][5] == f"{100 * (1 - wrong):.1f}"
+
+
+def test_scaled_probabilities_use_the_other_half() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, (200,), generator=generator)
+    logits = 3 * torch.randn(200, 3, generator=generator) + 2 * torch.nn.functional.one_hot(labels, 3)
+    probs = logits.softmax(1)
+    scaled = node_train.cross_scaled(probs, labels)
+    fitted = temperature_scale(probs[1::2].log(), labels[1::2])
+    torch.testing.assert_close(scaled[::2], fitted(probs[::2].log()))
+    assert node_train.scores(scaled, labels)["nll"] < node_train.scores(probs, labels)["nll"]
+    assert node_train.scores(scaled, labels)["error"] == node_train.scores(probs, labels)["error"]
+
+
+# -- folders of images -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes, a few images of different sizes."""
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 5), ("val", 3)):
+        for label, name in enumerate(("cat", "dog")):
+            place = tmp_path / "images" / part / name
+            place.mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(0, 128, (40 + index, 50, 3)) + 120 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index}.JPEG")
+            (place / "notes.txt").write_text("no image")
+    return tmp_path / "images"
+
+
+def test_folders_of_images_repeat_by_seed_and_epoch(folder: Path) -> None:
+    images = node_imagenet.FolderImages(folder / "train")
+    assert (len(images), images.class_names) == (10, ["cat", "dog"])
+    sizes: dict[str, Any] = {"batch_size": 4, "crop": 32, "resize": 36}
+    loader = node_imagenet.FolderBatches(images, **sizes, seed=1)
+    first, second = list(loader), list(loader)
+    loader.set_epoch(0)
+    again = list(loader)
+    assert [len(y) for _, y in first] == [4, 4, 2] == [len(loader)] * 0 + [4, 4, 2]
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], second[0][0])
+    in_order = node_imagenet.FolderBatches(images, **sizes, seed=None)
+    x, y = (torch.cat(parts) for parts in zip(*in_order, strict=True))
+    assert y.tolist() == [0] * 5 + [1] * 5
+    assert x.shape == (10, 3, 32, 32)
+    assert x[:5].mean() < x[5:].mean() - 0.3
+
+
+def test_boxes() -> None:
+    assert node_imagenet.centre_box((100, 50), 0.5) == (37.5, 12.5, 62.5, 37.5)
+    generator = torch.Generator().manual_seed(0)
+    for size in ((100, 50), (20, 300), (64, 64)):
+        for _ in range(200):
+            (left, top, right, bottom), _ = node_imagenet.random_box(size, generator)
+            assert 0 <= left < right <= size[0] + 1e-6
+            assert 0 <= top < bottom <= size[1] + 1e-6
+
+
+def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
+    rows = ("resnet50-sgd", "resnet50-ibnn-4")
+    run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", jobs=1, rows=rows, data="imagenet", root=str(folder))
+    records = {cell.name: record for cell, record in run}
+    table = node_bnn.tuned_table(records, "smoke")
+    assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
+    assert (tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt").exists()
+    assert len(node_imagenet.cells("paper", (), str(folder))) == 5
+
+
+def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs --root"):
+        node_imagenet.cells("smoke", (), None)
+    with pytest.raises(ValueError, match="Unknown row 'resnet20'"):
+        node_imagenet.cells("smoke", ("resnet20",), str(folder))
+    with pytest.raises(Exception, match="holds no images"):
+        node_imagenet.FolderImages(tmp_path / "nowhere")
+    (cell,) = node_imagenet.cells("cpu", ("resnet50-sgd",), str(folder))
+    with pytest.raises(Exception, match=r"resnet50.safetensors or resnet50.pth"):
+        node_imagenet.tune_cell({**cell.arguments, "width": 4, "crop": 32}, tmp_path / "run")
+    (folder / "val" / "dog").rename(folder / "val" / "fox")
+    with pytest.raises(ValueError, match="other classes"):
+        node_imagenet.tune_cell(cell.arguments, tmp_path / "run")
+    assert issubclass(CredoError, Exception)
+
+
+def test_training_sizes_are_those_of_the_data() -> None:
+    assert node_rows.TRAIN_SIZES["digits"] == len(load_dataset("digits").train)

@@ -1,0 +1,96 @@
+"""Options of natural-gradient methods that cannot be meant: refused at construction, by the name that was given."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import credo
+from credo import optim
+from credo.methods.kfac_blocks import DiagonalBlock, KroneckerBlock
+
+WARM = {"temperature_start": 0.1, "warmup_steps": 10}
+WARMUPS = [
+    ({"temperature_start": 0.0}, r"temperature_start=0\.0 must be positive"),
+    ({"temperature_start": -0.5}, r"temperature_start=-0\.5 must be positive"),
+    ({"temperature_start": math.inf}, "temperature_start=inf must be positive and finite"),
+    ({"temperature_start": math.nan}, "temperature_start=nan must be positive and finite"),
+    ({"temperature_start": None}, "temperature_start=None and warmup_steps=10 belong together"),
+    ({"warmup_steps": 0}, r"temperature_start=0\.1 and warmup_steps=0 belong together"),
+    ({"warmup_steps": -10}, "warmup_steps=-10 must be a whole number"),
+    ({"warmup_steps": 2.5}, r"warmup_steps=2\.5 must be a whole number"),
+]
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.NoisyKFAC])
+@pytest.mark.parametrize(("options", "message"), WARMUPS)
+def test_a_warm_up_that_cannot_be_meant_is_refused(method: Any, options: dict[str, Any], message: str) -> None:
+    method(nn.Linear(2, 2), data_size=10, **WARM)
+    with pytest.raises(ValueError, match=message):
+        method(nn.Linear(2, 2), data_size=10, **{**WARM, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "at_least"),
+    [({"temperature": 4.0}, 0.75), ({"temperature": 0.5, "temperature_start": 2.0, "warmup_steps": 9}, 0.5)],
+)
+def test_the_papers_temperature_must_not_make_the_curvature_negative(options: dict[str, Any], at_least: float) -> None:
+    """It multiplies s by 1 − τ(1 − decay)."""
+    credo.VOGN(nn.Linear(2, 2), data_size=10, paper_tau=True, curvature_decay=at_least, **options)
+    credo.VOGN(nn.Linear(2, 2), data_size=10, curvature_decay=0.1, **options)
+    with pytest.raises(ValueError, match=rf"paper_tau=True.*curvature_decay=0\.1.*at least {at_least}"):
+        credo.VOGN(nn.Linear(2, 2), data_size=10, paper_tau=True, curvature_decay=0.1, **options)
+
+
+@pytest.mark.parametrize("decay", [0, 0.0, -1e-4, math.inf, math.nan])
+def test_weight_decay_is_called_by_its_name(decay: float) -> None:
+    for method in (credo.IVON, optim.IVON):
+        with pytest.raises(ValueError, match=rf"^weight_decay={decay} must be positive"):
+            method(nn.Linear(2, 2), data_size=10, weight_decay=decay)
+    with pytest.raises(ValueError, match=r"^prior_precision=0 must be positive"):
+        credo.IVON(nn.Linear(2, 2), data_size=10, prior_precision=0)
+
+
+def nll(net: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return F.cross_entropy(net(torch.randn(8, 3, generator=generator)), torch.arange(8) % 2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("kind", [KroneckerBlock, DiagonalBlock])
+def test_a_kl_that_fails_changes_nothing(steps: int, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = credo.NoisyKFAC(network(), data_size=10, random="*")
+    for _ in range(steps):
+        posterior.step(nll)
+    before = {key: t.clone() for key, t in posterior.state_dict().items() if isinstance(t, Tensor)}
+
+    def fail(*_: Any) -> float:
+        raise ArithmeticError("no KL")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "kl", fail)
+        with pytest.raises(ArithmeticError, match="no KL"):
+            posterior.step(nll)
+    assert all(torch.equal(posterior.state_dict()[key], tensor) for key, tensor in before.items())
+    assert posterior.steps == steps
+    assert math.isfinite(posterior.step(nll).loss)
+
+
+def test_the_first_kl_is_that_of_the_first_posterior() -> None:
+    """Before the first step there is none; with a diagonal for all it is a sum over independent weights."""
+    posterior = credo.NoisyKFAC(network(), data_size=10, diagonal="*", random="*", prior_precision=4.0)
+    kl = posterior.step(nll).kl
+    prior = torch.distributions.Normal(0.0, 0.5)
+    means, stds = posterior.mean(), posterior.std()
+    each = [
+        torch.distributions.kl_divergence(torch.distributions.Normal(means[n], stds[n]), prior).sum() for n in means
+    ]
+    assert kl == pytest.approx(float(sum(each)), rel=1e-5)
