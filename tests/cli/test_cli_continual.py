@@ -59,12 +59,24 @@ def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refu
         (("method.name=vogn", "method.prior_precision=3"), "continual.prior"),
         (("method.name=ensemble", "continual.carry=nothing"), "takes no prior"),
         (("continual.count=3", "continual.tasks=split"), "equal size"),
+        (("continual=3",), "must be a section"),
+        (("method=vogn",), "must be a section"),
+        (("training.examples=100",), "has no meaning"),
+        (("continual.draws=0",), "draws"),
         (("none.toml",), "There is no file"),
         (("a.toml", "b.toml"), "One TOML file"),
     ],
 )
 def test_what_makes_no_sequence_is_refused(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
     assert message in refused("continual", *arguments)
+
+
+def test_a_refused_command_leaves_the_folder_free(call: Call, refused: Refused) -> None:
+    split = ("continual.tasks=split", "training.epochs=1", "model.hidden=[8]", "--run", "seq")
+    refused("continual", *split, "continual.count=3")
+    call("continual", *split, "training.schedule=steps", "training.milestones=[1]", "continual.count=5")
+    page = Path("seq/report.html").read_text()
+    assert page.count("<path ") == 5  # four tasks that others followed, and their mean
 
 
 def test_names_of_tasks_are_escaped_in_the_report() -> None:

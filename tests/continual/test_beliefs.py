@@ -103,6 +103,7 @@ def test_merging_halves_is_training_on_all() -> None:
     torch.testing.assert_close(merged.mean()["weight"][0], mean, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(merged.std()["weight"][0], std, rtol=1e-9, atol=1e-12)  # softplus and back
     assert merged.data_size == 120
+    assert isinstance(credo.predict(merged, parts[0].x, draws=2), credo.RegressionPrediction)
 
 
 def test_a_merged_posterior_predicts_trains_and_saves(tmp_path: Any) -> None:
@@ -161,7 +162,7 @@ def test_compare_is_the_kl_of_each_layer() -> None:
         )
         assert value == pytest.approx(float(want), rel=1e-4)
     assert credo.compare(a, a) == {"0": pytest.approx(0.0, abs=1e-4), "2": pytest.approx(0.0, abs=1e-4)}
-    with pytest.raises(ValueError, match="Only one of the posteriors"):
+    with pytest.raises(ValueError, match="do not both have"):
         credo.compare(a, wide(0.1))
 
 
@@ -187,3 +188,27 @@ def test_a_belief_needs_positive_deviations() -> None:
         Belief({"w": torch.zeros(2)}, {"w": torch.zeros(2)})
     with pytest.raises(ValueError, match="same shape"):
         Belief({"w": torch.zeros(2)}, {"w": torch.ones(3)})
+
+
+def test_order_of_a_belief_does_not_matter() -> None:
+    posterior = credo.BBB(nn.Linear(3, 2), data_size=10, rho_init=(-3.0, 0.5))
+    belief = belief_of(posterior)
+    turned = Belief(belief.mean, dict(reversed(belief.std.items())))
+    torch.testing.assert_close(turned.posterior(nn.Linear(3, 2), data_size=10).std(), posterior.std())
+
+
+def test_points_and_shapes_that_differ_are_refused() -> None:
+    def part(shift: float) -> credo.BBB:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        net[1].running_mean += shift
+        return credo.BBB(net, data_size=10, std_init=0.1)
+
+    credo.merge([part(0.0), part(0.0)])
+    with pytest.raises(ValueError, match="running_mean is not random"):
+        credo.merge([part(0.0), part(5.0)])
+    with pytest.raises(ValueError, match="of one shape"):
+        credo.compare(wide(0.1), wide(0.1, inputs=1))
+    other = credo.BBB(nn.Linear(3, 2), data_size=10, std_init=0.1, likelihood=credo.GaussianNoise(0.3))
+    with pytest.raises(ValueError, match="different likelihoods"):
+        credo.merge([wide(0.1), other])

@@ -1,5 +1,6 @@
 """Task sequences, what a learner keeps of them, its baselines, and going on after a stop."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_consolidation_adds_the_fisher_information() -> None:
     )
     list(learner.learn(task))
     net = network(10)
-    learner.kept.fill_(net, "shared", means=True)
+    learner.kept.fill_(net, task, means=True)
     slow = torch.zeros(10)
     for x, y in zip(*(DIGITS.train.subset(range(50)).x, DIGITS.train.subset(range(50)).y), strict=True):
         x = x.float() / 255 if x.dtype == torch.uint8 else x
@@ -211,9 +212,13 @@ def test_bad_choices_are_refused() -> None:
         Learner(network, vogn(), epochs=1, carry="memory")
     with pytest.raises(ValueError, match="strength"):
         Learner(network, vogn(), epochs=1, strength=0.0)
-    with pytest.raises(RuntimeError, match="Nothing was learned"):
+    with pytest.raises(RuntimeError, match="was not learned"):
         Learner(network, vogn(), epochs=1).posterior(permuted_tasks(DIGITS, 1)[0])
-    assert isinstance(DIGITS.train, Split)
+    with pytest.raises(ValueError, match="draws"):
+        Learner(network, vogn(), epochs=1, draws=0)
+    scaled = Learner(lambda classes: nn.Sequential(network(classes), nn.PReLU()), vogn(), epochs=1)
+    assert len(list(scaled.learn(split_tasks(DIGITS, 5)[0]))) == 1
+    assert any(key.startswith("0.3.weight@") for key in scaled.kept.mean)  # the head is the layer with the classes
 
 
 @pytest.mark.parametrize("carry", ["posterior", "nothing"])
@@ -233,3 +238,97 @@ def test_joint_training_judges_examples_by_their_own_head() -> None:
     learner = Learner(network, partial(credo.MAP, lr=0.0), epochs=1, batch_size=64, carry="nothing")
     (record,) = learn_jointly(learner, tasks)
     assert record.nll == pytest.approx(0.0, abs=1e-6)
+
+
+def normed(classes: int) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
+
+
+@pytest.mark.parametrize("random", ["all", "weights", "1.*"])
+def test_heads_without_noise_are_not_mixed_up(random: str) -> None:
+    tasks = split_tasks(DIGITS, 5)[:2]
+    learner = Learner(normed, partial(credo.BBB, lr=1e-2, random=random), epochs=4, batch_size=64, restart=False)
+    list(learner.learn(tasks[0]))
+    own = {name: p.detach().clone() for name, p in learner.posterior(tasks[0]).model[4].named_parameters()}
+    with pytest.raises(RuntimeError, match="was not learned"):
+        learner.posterior(tasks[1])
+    list(learner.learn(tasks[1]))
+    assert learner.accuracy(tasks[1]) > 0.75
+    for name, parameter in learner.posterior(tasks[0]).model[4].named_parameters():
+        assert torch.equal(parameter, own[name])
+
+
+@pytest.mark.parametrize("carry", ["posterior", "nothing"])
+def test_joint_training_keeps_running_statistics_and_points(carry: str) -> None:
+    data = [Split(2 * s.x + 1, s.y) for s in (DIGITS.train, DIGITS.test)]  # far from statistics that were never seen
+    tasks = [Task("all", lambda: (data[0], data[1]), 10)]
+    make: Any = partial(credo.BBB, lr=1e-2, random="weights", temperature=0.1)
+    learner = Learner(
+        normed, make if carry == "posterior" else partial(credo.MAP, lr=1e-2), epochs=6, batch_size=64, carry=carry
+    )
+    list(learn_jointly(learner, tasks))
+    assert learner.accuracy(tasks[0]) > 0.85
+    statistics = learner.posterior(tasks[0]).model[2].running_mean
+    assert statistics is not None
+    assert statistics.abs().max() > 0.05
+
+
+def test_tied_weights_restart_too() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+            self.second = nn.Linear(64, 64)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.flatten(1)
+            return self.last(self.second(self.first(x).relu()).relu())  # type: ignore[no-any-return]
+
+    def build(_: int) -> nn.Module:
+        torch.manual_seed(1)
+        return Tied()
+
+    starts: list[torch.Tensor] = []
+
+    def make(model: nn.Module, *, data_size: int, prior: credo.Gaussian) -> credo.BBB:
+        starts.append(model.get_parameter("first.weight").detach().clone())
+        return credo.BBB(model, data_size=data_size, prior=prior, lr=1e-2)
+
+    learner = Learner(build, make, epochs=1, batch_size=64)
+    for task in permuted_tasks(DIGITS, 2):
+        list(learner.learn(task))
+    assert torch.equal(starts[0], starts[1])
+    assert not any(key.startswith("others") for key in learner.state())
+
+
+def test_many_coresets_come_back_in_their_order() -> None:
+    task = permuted_tasks(DIGITS, 1)[0]
+    learner = Learner(network, vogn(), epochs=1, coreset=2)
+    learner.coresets["shared"] = [Split(torch.full((1, 1), float(i)), torch.tensor([i])) for i in range(12)]
+    again = Learner(network, vogn(), epochs=1, coreset=2)
+    again.load_state(dict(sorted(learner.state().items())))
+    assert [int(part.y) for part in again.coresets["shared"]] == list(range(12))
+    assert task.head == "shared"
+
+
+@pytest.mark.parametrize("method", ["ivon", "noisy-kfac"])
+def test_other_posteriors_carry_on(method: str) -> None:
+    tasks = split_tasks(DIGITS, 5)[:2]
+    options = {"lr": 0.1, "curvature_init": 0.1, "curvature_decay": 0.98} if method == "ivon" else {"lr": 1e-3}
+    learner = Learner(network, partial(credo.METHODS[method], **options), epochs=20, batch_size=32)
+    for task in tasks:
+        list(learner.learn(task))
+    assert min(learner.accuracy(task) for task in tasks) > 0.75
+
+
+def test_data_sets_with_heads_of_their_own_are_learned_in_turn() -> None:
+    halves = [Split(s.x[s.y < 4], s.y[s.y < 4]) for s in (DIGITS.train, DIGITS.test)]
+    few = dataclasses.replace(DIGITS, name="few", train=halves[0], test=halves[1], classes=4)
+    tasks = tasks_of([DIGITS, few])
+    learner = Learner(network, vogn(), epochs=8, batch_size=64)
+    *_, last = run_sequence(learner, tasks)
+    assert min(last.matrix[-1]) > 0.8
+    with pytest.raises(ValueError, match="not possible"):
+        tasks_of([DIGITS, few], heads="single")

@@ -22,7 +22,7 @@ def continual_command(
         list[str] | None,
         typer.Argument(metavar="[EXPERIMENT.toml] [KEY=VALUE]…", help="A TOML file and changes to it."),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Folder; default runs/continual-DATA-TASKS-METHOD.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder; default runs/continual-DATA-TASKS-METHOD[-CARRY].")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
@@ -43,7 +43,8 @@ def continual_command(
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         names = (given.experiment.data["name"], given.continual.tasks, given.experiment.method["name"])
-        folder = run or Path("runs") / "-".join(("continual", *names))
+        carried = () if given.continual.carry == "posterior" else (given.continual.carry,)
+        folder = run or Path("runs") / "-".join(("continual", *names, *carried))
         say(f"folder: {folder}")
         for done in run_continual(given, folder):
             say(f"{done.tasks[-1]}: mean accuracy {done.summary()['accuracy']:.4f}  {done.seconds[-1]:.1f} s")

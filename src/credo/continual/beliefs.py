@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.core.weights import Layout, inverse_softplus, parameters_at
@@ -39,7 +41,14 @@ class Belief:
         """This belief as the prior of what comes next."""
         return Gaussian(dict(self.mean), dict(self.std))
 
-    def posterior(self, model: nn.Module, *, data_size: int, prior: Gaussian | float | None = None) -> BBB:
+    def posterior(
+        self,
+        model: nn.Module,
+        *,
+        data_size: int,
+        prior: Gaussian | float | None = None,
+        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+    ) -> BBB:
         """A mean-field posterior with these moments on `model`, whose weights become the means.
 
         It predicts, prunes, saves and goes on training as any BBB; parameters that the belief does not name stay point
@@ -49,11 +58,11 @@ class Belief:
         missing = [name for name in names if name not in dict(model.named_parameters())]
         if missing:
             raise ValueError(f"{type(model).__name__} has no parameter {', '.join(missing[:5])}: another network?")
-        posterior = BBB(model, data_size=data_size, prior=prior, random=names)
+        posterior = BBB(model, data_size=data_size, prior=prior, random=names, likelihood=likelihood)
         with torch.no_grad():
             for name, parameter in parameters_at(model, names).items():
                 parameter.copy_(self.mean[name])
-            posterior.rho.copy_(inverse_softplus(Layout(self.std).flatten(self.std)))
+            posterior.rho.copy_(inverse_softplus(posterior.layout.flatten(self.std)))
         return posterior
 
 
@@ -73,7 +82,8 @@ def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = N
 
     Exact where each factor is (linear models of independent weights). `prior` is the one that all were trained with,
     read from them unless given. Networks with hidden layers must have started from the same weights, or their units do
-    not correspond. The result is a BBB on a copy of the first one's network, with the sum of their data sizes.
+    not correspond. What has no noise (points, BatchNorm's statistics) must be the same in all. The result is a BBB on a
+    copy of the first one's network, with the sum of their data sizes.
     """
     if len(posteriors) < 2:
         raise ValueError(f"{len(posteriors)} posterior given: merging needs at least two.")
@@ -83,6 +93,7 @@ def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = N
     for index, belief in enumerate(beliefs[1:], 1):
         if {name: tensor.shape for name, tensor in belief.mean.items()} != shapes:
             raise ValueError(f"Posterior {index} has other random parameters than the first: they must be the same.")
+    _check_rest(posteriors, set(shapes))
     common = _bound(_common_prior(posteriors) if prior is None else prior, layout, posteriors[0])
     precisions = [layout.flatten(b.std).pow(-2) for b in beliefs]
     shared = torch.as_tensor(common.std, dtype=layout.dtype, device=precisions[0].device).pow(-2)
@@ -98,19 +109,21 @@ def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = N
     mean = (weighted - times * shared * common.mean) / precision
     product = Belief(_copies(layout.split(mean)), _copies(layout.split(precision.rsqrt())))
     size = sum(posterior.data_size for posterior in posteriors)
-    return product.posterior(copy.deepcopy(posteriors[0].model), data_size=size, prior=common)
+    likelihood = posteriors[0].likelihood.config()
+    return product.posterior(copy.deepcopy(posteriors[0].model), data_size=size, prior=common, likelihood=likelihood)
 
 
 def compare(a: Posterior, b: Posterior) -> dict[str, float]:
     """KL(a ‖ b) in nats of every layer: how much `a` would surprise who believes `b`, and where.
 
     For the same network trained otherwise, on other data, or before and after a task. The sum of the values is the KL
-    of the whole.
+    of the whole; for noisy K-FAC, that of its weights taken one by one.
     """
     first, second = belief_of(a), belief_of(b)
-    if first.mean.keys() != second.mean.keys():
-        odd = sorted(first.mean.keys() ^ second.mean.keys())
-        raise ValueError(f"Only one of the posteriors has {', '.join(odd[:5])} as random parameters.")
+    shapes = [{name: tensor.shape for name, tensor in belief.mean.items()} for belief in (first, second)]
+    if shapes[0] != shapes[1]:
+        odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+        raise ValueError(f"The posteriors do not both have {', '.join(odd[:5])} as random parameters of one shape.")
     found: dict[str, float] = {}
     for name in first.mean:
         centred = Gaussian(second.mean[name].double(), second.std[name].double())
@@ -133,6 +146,19 @@ def _common_prior(posteriors: Sequence[Posterior]) -> Gaussian:
         if not same:
             raise ValueError("The posteriors have different priors. Give the one to divide by as prior=.")
     return first
+
+
+def _check_rest(posteriors: Sequence[Posterior], random: set[str]) -> None:
+    """Refuse what has no product: points and statistics that differ."""
+    first, *others = (posterior.model.state_dict() for posterior in posteriors)
+    for name, value in first.items():
+        if name not in random and any(not torch.equal(value, other[name]) for other in others):
+            raise ValueError(
+                f"{name} is not random and differs between the posteriors: its product means nothing. Merge posteriors "
+                "that have these parameters and statistics in common (frozen ones, or random='*')."
+            )
+    if any(p.likelihood.config() != posteriors[0].likelihood.config() for p in posteriors[1:]):
+        raise ValueError("The posteriors have different likelihoods: they are no parts of one posterior.")
 
 
 def _bound(prior: Gaussian | float, layout: Layout, posterior: Posterior) -> Gaussian:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.continual.beliefs import Belief, Tensors, belief_of
-from credo.continual.kept import Kept
+from credo.continual.kept import Kept, head_of
 from credo.continual.learner import Learner
 from credo.continual.tasks import Task
-from credo.core.weights import random_names
 from credo.data import Batches, Split
 from credo.training import EpochRecord, train
 
@@ -30,32 +29,30 @@ def learn_jointly(learner: Learner, tasks: Sequence[Task]) -> Iterator[EpochReco
     together = Split(torch.cat([split.x for split in splits]), torch.cat(labels))
     network = learner.build(sum(heads.values()))
     posterior = learner.make(network, data_size=len(together), prior=learner.prior)
-    head_of = torch.repeat_interleave(torch.arange(len(heads)), torch.tensor([*heads.values()]))
-    loader = Batches(together, batch_size=learner.batch_size, seed=learner.seed)
+    owners = torch.repeat_interleave(torch.arange(len(heads)), torch.tensor([*heads.values()]))
+    loader = Batches(together, batch_size=learner.batch_size, seed=learner.seed, device=posterior.device)
     yield from train(
         posterior,
         loader,
         epochs=learner.epochs,
         schedule=learner.schedule,
         seed=learner.seed,
-        nll=partial(_own_head_nll, head_of),
+        nll=partial(_own_head_nll, owners),
     )
-    last = set(random_names(network, "last"))
+    last = head_of(network, sum(heads.values()))
     belief = belief_of(posterior) if learner.carry == "posterior" else None
     learner.kept, learner.coresets = Kept(), {}
-    for head, classes in heads.items():
-        rows = slice(starts[head], starts[head] + classes)
-        part = learner.build(classes)
-        if belief is None:
-            values = _rows({name: p.detach() for name, p in network.named_parameters()}, last, rows)
-            learner.kept.take_means(_filled(part, values), head)
-        else:
-            learner.kept.take(part, head, Belief(_rows(belief.mean, last, rows), _rows(belief.std, last, rows)))
+    for task in {task.head: task for task in tasks}.values():
+        rows = slice(starts[task.head], starts[task.head] + task.classes)
+        part = learner.build(task.classes)
+        part.load_state_dict(_rows(network.state_dict(), last, rows))
+        own = None if belief is None else Belief(_rows(belief.mean, last, rows), _rows(belief.std, last, rows))
+        learner.kept.take(part, task, own)
 
 
-def _own_head_nll(head_of: Tensor, net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def _own_head_nll(heads: Tensor, net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
-    owners = head_of.to(y.device)
+    owners = heads.to(y.device)
     foreign = owners.unsqueeze(0) != owners[y].unsqueeze(1)
     return F.cross_entropy(net(x).masked_fill(foreign, float("-inf")), y)
 
@@ -64,13 +61,6 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     return [sum(sizes[:index]) for index in range(len(sizes))]
 
 
-def _rows(values: Tensors, last: set[str], rows: slice) -> Tensors:
+def _rows(values: Mapping[str, Tensor], last: set[str], rows: slice) -> Tensors:
     """All values, of the last layer only the rows of one head."""
     return {name: (value[rows] if name in last else value).clone() for name, value in values.items()}
-
-
-@torch.no_grad()
-def _filled(network: nn.Module, values: Tensors) -> nn.Module:
-    for name, parameter in network.named_parameters():
-        parameter.copy_(values[name])
-    return network

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.continual.beliefs import Belief, Tensors
+from credo.continual.tasks import Task
 from credo.core.prior import Gaussian
-from credo.core.weights import random_names
 
 
 @dataclass
@@ -21,15 +21,19 @@ class Kept:
     std: Tensors = field(default_factory=dict)
     others: Tensors = field(default_factory=dict)
 
-    def of(self, network: nn.Module, head: str) -> tuple[Tensors, Tensors]:
+    def of(self, network: nn.Module, task: Task) -> tuple[Tensors, Tensors]:
         """Means and deviations known of a network's parameters, under their names in it."""
-        keys = _keys(network, head)
+        keys = _keys(network, task)
         means, stds = ({n: known[k] for n, k in keys.items() if k in known} for known in (self.mean, self.std))
         return means, stds
 
-    def prior(self, network: nn.Module, head: str, first: Gaussian) -> Gaussian:
+    def knows(self, network: nn.Module, task: Task) -> bool:
+        """Whether everything of this network was learned, the head of the task too."""
+        return all(key in self.mean or key in self.others for key in _keys(network, task).values())
+
+    def prior(self, network: nn.Module, task: Task, first: Gaussian) -> Gaussian:
         """What is known as a prior; `first` for parameters of which nothing is."""
-        mean, std = self.of(network, head)
+        mean, std = self.of(network, task)
         if not std:
             return first
         if isinstance(first.mean, Tensor) or isinstance(first.std, Tensor):
@@ -37,28 +41,32 @@ class Kept:
         return Gaussian({**mean, "*": first.mean}, {**std, "*": first.std})
 
     @torch.no_grad()
-    def fill_(self, network: nn.Module, head: str, *, means: bool) -> None:
+    def fill_(self, network: nn.Module, task: Task, *, means: bool) -> None:
         """Put what is known into a network: what has no noise and, if `means`, the means of the rest."""
-        state = network.state_dict(keep_vars=True)
-        for name, value in {**self.others, **(self.of(network, head)[0] if means else {})}.items():
-            if name in state and state[name].shape == value.shape:
-                state[name].copy_(value)
+        known = {**self.others, **(self.mean if means else {})}
+        for name, key in _keys(network, task).items():
+            if key not in known:
+                continue
+            tensor, value = _tensors(network)[name], known[key]
+            if tensor.shape != value.shape:
+                raise ValueError(
+                    f"{name} has shape {list(tensor.shape)}, what was learned of it {list(value.shape)}: tasks that "
+                    "share a head must have equally many classes."
+                )
+            tensor.copy_(value)
 
-    def take(self, network: nn.Module, head: str, belief: Belief) -> None:
-        """Remember a belief about some of a network's parameters, and all else as the network has it."""
-        keys = _keys(network, head)
-        self.mean |= {keys[name]: value for name, value in belief.mean.items()}
-        self.std |= {keys[name]: value for name, value in belief.std.items()}
-        self._take_others(network, set(belief.mean))
-
-    def take_means(self, network: nn.Module, head: str) -> None:
-        """Remember a point estimate."""
-        keys = _keys(network, head)
-        self.mean |= {keys[name]: p.detach().clone() for name, p in network.named_parameters()}
-        self._take_others(network, set(keys))
-
-    def _take_others(self, network: nn.Module, known: set[str]) -> None:
-        self.others = {n: t.detach().clone() for n, t in network.state_dict().items() if n not in known}
+    def take(self, network: nn.Module, task: Task, belief: Belief | None) -> None:
+        """Remember a belief about some of a network's parameters (None: a point estimate of all), and all the rest."""
+        keys, tensors = _keys(network, task), _tensors(network)
+        if belief is None:
+            parameters = dict(network.named_parameters())
+            self.mean |= {keys[name]: p.detach().clone() for name, p in parameters.items()}
+            known = set(parameters)
+        else:
+            self.mean |= {keys[name]: value for name, value in belief.mean.items()}
+            self.std |= {keys[name]: value for name, value in belief.std.items()}
+            known = set(belief.mean)
+        self.others |= {key: tensors[name].detach().clone() for name, key in keys.items() if name not in known}
 
     def state(self) -> Tensors:
         """As tensors by name."""
@@ -76,7 +84,22 @@ class Kept:
         return cls(**groups)
 
 
-def _keys(network: nn.Module, head: str) -> dict[str, str]:
-    """Parameter name to where it is kept: those of the last layer, its head, with the head's name behind an @."""
-    last = set(random_names(network, "last"))
-    return {name: f"{name}@{head}" if name in last else name for name, _ in network.named_parameters()}
+def head_of(network: nn.Module, classes: int) -> set[str]:
+    """Names of the last layer: the last one whose parameters all have a row for each class."""
+    layers: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, parameter in network.named_parameters():
+        layers.setdefault(name.rpartition(".")[0], []).append((name, parameter))
+    for entries in reversed(layers.values()):
+        if all(tensor.dim() and len(tensor) == classes for _, tensor in entries):
+            return {name for name, _ in entries}
+    raise ValueError(f"{type(network).__name__} has no layer of {classes} outputs, which would be the task's head.")
+
+
+def _keys(network: nn.Module, task: Task) -> dict[str, str]:
+    """Name to where it is kept, once for tied ones: those of the head with the head's name behind an @."""
+    head = head_of(network, task.classes)
+    return {name: f"{name}@{task.head}" if name in head else name for name in _tensors(network)}
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}

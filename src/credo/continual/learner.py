@@ -9,7 +9,7 @@ prior's precision grows by the Fisher information, plain fine-tuning one whose p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from credo.continual.beliefs import Belief, Tensors, belief_of
 from credo.continual.kept import Kept
 from credo.continual.tasks import Task
+from credo.core.counts import checked_count
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
@@ -29,6 +30,7 @@ from credo.data import Batches, Split, split_validation
 from credo.methods import MAP
 from credo.predict import ClassPrediction, predict
 from credo.training import EpochRecord
+from credo.training.schedule import Schedule
 
 CARRIES = ("posterior", "fisher", "nothing")
 
@@ -46,8 +48,8 @@ class Learner:
     `make(network, data_size=, prior=)` makes its posterior: a method with options, `partial(credo.VOGN, lr=…)`; give
     the first prior here, as `prior`. `carry`: `"posterior"` (the posterior becomes the next prior), `"fisher"` (for
     MAP: elastic weight consolidation, its Fisher information times `strength`) or `"nothing"` (fine-tuning). `restart`
-    begins every task with the means of `build`; by default only `"posterior"` does. `coreset`: that many examples of
-    each task are kept back and learned last, before predicting (Nguyen et al. 2018).
+    begins every task with the means of `build`; by default only `"posterior"` does. Deviations always begin anew.
+    `coreset`: that many examples of each task are kept back and learned last, before predicting (Nguyen et al. 2018).
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Learner:
         coreset: int = 0,
         coreset_epochs: int | None = None,
         draws: int = 32,
-        schedule: str = "constant",
+        schedule: str | Schedule = "constant",
         seed: int = 0,
     ) -> None:
         if carry not in CARRIES:
@@ -78,8 +80,9 @@ class Learner:
         self.build, self.make, self.carry = build, make, carry
         self.prior = prior if isinstance(prior, Gaussian) else Gaussian(0.0, prior)
         self.restart = carry == "posterior" if restart is None else restart
-        self.epochs, self.batch_size, self.schedule, self.seed = epochs, batch_size, schedule, seed
-        self.strength, self.draws = strength, draws
+        self.epochs, self.batch_size = checked_count("epochs", epochs), checked_count("batch_size", batch_size)
+        self.schedule, self.seed = schedule, seed
+        self.strength, self.draws = strength, checked_count("draws", draws)
         self.coreset, self.coreset_epochs = coreset, coreset_epochs or epochs
         self.kept = Kept()
         self.coresets: dict[str, list[Split]] = {}
@@ -93,21 +96,21 @@ class Learner:
             train, held_back = split_validation(train, size=self.coreset, seed=self.seed)
         posterior = self._start(task, len(train))
         yield from self._train(posterior, train, task.name, self.epochs, checkpoint)
-        self._keep(posterior, task.head, train)
+        self.kept.take(posterior.model, task, self._belief(posterior, task, train))
         if held_back is not None:
             self.coresets.setdefault(task.head, []).append(held_back)
 
     def _start(self, task: Task, data_size: int) -> Posterior:
         network = self.build(task.classes)
-        self.kept.fill_(network, task.head, means=not self.restart)
-        return self.make(network, data_size=data_size, prior=self.kept.prior(network, task.head, self.prior))
+        self.kept.fill_(network, task, means=not self.restart)
+        return self.make(network, data_size=data_size, prior=self.kept.prior(network, task, self.prior))
 
     def _train(
         self, posterior: Posterior, train: Split, name: str, epochs: int, checkpoint: Path | str | None = None
     ) -> Iterator[EpochRecord]:
         from credo.training.progress import shown  # rich is slow to import
 
-        loader = Batches(train, batch_size=self.batch_size, seed=self.seed)
+        loader = Batches(train, batch_size=self.batch_size, seed=self.seed, device=posterior.device)
         yield from shown(
             posterior,
             loader,
@@ -118,18 +121,15 @@ class Learner:
             seed=self.seed,
         )
 
-    def _keep(self, posterior: Posterior, head: str, train: Split) -> None:
+    def _belief(self, posterior: Posterior, task: Task, train: Split) -> Belief | None:
+        """What is carried on; None where nothing but the point estimate is."""
         if self.carry == "nothing":
-            self.kept.take_means(posterior.model, head)
-        elif self.carry == "posterior":
-            self.kept.take(posterior.model, head, belief_of(posterior))
-        else:
-            self.kept.take(posterior.model, head, self._consolidated(posterior, head, train))
-
-    def _consolidated(self, posterior: Posterior, head: str, train: Split) -> Belief:
-        """The point estimate with the precision there was before, plus N times the mean squared gradient."""
+            return None
+        if self.carry == "posterior":
+            return belief_of(posterior)
+        # Elastic weight consolidation: the precision there was before, plus N times the mean squared gradient.
         parameters = parameters_at(posterior.model, random_names(posterior.model, "all"))
-        known = self.kept.of(posterior.model, head)[1]
+        known = self.kept.of(posterior.model, task)[1]
         squares = self._summed_squares(posterior, train)
         mean = {name: p.detach().clone() for name, p in parameters.items()}
         before = {name: torch.as_tensor(known.get(name, self.prior.std)).to(p) for name, p in mean.items()}
@@ -140,7 +140,7 @@ class Learner:
         """Σ over the training set of the squared gradients of single examples, at the mean."""
         posterior.eval()
         total: Tensors = {}
-        for batch in Batches(train, batch_size=self.batch_size, shuffle=False):
+        for batch in Batches(train, batch_size=self.batch_size, shuffle=False, device=posterior.device):
             found = per_example_squares(posterior.model, partial(_loss, posterior, batch))
             for name, value in found.squares.items():
                 total[name] = total[name] + value if name in total else value
@@ -149,22 +149,28 @@ class Learner:
     # -- what is known ---------------------------------------------------------------------------------------
 
     def posterior(self, task: Task) -> Posterior:
-        """What is known now, as a posterior with the head of `task`; a point estimate where nothing is random.
+        """What is known now, as a posterior with the head of `task`; a point estimate where only points are carried.
 
         With coresets, those of this head are learned first, from what is known as prior.
         """
         network = self.build(task.classes)
-        mean, std = self.kept.of(network, task.head)
-        if not mean:
-            raise RuntimeError("Nothing was learned yet: call learn(task) and take all of its records.")
-        self.kept.fill_(network, task.head, means=True)
-        if self.carry != "posterior":
-            return MAP(network, data_size=1)
+        if not self.kept.knows(network, task):
+            raise RuntimeError(f"{task.name} was not learned: call learn(task) and take all of its records.")
         parts = self.coresets.get(task.head)
-        if not parts:
-            return Belief(mean, std).posterior(network, data_size=1)
+        if parts and self.carry == "posterior":
+            return self._after_coresets(network, task, parts)
+        # The method says what the outputs mean; it may change the network, which therefore is filled afterwards.
+        likelihood = self.make(network, data_size=1, prior=self.prior).likelihood
+        self.kept.fill_(network, task, means=True)
+        if self.carry != "posterior":
+            return MAP(network, data_size=1, likelihood=likelihood)
+        return Belief(*self.kept.of(network, task)).posterior(network, data_size=1, likelihood=likelihood)
+
+    def _after_coresets(self, network: nn.Module, task: Task, parts: Sequence[Split]) -> Posterior:
         examples = Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
-        final = self.make(network, data_size=len(examples), prior=self.kept.prior(network, task.head, self.prior))
+        self.kept.fill_(network, task, means=True)
+        prior = self.kept.prior(network, task, self.prior)
+        final = self.make(network, data_size=len(examples), prior=prior)
         for _ in self._train(final, examples, "coreset", self.coreset_epochs):
             pass
         return final
@@ -188,9 +194,10 @@ class Learner:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave."""
         self.kept, self.coresets = Kept.from_state(state), {}
-        for key in (key for key in state if key.startswith("coreset/") and key.endswith("/x")):
-            head = key.removeprefix("coreset/").rsplit("/", 2)[0]
-            self.coresets.setdefault(head, []).append(Split(state[key], state[f"{key[:-1]}y"]))
+        stored = [key.rsplit("/", 2) for key in state if key.startswith("coreset/") and key.endswith("/x")]
+        for head, index, _ in sorted(stored, key=lambda parts: int(parts[1])):  # files sort 10 before 2
+            x, y = (state[f"{head}/{index}/{part}"] for part in "xy")
+            self.coresets.setdefault(head.removeprefix("coreset/"), []).append(Split(x, y))
 
 
 def _loss(posterior: Posterior, batch: tuple[Tensor, Tensor], net: nn.Module) -> Tensor:

@@ -74,5 +74,9 @@ def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
     names = [task.name for task in tasks]
     if record["tasks"] != names[: len(record["tasks"])]:
         raise ValueError(f"{place} holds other tasks: {', '.join(record['tasks'])}. Choose another folder.")
-    learner.load_state(load_file(place / record.pop("state")))
+    state, count = record.pop("state"), len(record["tasks"])
+    learner.load_state(load_file(place / state))
+    for old in (*place.glob(f"*-{STATE}"), *place.glob(f"*-{CHECKPOINT}")):  # of a kill between two writes
+        if old.name not in (state, f"{count}-{CHECKPOINT}"):
+            old.unlink()
     return Sequel(**record)

@@ -32,6 +32,7 @@ from credo.experiments.toml import dump_toml
 from credo.methods import METHODS
 from credo.models import build_model
 
+_WITHOUT = ("examples", "augment", "validation", "validation_draws", "monitor", "patience")
 KINDS = ("permuted", "split", "split-single")
 
 
@@ -67,6 +68,12 @@ class ContinualExperiment:
 
 def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
     """Check everything before anything runs."""
+    for section in ("continual", "method", "training"):
+        if not isinstance(tables.get(section, {}), Mapping):
+            raise ValueError(f"{section} must be a section: [{section}] in TOML, {section}.KEY=… on the command line.")
+    for option in _WITHOUT:
+        if tables.get("training", {}).get(option) not in (None, "none"):
+            raise ValueError(f"training.{option} has no meaning for a sequence of tasks; leave it out.")
     given = {key: value for key, value in dict(tables.get("continual", {})).items() if value not in (None, "none")}
     known = {f.name: f.default for f in fields(Continual)}
     for key in given:
@@ -113,7 +120,7 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
         return build_model(experiment.model["name"], **options)
 
     def make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
-        unset = ("name", "prior", "prior_precision", "likelihood")
+        unset = ("name", "prior", "prior_precision", "batches")
         options = {key: value for key, value in experiment.method.items() if key not in unset}
         options = {"seed": training.seed, **options, "prior": prior}
         return METHODS[experiment.method["name"]](model, data_size=data_size, **options)
@@ -129,7 +136,7 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
         strength=continual.strength,
         coreset=continual.coreset,
         draws=continual.draws,
-        schedule=training.schedule,
+        schedule=training.make_schedule(),
         seed=training.seed,
     )
 
@@ -137,11 +144,12 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
 def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequel]:
     """Learn all tasks in a folder, yielding what there is after each; the last thing written is result.json."""
     with folder_for(folder):
-        _claim(given, folder)
         dataset = load_dataset(**given.experiment.data)
         tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
+        learner = make_learner(given, dataset)
+        _claim(given, folder)  # the folder is of these settings from now on, which are possible ones
         done = Sequel()
-        for done in run_sequence(make_learner(given, dataset), tasks, folder):
+        for done in run_sequence(learner, tasks, folder):
             yield done
         alone = (
             [_alone(given, dataset, tasks, index, folder) for index in range(len(tasks))]
