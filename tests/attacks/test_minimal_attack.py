@@ -119,10 +119,11 @@ def test_failures_stay_as_they_are() -> None:
     assert found.queries.tolist() == [22] * 3
 
 
-def test_wrong_labels_need_no_attack() -> None:
+@pytest.mark.parametrize("confidence", [1e-3, 50.0])
+def test_wrong_labels_need_no_attack(confidence: float) -> None:
     net, x = network(), inputs()
     y = (net(x).argmax(1) + 1) % 4
-    found = minimal(net, x, y)
+    found = minimal(net, x, y, confidence=confidence)
     assert torch.equal(found.inputs, x)
     assert bool(found.success.all())
     assert float(found.distortion.max()) == 0.0

@@ -289,6 +289,17 @@ def test_sets_of_other_options_are_refused(folder: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("few")
+def test_a_set_of_other_options_is_not_taken_for_this_one(folder: Path) -> None:
+    records_of("attacks", folder)
+    place = folder / "attacks" / "runs" / SETS[0]
+    arguments = next(cell.arguments for cell in weight_sampling_sets.set_cells("smoke") if cell.name == SETS[0])
+    weight_sampling_sets.perturbed(arguments, place)
+    other = {**arguments["attack"], "options": {**arguments["attack"]["options"], "steps": 7}}
+    with pytest.raises(ValueError, match="made with other options"):
+        weight_sampling_sets.perturbed({**arguments, "attack": other}, place)
+
+
+@pytest.mark.usefixtures("few")
 def test_a_killed_attack_goes_on_with_the_next_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_sampling_sets, "_CHUNK", 100)
     calls: list[str] = []

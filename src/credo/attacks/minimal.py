@@ -124,13 +124,14 @@ class _Search:
     ) -> None:
         self.labels, self.reach, self.toward = labels, reach, toward
         self.confidence, self.precision, (self.low, self.high) = confidence, precision, bounds
+        self.wrong = margins(outputs, labels, reach) > 0  # these stay as they are, whatever the confidence
         gap = confidence - margins(outputs, labels, toward)
         self.sharpness = (_SHARP / gap.clamp_min(1e-12)).clamp_min(1.0)
 
     def run(self, logits: Logits, x: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(best inputs, gradients taken for each)."""
         best = x.clone()
-        nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device).masked_fill(self.wrong, 0.0)
         queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         state: _State | None = None
         for _ in range(steps):

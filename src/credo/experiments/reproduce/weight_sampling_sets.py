@@ -6,6 +6,7 @@ Each set holds one perturbation of every test image, the smallest that fools its
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ def perturbed(arguments: dict[str, Any], place: Path) -> AttackSet:
     """The set of a cell, made if it is not there: NAME.safetensors beside the cell's record."""
     path = place.parents[1] / f"{place.name}.safetensors"
     if path.exists():
-        return load_attack_set(path)
+        return _same(load_attack_set(path), arguments["attack"]["options"], path)
     run = weight_sampling.trained(make_experiment(arguments["experiment"]), place)
     dataset, network = run.dataset(), run.posterior().model
     options = {**arguments["attack"]["options"], "confidence": chosen_confidence(network, run, arguments["attack"])}
@@ -111,6 +112,13 @@ def perturbed(arguments: dict[str, Any], place: Path) -> AttackSet:
             chunk=_CHUNK,
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+
+
+def _same(found: AttackSet, wanted: dict[str, Any], path: Path) -> AttackSet:
+    made = {key: value for key, value in found.about["options"].items() if key != "confidence"}
+    if made != json.loads(json.dumps(wanted)):
+        raise ValueError(f"{path} was made with other options, {made}, not {wanted}: delete it, or use another folder.")
+    return found
 
 
 def chosen_confidence(network: nn.Module, run: Run, attack: dict[str, Any]) -> float:
