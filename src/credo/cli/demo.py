@@ -67,7 +67,7 @@ def demo_command(
             say(f"the report is {report}")
             return
         _print(content)
-        command = f"credo evaluate {folder / 'bbb'} --draws {DRAWS} --samples {SAMPLES}"
+        command = f"credo evaluate {folder / 'bbb'} --ood {FOREIGN} --draws {DRAWS}"
         say(f"runs are in {folder}; look at one with: {command}")
         typer.echo(report)
 

@@ -57,7 +57,8 @@ def evaluate_command(
 
         credo evaluate runs/first --shift --shift-kinds fog,jpeg
 
-    The numbers are also written to RUN/evaluation.json.
+    The numbers are also written to RUN/evaluation.json, in the place of earlier ones. `samples …` are accuracies of
+    single sampled networks, `samples ensembled` that of their averaged probabilities.
     """
     with errors_explained():
         place = Run(run)

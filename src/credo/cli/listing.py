@@ -20,6 +20,24 @@ from credo.methods import METHODS
 from credo.models import MODELS
 from credo.training.schedule import SCHEDULES
 
+_SCHEDULES = {
+    "constant": "The learning rate stays as it is.",
+    "steps": "It is multiplied by `decay` at each of `milestones`, in epochs.",
+    "cosine": "It falls to `floor` along half a cosine.",
+    "plateau": "It is multiplied by `decay` when validation has not improved for `wait` epochs.",
+}
+_KL_WEIGHTS = {
+    "constant": "The KL counts the same at every step.",
+    "uniform": "1/B at each of an epoch's B batches, times B: as constant, for a loss that is written that way.",
+    "blundell": "2^(B-i)/(2^B-1): most at the first batches of an epoch (Blundell et al. 2015).",
+    "warmup": "It rises linearly from 0 over `warmup_steps`.",
+}
+_AUGMENTATIONS = {
+    "none": "Training images as they are.",
+    "flip": "Half of them mirrored.",
+    "flip-crop": "Half of them mirrored, and cut at random after padding.",
+}
+
 
 def list_command(
     what: Annotated[
@@ -55,9 +73,9 @@ def catalogue() -> dict[str, dict[str, str]]:
         "priors": {name: _first_line(cls) for name, cls in PRIORS.items()},
         "likelihoods": {name: _first_line(cls) for name, cls in LIKELIHOODS.items()},
         "optimizers": {name: f"torch.optim.{cls.__name__}" for name, cls in OPTIMIZERS.items()},
-        "schedules": dict.fromkeys(SCHEDULES, "learning rate"),
-        "kl-weights": dict.fromkeys(KL_WEIGHTS, "how much the KL counts at each step"),
-        "augmentations": dict.fromkeys(AUGMENTATIONS, "training images"),
+        "schedules": {name: _SCHEDULES[name] for name in SCHEDULES},
+        "kl-weights": {name: _KL_WEIGHTS[name] for name in KL_WEIGHTS},
+        "augmentations": {name: _AUGMENTATIONS[name] for name in AUGMENTATIONS},
     }
 
 

@@ -30,7 +30,8 @@ def train_command(
         credo train method.name=bbb method.lr=0.003 training.epochs=50
         credo train experiment.toml training.seed=1 --run runs/seed1
 
-    Sections: data, model, method, training; `credo list` shows what they can name.
+    Sections: data, model, method, training; `credo list` shows what they can name. A star marks the best epoch so
+    far by validation.
     """
     with errors_explained():
         experiment = _read(arguments or [])
