@@ -70,15 +70,7 @@ def evaluate_command(
             check_shift(place.dataset())
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         if samples:
-            study = sample_study(place.posterior(), in_order(place.dataset().test), draws=samples)
-            metrics["samples"] = {
-                "draws": samples,
-                "lowest": study.lowest,
-                "highest": study.highest,
-                "mean": study.mean,
-                "ensembled": study.ensembled,
-                "accuracies": study.accuracies.tolist(),
-            }
+            metrics["samples"] = _sample_numbers(place, samples)
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance}, bins) if sets else {}
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
@@ -95,6 +87,12 @@ def evaluate_command(
             names = ["severity", "accuracy", "NLL", "ECE"]
             print_table("corrupted images, means over kinds", names, shift_rows(every["shift"]))
         say(f"written to {place.folder / 'evaluation.json'}")
+
+
+def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
+    study = sample_study(run.posterior(), in_order(run.dataset().test), draws=draws)
+    accuracies = {name: getattr(study, name) for name in ("lowest", "highest", "mean", "ensembled")}
+    return {"draws": draws, **accuracies, "accuracies": study.accuracies.tolist()}
 
 
 def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
