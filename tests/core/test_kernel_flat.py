@@ -216,3 +216,78 @@ def test_gaussian_against_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = flat.gaussian(mean, std, torch.Generator().manual_seed(6))
     eps = torch.randn(70, 50, generator=torch.Generator().manual_seed(6))
     torch.testing.assert_close(plain, mean + std * eps, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropped_keeps_the_right_share_and_scales_it(rate: float) -> None:
+    x = torch.rand(400_000, generator=torch.Generator().manual_seed(0)) + 1
+    out = flat.dropped(x, rate, 77)
+    kept = out != 0
+    torch.testing.assert_close(out[kept], x[kept] / (1 - rate))
+    # Fixed key; on fresh ones each comparison would fail once in 10,000 runs.
+    spread = (rate * (1 - rate)) ** 0.5
+    assert abs(float(kept.double().mean()) - (1 - rate)) < 3.9 * spread / len(x) ** 0.5
+    centred = (kept.double() - (1 - rate)) / spread
+    for lag in (1, 256, 512, 768, 1024):
+        assert abs(float((centred[:-lag] * centred[lag:]).mean()) * len(x) ** 0.5) < 3.9, f"lag {lag}"
+
+
+def test_dropped_has_the_same_mask_on_the_way_back_whatever_the_order_in_memory() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for order in (torch.contiguous_format, torch.channels_last):
+        x = (torch.rand(3, 5, 7, 9, generator=generator) + 1).to(memory_format=order).requires_grad_()
+        out = flat.dropped(x, 0.4, 5)
+        weight = torch.randn(x.shape, generator=generator)  # contiguous: the gradient's order is not the input's
+        (gradient,) = torch.autograd.grad((out * weight).sum(), x)
+        torch.testing.assert_close(gradient, weight * (out != 0) / 0.6)
+    odd = torch.rand(6, 10, generator=generator).t()[:, 1:]
+    assert flat.dropped(odd, 0.4, 5).shape == odd.shape
+
+
+def test_dropped_can_be_differentiated_twice() -> None:
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (first,) = torch.autograd.grad(flat.dropped(x, 0.5, 9).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    kept = flat.dropped(torch.ones(50), 0.5, 9)
+    torch.testing.assert_close(second, 6 * x.detach() * kept**3)
+
+
+def test_dropped_depends_on_the_key_alone() -> None:
+    x = torch.ones(300_000)
+    one = flat.dropped(x, 0.3, 1)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(one, flat.dropped(x, 0.3, 1))
+    finally:
+        torch.set_num_threads(threads)
+    assert not torch.equal(one, flat.dropped(x, 0.3, 2))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 7, 9), (2, 2, 3, 4, 5), (4, 3, 16, 16), (0, 3, 4, 4)])
+def test_scaled_rows_equal_broadcasting_also_on_the_way_back(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator)
+    scale = torch.randn(shape[1], shape[0], generator=generator).t()  # not contiguous
+    weight = torch.randn(shape, generator=generator)
+    found = []
+    for run in (flat.scaled_rows, lambda a, b: a * b.reshape(*b.shape, *[1] * (a.dim() - 2))):
+        leaves = x.clone().requires_grad_(), scale.clone().requires_grad_()
+        out = run(*leaves)
+        first = torch.autograd.grad((out.sin() * weight).sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        plain = torch.autograd.grad((run(*leaves) * weight).sum(), leaves)  # the compiled way back
+        only = torch.autograd.grad((run(x, leaves[1]) * weight).sum(), leaves[1])
+        found.append([out.detach(), *(g.detach() for g in first), *second, *plain, *only])
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-5)
+
+
+def test_scaling_and_dropping_leave_other_tensors_to_torch() -> None:
+    x, scale = torch.ones(2, 3, 4, 4), torch.ones(2, 3)
+    assert flat.can_scale(x, scale)
+    assert flat.can_drop(x)
+    assert not flat.can_scale(x.double(), scale.double())
+    assert not flat.can_scale(x.to(memory_format=torch.channels_last), scale)
+    assert not flat.can_drop(x.to(torch.bfloat16))
+    assert torch.func.vmap(lambda one: torch.tensor(flat.can_drop(one)))(x).any().item() is False

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from credo.core.descent import is_finite
@@ -80,19 +81,26 @@ class Part:
             return 0.0, 0.0
         if self.is_fused(update, gradients, curvatures):
             return self._fused(update, gradients, curvatures, dry=True)
-        squares = sum(
-            float(t.double().square().sum())
-            for one in (gradients, curvatures)
-            for t in (one[n] for n in self.parameters)
-        )
+        squares = self._squares(gradients) + self._squares(curvatures)
         if update.correction and not is_finite(self._renewed_(self.curvature.clone(), update, curvatures)):
             squares = math.nan
-        if not update.variance:
-            return 0.0, squares
-        variance = update.variance / (self.curvature + update.shift + update.damping)
-        ratio = update.prior_precision * variance
-        offset = self._flat(self.parameters) - update.prior_mean
-        return float(0.5 * (ratio - 1 - ratio.log() + update.prior_precision * offset.square()).double().sum()), squares
+        return self._kl(update) if update.variance else 0.0, squares
+
+    def _kl(self, update: Update) -> float:
+        inverse = self.curvature.add(update.shift + update.damping).div_(update.variance * update.prior_precision)
+        offset = self._flat(self.parameters)
+        if isinstance(update.prior_mean, Tensor) or update.prior_mean:
+            offset -= update.prior_mean
+        # 1/r − 1 + log r for a weight, 1/r being the share of the prior's variance that q has; no term is negative, so
+        # that sums in single precision are as exact as their terms.
+        spread = inverse.reciprocal().add_(inverse.log_()).sub_(1).sum()
+        return 0.5 * float(spread + (offset.square_().mul_(update.prior_precision)).sum())
+
+    def _squares(self, tensors: Mapping[str, Tensor]) -> float:
+        listed = [tensors[name] for name in self.parameters]
+        total = math.fsum(norm * norm for norm in torch.stack(torch._foreach_norm(listed)).tolist())
+        # Finite ones of which the square is not are rare; in double it is.
+        return total if math.isfinite(total) else sum(float(t.double().square().sum()) for t in listed)
 
     def apply_(self, update: Update, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor]) -> None:
         """One update."""
@@ -102,18 +110,22 @@ class Part:
             self._fused(update, gradients, curvatures, dry=False)
             return
         mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
-        g = self._flat(gradients) * update.gradient_scale
-        pull = update.shift * (mean - update.prior_mean)
+        pull = (mean - update.prior_mean).mul_(update.shift)
         self._renewed_(s, update, curvatures)
-        m.mul_(update.keep).add_(g + pull if update.coupled else g, alpha=update.take)
-        direction = update.debias * m + (0 if update.coupled else pull)
-        direction = (direction / (s + update.shift + update.damping).clamp_min(1e-30)).clamp(-update.clip, update.clip)
-        self._write(mean - update.lr * direction)
+        m.mul_(update.keep).add_(self._flat(gradients), alpha=update.take * update.gradient_scale)
+        if update.coupled:
+            m.add_(pull, alpha=update.take)
+        direction = torch.mul(m, update.debias) if update.coupled else pull.add_(m, alpha=update.debias)
+        direction.div_(s.add(update.shift + update.damping).clamp_min_(1e-30))
+        if math.isfinite(update.clip):
+            direction.clamp_(-update.clip, update.clip)
+        self._write(mean.sub_(direction.mul_(update.lr)))
 
     def _renewed_(self, s: Tensor, update: Update, curvatures: Mapping[str, Tensor]) -> Tensor:
-        h = self._flat(curvatures) * update.curvature_scale
+        h = self._flat(curvatures)
         if not update.correction:
-            return s.mul_(update.decay).add_(h, alpha=update.renew)
+            return s.mul_(update.decay).add_(h, alpha=update.renew * update.curvature_scale)
+        h = h * update.curvature_scale
         change = update.renew * (s - h)  # squared only after the division: a square of large ones overflows
         second = update.correction * 0.5 * change * (change / (s + update.shift).clamp_min(1e-30))
         return s.mul_(update.decay).add_(h, alpha=update.renew).add_(second)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
+from credo.core.kernels import flat
 from credo.core.layers import RULES
 from credo.core.squares.engine import is_running
 from credo.methods.node_layers import NodeLayer
@@ -128,7 +129,10 @@ def _rows(path: str, layer: nn.Module, x: Tensor) -> int:
 
 def _scaled(x: Tensor, values: Tensor | None, layer: nn.Module) -> Tensor:
     assert values is not None
-    return x * _spread(values.to(x.dtype), x, layer)
+    values = values.to(x.dtype)
+    if RULES[type(layer)].feature_dim + x.dim() == 1 and flat.can_scale(x, values):
+        return flat.scaled_rows(x, values)
+    return x * _spread(values, x, layer)
 
 
 def _spread(values: Tensor, like: Tensor, layer: nn.Module) -> Tensor:

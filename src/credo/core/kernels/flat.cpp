@@ -229,6 +229,47 @@ void credo_gaussian(const float* mean, const float* deviation, uint64_t key, int
     }
 }
 
+// out = x·keep/(1 - rate), keep being one with probability 1 - rate: where a word of the noise is at least `least`.
+void credo_dropout(const float* x, uint64_t key, int64_t size, uint32_t least, float scale, float* out, int threads) {
+    const int64_t blocks = (size + B - 1) / B;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) uint32_t words[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        philox(key, static_cast<uint64_t>(b) * Q, words);
+        for (int64_t i = 0; i < n; ++i) out[begin + i] = words[i] >= least ? x[begin + i] * scale : 0.0f;
+    }
+}
+
+// Rows of `length` entries, each times its scale.
+void credo_scale_rows(const float* x, const float* scale, int64_t rows, int64_t length, float* out, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t r = 0; r < rows; ++r) {
+        const float z = scale[r];
+        for (int64_t i = r * length; i < (r + 1) * length; ++i) out[i] = x[i] * z;
+    }
+}
+
+// The way back: by_x = g·scale (unless null) and by_scale = the sum of g·x over a row.
+void credo_scale_rows_back(const float* x, const float* scale, const float* g, int64_t rows, int64_t length,
+                           float* by_x, float* by_scale, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t r = 0; r < rows; ++r) {
+        const float z = scale[r];
+        const int64_t begin = r * length;
+        float lanes[16] = {0};
+        int64_t i = 0;
+        for (; i + 16 <= length; i += 16)
+            for (int l = 0; l < 16; ++l) lanes[l] += g[begin + i + l] * x[begin + i + l];
+        for (; i < length; ++i) lanes[i & 15] += g[begin + i] * x[begin + i];
+        float total = 0;
+        for (float lane : lanes) total += lane;
+        by_scale[r] = total;
+        if (by_x != nullptr)
+            for (i = 0; i < length; ++i) by_x[begin + i] = g[begin + i] * z;
+    }
+}
+
 void credo_softplus(const float* rho, int64_t size, float* std, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t i = 0; i < size; ++i) {

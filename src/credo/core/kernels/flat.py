@@ -8,7 +8,9 @@ the same numbers: `CREDO_KERNELS=0` gives torch's everywhere.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +44,83 @@ def gaussian(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
     size = mean.numel()
     kernels.credo_gaussian(_at(mean), _at(std), _word(new_key(generator)), _INT64(size), _at(out), _threads(size))
     return out
+
+
+def can_drop(x: Tensor) -> bool:
+    """Whether `dropped` takes this tensor: a plain one in single precision on the CPU, outside torch.func."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # type: ignore[attr-defined]
+    return type(x) in _PLAIN and not wrapped and _kernels(x.device, x.dtype) is not None
+
+
+def dropped(x: Tensor, rate: float, key: int) -> Tensor:
+    """x with a share `rate` of its entries zero, chosen by the key, and the others over 1 − rate.
+
+    Of the mask only the key is kept until backward, which makes it again.
+    """
+    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    result: Tensor = _Dropped.apply(x, rate, key, torch.channels_last if channels_last else torch.contiguous_format)
+    return result
+
+
+class _Dropped(torch.autograd.Function):
+    """`dropped`; the order of entries in memory is given, since the mask belongs to places there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, key: int, order: torch.memory_format) -> Tensor:
+        ctx.numbers = rate, key, order
+        x = x.contiguous(memory_format=order)
+        out = torch.empty_like(x)
+        size, scale = x.numel(), ctypes.c_float(1 / (1 - rate))
+        least = ctypes.c_uint32(min(round(rate * 2**32), 2**32 - 1))
+        _loaded().credo_dropout(_at(x), _word(key), _INT64(size), least, scale, _at(out), _threads(size))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Dropped.apply(gradients[0], *ctx.numbers), None, None, None
+
+
+def scaled_rows(x: Tensor, scale: Tensor) -> Tensor:
+    """x [rows, features, …] times scale [rows, features], whose derivatives come in one pass over x and the gradient.
+
+    For tensors that `can_scale` says yes to.
+    """
+    result: Tensor = _ScaledRows.apply(x, scale)
+    return result
+
+
+def can_scale(x: Tensor, scale: Tensor) -> bool:
+    """Whether `scaled_rows` takes these: plain, contiguous, in single precision on the CPU, with rows worth it."""
+    plain = all(type(t) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (x, scale))  # type: ignore[attr-defined]
+    return plain and x.dim() > 2 and x.dtype is scale.dtype and x.is_contiguous() and bool(_kernels(x.device, x.dtype))
+
+
+class _ScaledRows(torch.autograd.Function):
+    """`scaled_rows`; the way back can be differentiated again, by torch's own passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        scale, out = scale.contiguous(), torch.empty_like(x)
+        rows, threads = scale.numel(), _threads(x.numel())
+        _loaded().credo_scale_rows(_at(x), _at(scale), _INT64(rows), _INT64(math.prod(x.shape[2:])), _at(out), threads)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, scale = ctx.saved_tensors
+        (g,) = gradients
+        wide = scale.reshape(*scale.shape, *[1] * (x.dim() - 2))
+        if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or g.requires_grad):
+            return g * wide, (g * x).flatten(2).sum(2)
+        g, scale = g.contiguous(), scale.contiguous()
+        by_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        by_scale = torch.empty_like(scale)
+        _loaded().credo_scale_rows_back(
+            _at(x), _at(scale), _at(g), _INT64(scale.numel()), _INT64(math.prod(x.shape[2:])),
+            None if by_x is None else _at(by_x), _at(by_scale), _threads(x.numel()),
+        )  # fmt: skip
+        return by_x, by_scale
 
 
 def new_key(generator: torch.Generator) -> int:
