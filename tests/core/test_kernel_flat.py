@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from credo.core.kernels import flat
+from credo.core.kernels import activations, flat
 from credo.core.kernels.build import library
 
 pytestmark = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
@@ -102,7 +102,7 @@ def test_softplus_to_the_last_digits() -> None:
     out = torch.empty_like(rho)
     kernels = library("flat")
     assert kernels is not None
-    kernels.credo_softplus(flat._at(rho), ctypes.c_int64(len(rho)), flat._at(out), 1)
+    kernels.credo_softplus(flat.address(rho), ctypes.c_int64(len(rho)), flat.address(out), 1)
     exact = torch.logaddexp(rho.double(), torch.zeros_like(rho, dtype=torch.float64))
     exact = torch.where(rho < -20, torch.log1p(rho.double().exp()), exact)
     assert float(((out - exact) / exact).abs().max()) < 5e-7
@@ -221,7 +221,7 @@ def test_gaussian_against_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropped_keeps_the_right_share_and_scales_it(rate: float) -> None:
     x = torch.rand(400_000, generator=torch.Generator().manual_seed(0)) + 1
-    out = flat.dropped(x, rate, 77)
+    out = activations.dropped(x, rate, 77)
     kept = out != 0
     torch.testing.assert_close(out[kept], x[kept] / (1 - rate))
     # Fixed key; on fresh ones each comparison would fail once in 10,000 runs.
@@ -236,32 +236,32 @@ def test_dropped_has_the_same_mask_on_the_way_back_whatever_the_order_in_memory(
     generator = torch.Generator().manual_seed(0)
     for order in (torch.contiguous_format, torch.channels_last):
         x = (torch.rand(3, 5, 7, 9, generator=generator) + 1).to(memory_format=order).requires_grad_()
-        out = flat.dropped(x, 0.4, 5)
+        out = activations.dropped(x, 0.4, 5)
         weight = torch.randn(x.shape, generator=generator)  # contiguous: the gradient's order is not the input's
         (gradient,) = torch.autograd.grad((out * weight).sum(), x)
         torch.testing.assert_close(gradient, weight * (out != 0) / 0.6)
     odd = torch.rand(6, 10, generator=generator).t()[:, 1:]
-    assert flat.dropped(odd, 0.4, 5).shape == odd.shape
+    assert activations.dropped(odd, 0.4, 5).shape == odd.shape
 
 
 def test_dropped_can_be_differentiated_twice() -> None:
     x = torch.randn(50, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    (first,) = torch.autograd.grad(flat.dropped(x, 0.5, 9).pow(3).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(activations.dropped(x, 0.5, 9).pow(3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    kept = flat.dropped(torch.ones(50), 0.5, 9)
+    kept = activations.dropped(torch.ones(50), 0.5, 9)
     torch.testing.assert_close(second, 6 * x.detach() * kept**3)
 
 
 def test_dropped_depends_on_the_key_alone() -> None:
     x = torch.ones(300_000)
-    one = flat.dropped(x, 0.3, 1)
+    one = activations.dropped(x, 0.3, 1)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(one, flat.dropped(x, 0.3, 1))
+        assert torch.equal(one, activations.dropped(x, 0.3, 1))
     finally:
         torch.set_num_threads(threads)
-    assert not torch.equal(one, flat.dropped(x, 0.3, 2))
+    assert not torch.equal(one, activations.dropped(x, 0.3, 2))
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 7, 9), (2, 2, 3, 4, 5), (4, 3, 16, 16), (0, 3, 4, 4)])
@@ -271,7 +271,7 @@ def test_scaled_rows_equal_broadcasting_also_on_the_way_back(shape: tuple[int, .
     scale = torch.randn(shape[1], shape[0], generator=generator).t()  # not contiguous
     weight = torch.randn(shape, generator=generator)
     found = []
-    for run in (flat.scaled_rows, lambda a, b: a * b.reshape(*b.shape, *[1] * (a.dim() - 2))):
+    for run in (activations.scaled_rows, lambda a, b: a * b.reshape(*b.shape, *[1] * (a.dim() - 2))):
         leaves = x.clone().requires_grad_(), scale.clone().requires_grad_()
         out = run(*leaves)
         first = torch.autograd.grad((out.sin() * weight).sum(), leaves, create_graph=True)
@@ -285,9 +285,9 @@ def test_scaled_rows_equal_broadcasting_also_on_the_way_back(shape: tuple[int, .
 
 def test_scaling_and_dropping_leave_other_tensors_to_torch() -> None:
     x, scale = torch.ones(2, 3, 4, 4), torch.ones(2, 3)
-    assert flat.can_scale(x, scale)
-    assert flat.can_drop(x)
-    assert not flat.can_scale(x.double(), scale.double())
-    assert not flat.can_scale(x.to(memory_format=torch.channels_last), scale)
-    assert not flat.can_drop(x.to(torch.bfloat16))
-    assert torch.func.vmap(lambda one: torch.tensor(flat.can_drop(one)))(x).any().item() is False
+    assert activations.can_scale(x, scale)
+    assert activations.can_drop(x)
+    assert not activations.can_scale(x.double(), scale.double())
+    assert not activations.can_scale(x.to(memory_format=torch.channels_last), scale)
+    assert not activations.can_drop(x.to(torch.bfloat16))
+    assert torch.func.vmap(lambda one: torch.tensor(activations.can_drop(one)))(x).any().item() is False

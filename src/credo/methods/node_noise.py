@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.kernels import flat
+from credo.core.kernels import activations
 from credo.core.layers import RULES
 from credo.core.squares.engine import is_running
 from credo.methods.node_layers import NodeLayer
@@ -130,8 +130,8 @@ def _rows(path: str, layer: nn.Module, x: Tensor) -> int:
 def _scaled(x: Tensor, values: Tensor | None, layer: nn.Module) -> Tensor:
     assert values is not None
     values = values.to(x.dtype)
-    if RULES[type(layer)].feature_dim + x.dim() == 1 and flat.can_scale(x, values):
-        return flat.scaled_rows(x, values)
+    if RULES[type(layer)].feature_dim + x.dim() == 1 and activations.can_scale(x, values):
+        return activations.scaled_rows(x, values)
     return x * _spread(values, x, layer)
 
 

@@ -1,0 +1,99 @@
+"""Passes over activations: dropout with its mask made twice instead of kept, and a scale for each example and feature.
+
+Compiled, for plain tensors in single precision on the CPU; `can_drop` and `can_scale` say whether they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.kernels.flat import INT64, PLAIN, address, kernels_for, loaded, threads_for, word
+
+
+def can_drop(x: Tensor) -> bool:
+    """Whether `dropped` takes this tensor: a plain one in single precision on the CPU, outside torch.func."""
+    return _is_plain(x) and kernels_for(x.device, x.dtype) is not None
+
+
+def dropped(x: Tensor, rate: float, key: int) -> Tensor:
+    """x with a share `rate` of its entries zero, chosen by the key, and the others over 1 − rate.
+
+    Of the mask only the key is kept until backward, which makes it again.
+    """
+    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    result: Tensor = _Dropped.apply(x, rate, key, order)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Dropped(torch.autograd.Function):
+    """`dropped`; the order of entries in memory is given, since the mask belongs to places there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, key: int, order: torch.memory_format) -> Tensor:
+        ctx.numbers = rate, key, order
+        x = x.contiguous(memory_format=order)
+        out = torch.empty_like(x)
+        size, scale = x.numel(), ctypes.c_float(1 / (1 - rate))
+        least = ctypes.c_uint32(min(round(rate * 2**32), 2**32 - 1))
+        loaded().credo_dropout(address(x), word(key), INT64(size), least, scale, address(out), threads_for(size))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        by_x: Tensor = _Dropped.apply(gradients[0], *ctx.numbers)  # type: ignore[no-untyped-call]
+        return by_x, None, None, None
+
+
+def scaled_rows(x: Tensor, scale: Tensor) -> Tensor:
+    """x [rows, features, …] times scale [rows, features], whose derivatives come in one pass over x and the gradient.
+
+    For tensors that `can_scale` says yes to.
+    """
+    result: Tensor = _ScaledRows.apply(x, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+def can_scale(x: Tensor, scale: Tensor) -> bool:
+    """Whether `scaled_rows` takes these: plain, contiguous, in single precision on the CPU, with rows worth it."""
+    plain = _is_plain(x) and _is_plain(scale) and x.dtype is scale.dtype and x.is_contiguous()
+    return plain and x.dim() > 2 and kernels_for(x.device, x.dtype) is not None
+
+
+class _ScaledRows(torch.autograd.Function):
+    """`scaled_rows`; the way back can be differentiated again, by torch's own passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        scale, out = scale.contiguous(), torch.empty_like(x)
+        rows, threads = scale.numel(), threads_for(x.numel())
+        loaded().credo_scale_rows(
+            address(x), address(scale), INT64(rows), INT64(math.prod(x.shape[2:])), address(out), threads
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, scale = ctx.saved_tensors
+        (g,) = gradients
+        wide = scale.reshape(*scale.shape, *[1] * (x.dim() - 2))
+        if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or g.requires_grad):
+            return g * wide, (g * x).flatten(2).sum(2)
+        g, scale = g.contiguous(), scale.contiguous()
+        by_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        by_scale = torch.empty_like(scale)
+        loaded().credo_scale_rows_back(
+            address(x), address(scale), address(g), INT64(scale.numel()), INT64(math.prod(x.shape[2:])),
+            None if by_x is None else address(by_x), address(by_scale), threads_for(x.numel()),
+        )  # fmt: skip
+        return by_x, by_scale
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
