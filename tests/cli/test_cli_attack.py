@@ -51,12 +51,31 @@ def test_the_smallest_changes(call: Call, digits_run: Path) -> None:
 def test_the_default_file_and_a_second_time(call: Call, refused: Call, digits_run: Path) -> None:
     arguments = ("attack", digits_run, "--attack", "fgsm", "--epsilon", 0.05, "--count", 30, "--draws", 2)
     first = call(*arguments)
-    path = digits_run / "attacks" / "fgsm-linf-0.05.safetensors"
+    path = digits_run / "attacks" / "fgsm-linf-0.05-draws2-first30.safetensors"
     before = path.stat().st_mtime_ns
     assert "fgsm-linf-0.05" in first.stdout
     assert call(*arguments).stdout == first.stdout
     assert path.stat().st_mtime_ns == before
-    assert "seed is 0 there, 1 now" in refused(*arguments, "--seed", 1)
+    call(*arguments, "--seed", 1)
+    assert (path.parent / "fgsm-linf-0.05-draws2-first30-seed1.safetensors").exists()
+    assert "seed is 0 there, 1 now" in refused(*arguments, "--seed", 1, "--out", path)
+
+
+def test_a_class_to_reach_and_restarts(call: Call, refused: Call, digits_run: Path) -> None:
+    arguments = ("attack", digits_run, "--count", 60, "--steps", 20, "--draws", 2, "--epsilon", 0.5, "--target", 3)
+    once = json.loads(call(*arguments, "--json").stdout)
+    again = json.loads(call(*arguments, "--restarts", 3, "--json").stdout)
+    labels = Run(digits_run).dataset().test.y[:60]
+    stored = load_attack_set(again["file"])
+    assert torch.equal(stored.labels, labels[labels != 3])
+    assert stored.about["target"] == 3
+    assert Path(again["file"]).name == "pgd-linf-0.5-steps20-restarts3-target3-draws2-first60.safetensors"
+    reached = predict(Run(digits_run).posterior(), stored.inputs).labels == 3
+    # Judged by other draws than the attack saw: not each single one need agree.
+    assert abs(float(reached.double().mean()) - again["success"]) < 0.15
+    assert 0.8 < once["success"] <= again["success"] + 0.05
+    assert "only pgd" in refused("attack", digits_run, "--attack", "fgsm", "--restarts", 2)
+    assert "0 to 9" in refused("attack", digits_run, "--target", 10)
 
 
 def test_plain_features(call: Call, tmp_path: Path) -> None:

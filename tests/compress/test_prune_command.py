@@ -56,6 +56,17 @@ def test_a_pruned_run_is_a_run(run: Path, tmp_path: Path) -> None:
     call("prune", str(run), "--out", str(out), code=2)
 
 
+def test_a_threshold_instead_of_a_rate(run: Path, tmp_path: Path) -> None:
+    mean = Run(run).posterior().mean()  # type: ignore[attr-defined]
+    small = sum(int((m.abs() < 0.05).sum()) for name, m in mean.items() if name.endswith("weight"))
+    options = ("--by", "magnitude", "--threshold", "0.05")
+    record = as_json("prune", str(run), *options, "--out", str(tmp_path / "out"))
+    assert small > 0
+    assert record["after"]["kept"] == record["before"]["kept"] - small
+    assert "weights below 0.05 pruned" in call("prune", str(run), *options, "--out", str(tmp_path / "again"))
+    assert "give one of them" in call("prune", str(run), *options, "--rate", "0.5", code=2)
+
+
 def test_a_compact_run_is_smaller(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
     record = as_json("prune", str(run), "--rate", "0.5", "--structure", "units", "--compact", "--out", str(out))

@@ -25,7 +25,12 @@ _SWEEP_NAMES = {"kept": "weights left"}
 
 def prune_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
-    rate: Annotated[float, typer.Option(help="Share of the weights (or units) that go.")] = 0.75,
+    rate: Annotated[
+        float | None, typer.Option(help="Share of the weights (or units) that go; 0.75 by default.", show_default=False)
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Instead of a rate: all that score less than this go.")
+    ] = None,
     by: Annotated[str, typer.Option(help="Score: snr (|mean|/std) or magnitude (|mean|).")] = "snr",
     scope: Annotated[str, typer.Option(help="Rank all weights together (global) or in each layer.")] = "global",
     structure: Annotated[str, typer.Option(help="Prune single weights or whole units.")] = "weights",
@@ -43,6 +48,7 @@ def prune_command(
 
         credo prune runs/first --sweep 0,0.25,0.5,0.75,0.9
         credo prune runs/first --rate 0.75 --out runs/pruned
+        credo prune runs/first --by magnitude --threshold 0.01
         credo prune runs/first --rate 0.5 --structure units --compact --out runs/small
 
     Nothing is trained again. The pruned run is one like others: `credo evaluate` and `credo predict` take it.
@@ -50,6 +56,8 @@ def prune_command(
     with errors_explained():
         place = Run(run)
         options: dict[str, Any] = {"by": by, "scope": scope, "structure": structure}
+        if threshold is not None and (rate is not None or sweep is not None):
+            raise ValueError("--threshold says how much goes, as --rate and --sweep do: give one of them.")
         if sweep is not None:
             rows = sweep_run(place, _rates(sweep), draws=draws, **options)
             if as_json:
@@ -60,14 +68,17 @@ def prune_command(
             say(f"written to {place.folder / SWEEP}")
             return
         folder = run.with_name(f"{run.name}-pruned") if out is None else out
-        record = prune_run(place, folder, compacted=compact, draws=draws, rate=rate, **options)
+        rate = 0.75 if rate is None else rate
+        much = {"rate": rate} if threshold is None else {"threshold": threshold}
+        record = prune_run(place, folder, compacted=compact, draws=draws, **much, **options)
         if as_json:
             print_json(record)
             return
         table = [
             [_NAMES[key], *(_cell(key, record[when][key]) for when in ("before", "after"))] for key in record["after"]
         ]
-        print_table(f"{run}: {rate:.0%} of the {structure} pruned by {by}", ["", "before", "after"], table)
+        what = f"{rate:.0%} of the {structure}" if threshold is None else f"{structure} below {threshold:g}"
+        print_table(f"{run}: {what} pruned by {by}", ["", "before", "after"], table)
         say(f"run folder: {folder}")
 
 
