@@ -69,7 +69,7 @@ def prune_command(
             return
         folder = run.with_name(f"{run.name}-pruned") if out is None else out
         rate = 0.75 if rate is None else rate
-        much = {"rate": rate} if threshold is None else {"threshold": threshold}
+        much: dict[str, Any] = {"rate": rate} if threshold is None else {"threshold": threshold}
         record = prune_run(place, folder, compacted=compact, draws=draws, **much, **options)
         if as_json:
             print_json(record)
