@@ -6,11 +6,13 @@ A posterior is a module around your untouched network; it can draw weights, make
 from credo import optim
 from credo.continual.beliefs import compare, merge
 from credo.core.batchnorm import frozen_statistics, refresh_statistics
-from credo.core.errors import CredoError, FileFormatError, NonFiniteError, UnsupportedModelError
+from credo.core.distribute import distribute
+from credo.core.errors import CredoError, FileFormatError, LostProcessError, NonFiniteError, UnsupportedModelError
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
 from credo.core.squares.run import per_example_squares
+from credo.core.team import Team
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
 from credo.methods import (
@@ -55,6 +57,7 @@ __all__ = [
     "Laplace",
     "LayerL2",
     "Likelihood",
+    "LostProcessError",
     "MCDropout",
     "NodeBNN",
     "NoisyKFAC",
@@ -63,12 +66,14 @@ __all__ = [
     "Prior",
     "RegressionPrediction",
     "ScaleMixture",
+    "Team",
     "Terms",
     "UnsupportedModelError",
     "__version__",
     "compare",
     "describe",
     "diagnose",
+    "distribute",
     "ensemble_study",
     "fit",
     "frozen_statistics",

@@ -15,7 +15,8 @@ _TRACKING = nn.modules.batchnorm._NormBase
 _STATISTICS = ("running_mean", "running_var")
 
 
-def _tracking(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+def tracking_layers(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """The layers with running statistics."""
     return [m for m in model.modules() if isinstance(m, _TRACKING) and m.running_mean is not None]
 
 
@@ -29,7 +30,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
     For inner passes in training (extra draws, adversarial ascent): without it each of them would count as data.
     """
-    training = [m for m in _tracking(model) if m.training]
+    training = [m for m in tracking_layers(model) if m.training]
     batch = [m for m in training if _is_batch_norm(m) and m.track_running_stats]
     instance = [m for m in training if not _is_batch_norm(m)]
     try:
@@ -51,7 +52,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
     """If what is inside fails, running statistics are as before: a NaN batch must not stay in them."""
-    kept = [(b, b.clone()) for m in _tracking(model) if m.training for b in m._buffers.values() if b is not None]
+    kept = [(b, b.clone()) for m in tracking_layers(model) if m.training for b in m._buffers.values() if b is not None]
     try:
         yield
     except BaseException:
@@ -69,7 +70,7 @@ def refresh_statistics(
 
     A batch is a tensor or a tuple whose first entry is the input; `most` limits how many are used.
     """
-    modules = _tracking(model)
+    modules = tracking_layers(model)
     if not modules:
         return
     before = [(m, m.momentum, m.training) for m in modules]

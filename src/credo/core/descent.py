@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError, UnsupportedModelError, unknown
+from credo.core.team import Team
 
 OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -50,6 +51,7 @@ class Descent:
         self.parameters = dict(parameters)
         self.choice, self.clip_norm = optimizer, clip_norm
         self.locate = locate
+        self._team: Team | None = None
         self._gone: dict[str, Tensor] = {}
         decays = callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer or ""))
         spared = undecayed if decays else ()
@@ -88,16 +90,27 @@ class Descent:
             parameter.grad = None
 
     @contextmanager
-    def cleared_on_error(self) -> Iterator[None]:
-        """If what is inside fails, no gradients stay behind."""
+    def cleared_on_error(self, team: Team | None = None) -> Iterator[None]:
+        """A step, which is the team's, if there is one; if what is inside fails, no gradients stay behind."""
+        self._team = team
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.clear()
+            if team is not None:
+                team.failed(error)
             raise
+        finally:
+            self._team = None
 
     def check(self, loss: float, *, at: int) -> None:
-        """Refuse a loss that is NaN or infinite, before anything has changed."""
+        """Refuse a loss that is NaN or infinite, before anything has changed; in a team, when all know of it."""
+        if self._team is not None and self._team.defers:
+            self._team.doubt(loss)
+        else:
+            self._refuse(loss, at)
+
+    def _refuse(self, loss: float, at: int) -> None:
         if not math.isfinite(loss):
             tensors = ((name, p.detach()) for name, p in self.parameters.items())
             raise NonFiniteError(loss_message(loss, at, self._first_bad(tensors)))
@@ -109,11 +122,26 @@ class Descent:
         self.ready(at=at, squares=squares, squared=squared)
         self.move(scale=scale)
 
-    def ready(self, *, at: int, squares: float = 0.0, squared: Collection[nn.Parameter] = ()) -> None:
-        """All of an update that may fail: gradients checked and clipped, no parameter changed yet."""
+    def ready(
+        self,
+        *,
+        at: int,
+        squares: float = 0.0,
+        squared: Collection[nn.Parameter] = (),
+        losses: Sequence[float] = (),
+    ) -> Sequence[float]:
+        """All of an update that may fail: gradients checked and clipped, no parameter changed yet.
+
+        In a team, gradients and what is returned of the losses are means over all processes.
+        """
         if isinstance(self.optimizer, _Forgotten):
             self.optimizer.step()
         check_dense({plain_name(name): p.grad for name, p in self.parameters.items()})
+        if self._team is not None and self._team.defers:
+            squares, squared = 0.0, ()  # they were of our gradients alone
+            losses = self._team.average_step_([], losses or (0.0,), [*self.parameters.values()])
+            for loss in losses:
+                self._refuse(loss, at)
         for parameter in self.parameters.values():
             if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
                 # Fused optimisers walk both in the order of memory.
@@ -130,6 +158,7 @@ class Descent:
             # Where it is said: a default device need not be the network's.
             total = torch.tensor(norm, dtype=torch.float64, device="cpu")
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip_norm, total)
+        return losses
 
     def move(self, *, scale: float = 1.0) -> None:
         """The update itself, from gradients that are `ready`."""

@@ -18,6 +18,10 @@ class NonFiniteError(CredoError, ArithmeticError):
     """A loss or gradient became NaN or infinite; parameters still hold the last good values."""
 
 
+class LostProcessError(CredoError, RuntimeError):
+    """Another process of the team was lost, or did not answer in time; parameters are those of the last step."""
+
+
 class FileFormatError(CredoError, ValueError):
     """A saved file is truncated, changed, of another version, or of another architecture."""
 

@@ -2,29 +2,97 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from credo.core.errors import CredoError
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new file beside `path`, make sure it is on disk, then rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(CredoError, OSError):
+    """There was no space for a file; those from before are as they were."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], *, keep: int = 1) -> None:
+    """Let `write` fill a new file beside `path`, make sure it is on disk, then rename it into place.
+
+    With `keep` above 1 the file that was there becomes `earlier(path, 1)`, that one `earlier(path, 2)`, and so on. A
+    full disk is a `DiskFullError`; the files from before are as they were.
+    """
+    with _full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            write(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            _rotate(path, keep)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def earlier(path: Path, age: int) -> Path:
+    """Where the version before the present one is kept (`age` 1), or one still older: checkpoint.1.pt."""
+    return path.with_name(f"{path.stem}.{age}{path.suffix}") if age else path
+
+
+def _rotate(path: Path, keep: int) -> None:
+    for age in range(keep - 2, 0, -1):
+        if earlier(path, age).exists():
+            earlier(path, age).replace(earlier(path, age + 1))
+    if keep < 2 or not path.exists():
+        return
+    second = path.with_name(f".{path.name}.link.part")
     try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+        second.hardlink_to(path)  # a second name: at no moment is there no file `path`
+        second.replace(earlier(path, 1))
+    except OSError:  # a file system without links; whoever reads looks for the earlier one, too
+        path.replace(earlier(path, 1))
+
+
+@contextmanager
+def _full_disk_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not _is_full(error):
+            raise
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        kept = "No part of it was left behind"
+        if path.exists():
+            kept = f"The file from before ({_size(path.stat().st_size)}) is as it was"
+        raise DiskFullError(
+            f"No space is left to write {path}: {_size(free)} are free in {path.parent}, or your quota is used up. "
+            f"{kept}. Make space there and start again, or choose a folder on another disk."
+        ) from error
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk (or a used-up quota) is behind it: compiled writers only say so in the text or the chain."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if any(f"os error {code}" in str(error) for code in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

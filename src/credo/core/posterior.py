@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from credo.core.counts import is_count
 from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
+from credo.core.team import Team
 from credo.core.weights import Draw, aliases, check_model, substituted
 
 Nll = Callable[[nn.Module], Tensor]
@@ -41,11 +42,15 @@ class Posterior(nn.Module, ABC):
 
     Owns its random generator: nothing reads or reseeds the global one. `lr_scale` multiplies every learning rate, for
     schedules; `steps` counts updates. Both the generator's state and the optimiser's are part of `state_dict()`.
+    `team`, if any, are the processes that make its steps together (`distribute`).
     """
 
     model: nn.Module
     likelihood: Likelihood
     kept: Tensor | None
+    team: Team | None = None
+    steps_in_team: ClassVar[bool] = False
+    """Whether a step, if there is a team, averages over it all that differs between its processes."""
 
     def __init__(
         self,
@@ -93,6 +98,24 @@ class Posterior(nn.Module, ABC):
             yield
         finally:
             self._generator = before
+
+    def _reseed(self, *place: int) -> None:
+        """In a team, all that is random from here on is a function of seed, step, place and part of the data alone.
+
+        So any process can take any place, also after a restart with more or fewer of them.
+        """
+        if self.team is not None:
+            self.generator.manual_seed(self.team.seed_for(self.seed, self.steps, *place))
+
+    def _begin_pass(self, count: int, draws: int = 1) -> None:
+        """Reseed for the pass that comes after `count` others of a step; after `draws`, it is for more data."""
+        if self.team is not None:
+            part, index = divmod(count, draws)
+            self._reseed(self._draw_number(index, draws), part)
+
+    def _draw_number(self, index: int, draws: int = 1) -> int:
+        """The number of one of our `draws` among those of all processes that see the same data."""
+        return index if self.team is None else self.team.mc_rank * draws + index
 
     @property
     def parts(self) -> list[Posterior]:

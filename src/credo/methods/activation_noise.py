@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.layers import RULES, output_variance, random_signs, sign_shapes
+from credo.core.rows import WHOLE, Rows
 from credo.core.taps import Replace, covered_layers, parameter_names, tapped
 from credo.core.weights import join, substituted
 
@@ -16,7 +18,9 @@ from credo.core.weights import join, substituted
 _VARIANCE_FLOOR = 1e-16
 
 
-def local_reparameterisation(std: Mapping[str, Tensor], generator: torch.Generator) -> Callable[[str], Replace]:
+def local_reparameterisation(
+    std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = WHOLE
+) -> Callable[[str], Replace]:
     """Outputs drawn from their own Gaussian, N(x∗μ, x²∗σ²): independent over examples (and positions of a conv)."""
 
     def for_layer(path: str) -> Replace:
@@ -29,15 +33,15 @@ def local_reparameterisation(std: Mapping[str, Tensor], generator: torch.Generat
                 variance.clamp_min(_VARIANCE_FLOOR).sqrt(),
                 torch.zeros_like(variance),
             )
-            eps = torch.randn(output.shape, generator=generator, device=output.device, dtype=output.dtype)
-            return output + deviation * eps
+            normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
+            return output + deviation * rows.of(normal, output.shape)
 
         return replace
 
     return for_layer
 
 
-def flipout(std: Mapping[str, Tensor], generator: torch.Generator) -> Callable[[str], Replace]:
+def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = WHOLE) -> Callable[[str], Replace]:
     """One weight perturbation for the batch, its signs flipped by r·sᵀ for each example: decorrelated, right joint."""
 
     def for_layer(path: str) -> Replace:
@@ -51,9 +55,9 @@ def flipout(std: Mapping[str, Tensor], generator: torch.Generator) -> Callable[[
             delta = {k: _perturbation(s, generator) for k, s in names.items()}
             shift = delta["weight"] if delta["weight"] is not None else torch.zeros_like(weight)
             in_shape, out_shape = sign_shapes(rule, x, output)
-            flipped = x * random_signs(in_shape, x, generator)
+            flipped = x * rows.of(partial(random_signs, like=x, generator=generator), in_shape)
             noise = rule.apply(layer, flipped, shift, delta["bias"])
-            return output + noise * random_signs(out_shape, output, generator)
+            return output + noise * rows.of(partial(random_signs, like=output, generator=generator), out_shape)
 
         return replace
 
@@ -66,7 +70,7 @@ def _perturbation(std: Tensor | None, generator: torch.Generator) -> Tensor | No
     return std * torch.randn(std.shape, generator=generator, device=std.device, dtype=std.dtype)
 
 
-NOISES: dict[str, Callable[[Mapping[str, Tensor], torch.Generator], Callable[[str], Replace]]] = {
+NOISES: dict[str, Callable[[Mapping[str, Tensor], torch.Generator, Rows], Callable[[str], Replace]]] = {
     "lrt": local_reparameterisation,
     "flipout": flipout,
 }
@@ -82,6 +86,7 @@ def noisy(
     aliases: Mapping[str, tuple[str, ...]],
     by_weight: Collection[str],
     generator: torch.Generator,
+    rows: Rows = WHOLE,
 ) -> Iterator[nn.Module]:
     """The network with activation noise on the covered layers and `weights` for all other random parameters.
 
@@ -95,5 +100,5 @@ def noisy(
     }
     by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
     rest = {name: w for name, w in weights.items() if name not in by_noise}
-    with substituted(model, rest, aliases), tapped(layers, NOISES[noise](std, generator)):
+    with substituted(model, rest, aliases), tapped(layers, NOISES[noise](std, generator, rows)):
         yield model

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from credo.core.batchnorm import frozen_statistics
 from credo.core.descent import scalar_loss
 from credo.core.posterior import Nll
+from credo.core.team import Team
 from credo.core.weights import Layout, substituted
 
 NAME = "adversarial"
@@ -114,8 +115,12 @@ def weight_slopes(
     check: Callable[[float], None],
     *,
     frozen: bool,
+    team: Team | None = None,
 ) -> Callable[[Tensor], dict[str, Tensor | None]]:
-    """The derivatives of the batch's loss by the weights of `layout` alone, as a function of these weights, flat."""
+    """The derivatives of the batch's loss by the weights of `layout` alone, as a function of these weights, flat.
+
+    Processes of a team that share a draw ascend together, on the loss of all their parts of the batch.
+    """
 
     def slopes(draw: Tensor) -> dict[str, Tensor | None]:
         leaves = {name: w.detach().requires_grad_() for name, w in layout.split(draw).items()}
@@ -123,6 +128,7 @@ def weight_slopes(
         with torch.enable_grad(), still, substituted(model, leaves, aliases):
             value = scalar_loss(nll(model))
             check(value.item())
-            return dict(zip(leaves, torch.autograd.grad(value, [*leaves.values()], allow_unused=True), strict=True))
+            found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
+        return dict(zip(leaves, found if team is None else team.average_slopes([*leaves.values()], found), strict=True))
 
     return slopes

@@ -19,6 +19,7 @@ from credo.core.weights import parameters_at
 class AtMean(Posterior, ABC):
     """A noisy method (`engine`) whose passes and updates are all at the mean; under the same prior."""
 
+    steps_in_team = True
     # Options of the engine that are about its noise.
     _noise_options: ClassVar[tuple[str, ...]]
 

@@ -28,6 +28,7 @@ from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, make_prior
+from credo.core.rows import WHOLE
 from credo.core.taps import LayerUseError
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names, substituted
 from credo.methods.activation_noise import NOISES, noisy
@@ -57,6 +58,8 @@ class BBB(GaussianPosterior):
     (a number, or mean and std of a normal; log α for a relative spread). `mean_init="keep"` leaves the network's
     weights, also pretrained ones.
     """
+
+    steps_in_team = True
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class BBB(GaussianPosterior):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
             self.descent.clear()
             nll = same_inputs(nll) if self._has_passes else nll
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
@@ -184,7 +187,8 @@ class BBB(GaussianPosterior):
             fused = plain and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
             data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
             squared = () if squares is None else (*means.values(), self.rho)
-            self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared)
+            losses = (data_term, kl)
+            data_term, kl = self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared, losses=losses)
             terms = Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
             yield partial(self._update, terms)
 
@@ -199,6 +203,7 @@ class BBB(GaussianPosterior):
             slopes = Slopes(*self._moments())
         data_term = kl = 0.0
         for index, share in enumerate(self._shares()):
+            self._begin_pass(index, self.step_draws)
             eps = self._normal()
             draw = torch.addcmul(slopes.at_mean, slopes.at_std, eps)
             std = slopes.at_std.detach().requires_grad_(self.noise_name != "weights")
@@ -232,6 +237,7 @@ class BBB(GaussianPosterior):
         slopes = FusedSlopes(means, self.rho, cast(Gaussian, self.prior), self.generator)
         data_term = 0.0
         for index, share in enumerate(self._shares()):
+            self._begin_pass(index, self.step_draws)
             value, gradients = self._pass(nll, slopes.draw(), None, index, share)
             data_term += share * value
             slopes.add_weights(gradients, weight)
@@ -270,7 +276,8 @@ class BBB(GaussianPosterior):
         assert attack is not None
         check = partial(self.descent.check, at=self.steps)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen)
+        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
+        self._reseed(self._draw_number(0), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
         index = 1 if attack.weight < 1 else 0
         value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, index, attack.weight)
@@ -323,6 +330,7 @@ class BBB(GaussianPosterior):
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         places: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
+        places["rows"] = WHOLE if self.team is None else self.team.rows
         with noisy(self.model, self.noise_name, weights, self.layout.split(std), **places) as net:
             return nll(net)
 

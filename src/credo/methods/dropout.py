@@ -7,7 +7,7 @@ the same ones where an activation checkpoint runs a layer again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from credo.core.descent import OptimizerChoice
 from credo.core.errors import UnsupportedModelError
+from credo.core.kernels import activations, flat
 from credo.core.layers import RULES
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
+from credo.core.rows import WHOLE, Rows
 from credo.core.weights import Draw, Random, join
 from credo.methods.masks import MaskSource
 from credo.methods.point import MAP
 
-# What a layer makes of its input, its rate and random numbers.
-Drop = Callable[[Tensor, float, torch.Generator], Tensor]
+# What a layer makes of its input, its rate, random numbers, and which examples it has.
+Drop = Callable[[Tensor, float, torch.Generator, Rows], Tensor]
 
 
 class MCDropout(Posterior):
@@ -36,6 +38,8 @@ class MCDropout(Posterior):
     attention and recurrent layers is refused: it would act in training only. Calls of `F.dropout` cannot be seen, and
     do just that.
     """
+
+    steps_in_team = True
 
     def __init__(
         self,
@@ -80,18 +84,21 @@ class MCDropout(Posterior):
         """`{}`: all randomness is in the masks."""
         return {}
 
-    @contextmanager
-    def noise(self) -> Iterator[None]:
+    def noise(self) -> AbstractContextManager[None]:
         """Dropout on, whatever mode the network is in. Backward through activation checkpoints belongs inside, too."""
+        return self._noise(WHOLE)
+
+    @contextmanager
+    def _noise(self, rows: Rows) -> Iterator[None]:
         handles = []
         places, own = self._places(), self._own()
         source = MaskSource(remembers=torch.is_grad_enabled())
         try:
             for module, rate, drop in places:
                 if self.rate is None:
-                    handles.append(module.register_forward_hook(self._replace(source, rate, drop)))
+                    handles.append(module.register_forward_hook(self._replace(source, rate, drop, rows)))
                 else:
-                    handles.append(module.register_forward_pre_hook(self._before(source, rate)))
+                    handles.append(module.register_forward_pre_hook(self._before(source, rate, rows)))
             for module, _ in own:
                 # Torch's would read the global generator, in training only, and in place it would act twice.
                 module.p = 0.0  # type: ignore[assignment]
@@ -112,7 +119,8 @@ class MCDropout(Posterior):
         """A step whose gradients are there and checked; what it yields makes the update."""
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
-            with self.noise():
+            self._begin_pass(0)
+            with self._noise(WHOLE if self.team is None else self.team.rows):
                 update = stack.enter_context(self.point.prepared(nll))
             yield partial(self._counted, update)
 
@@ -142,40 +150,49 @@ class MCDropout(Posterior):
         return [(m, rate) for m, rate in found if rate > 0]
 
     def _replace(
-        self, source: MaskSource, rate: float, drop: Drop
+        self, source: MaskSource, rate: float, drop: Drop, rows: Rows
     ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         # The layer's own rate is 0 meanwhile, so its output is its input.
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return drop(output, rate, source.generator(module, self.generator))
+            return drop(output, rate, source.generator(module, self.generator), rows)
 
         return hook
 
-    def _before(self, source: MaskSource, rate: float) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    def _before(
+        self, source: MaskSource, rate: float, rows: Rows
+    ) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            dropped = _drop(inputs[0], rate, source.generator(module, self.generator), dims=0)
+            dropped = _drop(inputs[0], rate, source.generator(module, self.generator), rows, dims=0)
             return (dropped, *inputs[1:])
 
         return hook
 
 
-def _drop(x: Tensor, rate: float, generator: torch.Generator, *, dims: int) -> Tensor:
+def _drop(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, dims: int) -> Tensor:
     """Dropout whose mask entries cover this many trailing dimensions each."""
-    return x * (_keep(x, rate, generator, dims=dims) / (1 - rate))
+    # Compiled masks belong to places in memory, not to examples.
+    if dims == 0 and rate < 1 and rows is WHOLE and activations.can_drop(x):
+        return activations.dropped(x, rate, flat.new_key(generator))
+    return x * (_keep(x, rate, generator, rows, dims=dims) / (1 - rate))
 
 
-def _alpha_drop(x: Tensor, rate: float, generator: torch.Generator, *, features: bool) -> Tensor:
+def _alpha_drop(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, features: bool) -> Tensor:
     """Dropout for SELU networks: to SELU's lower bound, then back to mean 0 and variance 1 (Klambauer et al. 2017)."""
     bound = -1.7580993408473766
     scale: float = ((1 - rate) * (1 + rate * bound**2)) ** -0.5
-    keep = _keep(x, rate, generator, dims=x.dim() - 2 if features else 0)
+    keep = _keep(x, rate, generator, rows, dims=x.dim() - 2 if features else 0)
     return (x * keep + bound * (1 - keep) - rate * bound) * scale
 
 
-def _keep(x: Tensor, rate: float, generator: torch.Generator, *, dims: int) -> Tensor:
+def _keep(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, dims: int) -> Tensor:
     shape = list(x.shape)
     for dim in range(dims):
         shape[-1 - dim] = 1
-    return torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=generator)
+
+    def masks(shape: list[int]) -> Tensor:
+        return torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - rate, generator=generator)
+
+    return rows.of(masks, shape)
 
 
 _DROPS: dict[type[nn.Module], Drop] = {

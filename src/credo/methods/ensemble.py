@@ -5,25 +5,27 @@ Deep ensembles when the members are `MAP`, mixtures of Gaussians when they are `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.errors import UnsupportedModelError
+from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 
 
 class Ensemble(Posterior):
-    """Equal mixture of `members`, which must not share a network.
+    """Equal mixture of `members`, which must not share a network. In a team, each is trained by some of the processes.
 
     A draw is a complete set of weights and buffers (running statistics too) of one member, put into the first
     member's network. Ensembles of one size are taken as their members together, which is the same mixture.
     """
+
+    steps_in_team = True
 
     def __init__(self, members: Sequence[Posterior]) -> None:
         members = _flattened(list(members))
@@ -71,25 +73,51 @@ class Ensemble(Posterior):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step that every member has prepared: until the update, all their gradients are in memory."""
-        with ExitStack() as stack:
+        with self.team.watched() if self.team is not None else nullcontext(), ExitStack() as stack:
             updates = []
             nll = same_inputs(nll)
-            for part in self.parts:
+            failed: dict[int, NonFiniteError] = {}
+            for index in self._own():
+                part = self.parts[index]
                 part.lr_scale = self.lr_scale
-                updates.append(stack.enter_context(part.prepared(nll)))
+                try:
+                    updates.append(stack.enter_context(part.prepared(nll)))
+                except NonFiniteError as error:
+                    failed[index] = error
+                    break
+            self._agree(failed)
             yield partial(self._update, updates)
+
+    def _own(self) -> Sequence[int]:
+        """Which members are trained by this process."""
+        members = None if self.team is None else self.team.members
+        return range(len(self.parts)) if members is None else members.own
+
+    def _agree(self, failed: Mapping[int, NonFiniteError]) -> None:
+        """If the step of a member failed, it is an error of all processes."""
+        if self.team is None or not self.team.defers:
+            for error in failed.values():
+                raise error
+            return
+        flags = self.team.average_([], [float(index in failed) for index in range(len(self.parts))])
+        bad = next((index for index, flag in enumerate(flags) if flag), None)
+        if bad is not None:
+            raise NonFiniteError(
+                f"The loss or gradient of member {bad} is not finite at step {self.steps}; no member has changed. Try "
+                "a smaller lr, or look at the inputs of this batch."
+            ) from failed.get(bad)
 
     def _update(self, updates: Sequence[Callable[[], Terms]]) -> Terms:
         terms = [update() for update in updates]
         self.steps += 1
-        count = len(terms)
-        kls = [t.kl for t in terms if t.kl is not None]
-        return Terms(
-            loss=sum(t.loss for t in terms) / count,
-            nll=sum(t.nll for t in terms) / count,
-            penalty=sum(t.penalty for t in terms) / count,
-            kl=sum(kls) / count if len(kls) == count else None,
-        )
+        has_kl = all(t.kl is not None for t in terms)
+        sums = [sum(t.loss for t in terms), sum(t.nll for t in terms), sum(t.penalty for t in terms)]
+        sums.append(sum(t.kl or 0.0 for t in terms))
+        count = float(len(terms))
+        if self.team is not None and self.team.defers:
+            *sums, count = self.team.average_([], [*sums, count])
+        loss, nll, penalty, kl = (value / count for value in sums)
+        return Terms(loss=loss, nll=nll, penalty=penalty, kl=kl if has_kl else None)
 
     def config(self) -> dict[str, Any]:
         """The members' descriptions are added by whoever saves."""

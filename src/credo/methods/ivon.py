@@ -151,6 +151,7 @@ class IVON(NaturalGaussian):
     @contextmanager
     def trial(self) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        self._begin_pass(self._gathered.count, self.step_draws)
         draw, noise = self._sample()
         rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         leaves = {name: w.detach().requires_grad_() for name, w in {**self.layout.split(draw), **rest}.items()}

@@ -6,7 +6,7 @@ more, with drawn labels behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from credo.core.errors import UnsupportedModelError
 from credo.core.inputs import ChangedInputError, versions
 from credo.core.kronecker_taps import CurvaturePlan
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.rows import WHOLE, Rows
 from credo.core.squares.plan import PlanChangedError
 
 # Arguments, keyword arguments, and how often these were changed in place before.
@@ -41,7 +42,7 @@ def recorded_calls(model: nn.Module) -> Iterator[Calls]:
 
 
 def sampled_curvature(
-    plan: CurvaturePlan, calls: Calls, leaves: Iterable[Tensor], likelihood: Likelihood, key: int
+    plan: CurvaturePlan, calls: Calls, leaves: Iterable[Tensor], likelihood: Likelihood, key: int, rows: Rows = WHOLE
 ) -> dict[str, Tensor]:
     """What `Watch.result` gives, for the same calls with drawn labels; `leaves` are the weights, `key` is a seed.
 
@@ -65,14 +66,14 @@ def sampled_curvature(
                             "in place: let its forward work on a copy, x = x.clone(), or use fisher='empirical'."
                         )
                     outputs = plan.model(*args, **options)
-                    losses.append(likelihood.nll(outputs, sampled_targets(likelihood, outputs, generator)))
+                    losses.append(likelihood.nll(outputs, sampled_targets(likelihood, outputs, generator, rows)))
                 torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)
                 return watch.result()
         except PlanChangedError:
             continue
 
 
-def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator) -> Tensor:
+def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:
     """Targets drawn from what the likelihood makes of a network's outputs."""
     if not isinstance(outputs, Tensor):
         raise UnsupportedModelError(
@@ -82,7 +83,7 @@ def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Gener
     outputs = outputs.detach()
     if isinstance(likelihood, GaussianNoise):
         mean, std = (moment.detach() for moment in likelihood.moments(outputs))
-        return torch.empty_like(mean).normal_(generator=generator).mul_(std).add_(mean)
+        return _drawn(mean, rows, lambda new: new.normal_(generator=generator)).mul_(std).add_(mean)
     check_can_sample(likelihood)
     assert isinstance(likelihood, ClassLikelihood)
     log_probs = likelihood.log_probs(outputs)
@@ -91,8 +92,15 @@ def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Gener
             "fisher='sampled' with a Categorical likelihood, but the network has one output, so all labels are the "
             "same: give the loss's own likelihood=, such as 'bernoulli' or 'gaussian'."
         )
-    noise = torch.empty_like(log_probs).exponential_(generator=generator)
+    noise = _drawn(log_probs, rows, lambda new: new.exponential_(generator=generator))
     return (log_probs - noise.log()).argmax(-1)  # Gumbel's way to draw a class
+
+
+def _drawn(like: Tensor, rows: Rows, fill: Callable[[Tensor], Tensor]) -> Tensor:
+    """Random numbers like a tensor."""
+    if rows is WHOLE:
+        return fill(torch.empty_like(like))
+    return rows.of(lambda shape: fill(like.new_empty(shape)), like.shape)
 
 
 def check_can_sample(likelihood: Likelihood) -> None:

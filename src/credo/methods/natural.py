@@ -19,9 +19,10 @@ from credo.core.inputs import same_inputs
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior
 from credo.core.squares.rules import widened
+from credo.core.team import Team
 from credo.core.weights import Layout, Random, one_device, parameters_at, random_names
 from credo.methods.learned_noise import likelihood_descent, move_likelihood, ready_likelihood
-from credo.methods.natural_checks import check_finite
+from credo.methods.natural_checks import check_finite, refuse_loss
 from credo.methods.natural_update import Part, Update
 
 
@@ -31,6 +32,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
     Momentum and curvature are vectors over all trainable parameters, the random ones first.
     """
 
+    steps_in_team = True
     momentum: Tensor
     curvature: Tensor
     progress: Tensor
@@ -117,7 +119,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
             nll = same_inputs(nll) if self._has_passes else nll
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
@@ -145,6 +147,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
         found = self._gathered
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
+        average_(found, self)
         parts, updates = self.split.parts(self.momentum, self.curvature), self._updates(found)
         curvatures = self._curvatures(found)
         (kl, squares), (_, others) = (
@@ -303,13 +306,38 @@ class Gathered:
             self.leaves = None
 
     @contextmanager
-    def dropped_on_error(self) -> Iterator[None]:
-        """If what is inside fails, nothing stays gathered."""
+    def dropped_on_error(self, team: Team | None = None) -> Iterator[None]:
+        """If what is inside fails, nothing stays gathered, and the team is told."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.clear()
+            if team is not None:
+                team.failed(error)
             raise
+
+
+def average_(found: Gathered, posterior: Any) -> None:
+    """In a team, what was gathered becomes the mean over all processes' passes, as of one pass; and losses are checked.
+
+    Also the gradients of the likelihood's own parameters.
+    """
+    team, descent = posterior.team, posterior.descent
+    if team is None or not team.defers:
+        return
+    own = [*descent.parameters.values()] if descent is not None else []
+    gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
+    curvatures = [*found.curvatures.values()]
+    if found.flat_curvature is not None:
+        curvatures.append(found.flat_curvature)
+    with found.dropped_on_error(team):
+        torch._foreach_mul_(gradients, 1 / found.count)
+        if curvatures:
+            torch._foreach_mul_(curvatures, found.curvature_weight / found.count)
+        tensors = [*found.gradients.values(), *curvatures]
+        (found.loss,) = team.average_step_(tensors, [found.loss / found.count], own)
+        found.count, found.curvature_weight = 1, 1.0
+        refuse_loss(found.loss, posterior)
 
 
 def momentum_change(scale: float, last: float | Tensor | None) -> float | Tensor:

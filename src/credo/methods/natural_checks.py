@@ -62,7 +62,15 @@ def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: i
 
 
 def check_loss(value: float, posterior: Posterior) -> None:
-    """Refuse a loss that is NaN or infinite; within a pass the parameters are the draw's."""
+    """Refuse a loss that is NaN or infinite, in a team when all know of it."""
+    if posterior.team is not None and posterior.team.defers:
+        posterior.team.doubt(value)
+    else:
+        refuse_loss(value, posterior)
+
+
+def refuse_loss(value: float, posterior: Posterior) -> None:
+    """An error if a loss is NaN or infinite; within a pass the parameters are the draw's."""
     if not math.isfinite(value):
         bad = (plain_name(name) for name, p in posterior.named_parameters() if not is_finite(p.detach()))
         remedy = "a smaller lr or more damping"

@@ -12,6 +12,7 @@ posterior, which the authors found to be better on corrupted inputs.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,10 +26,12 @@ from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.counts import checked_count
 from credo.core.descent import OptimizerChoice, scalar_loss
 from credo.core.inputs import same_inputs
+from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
+from credo.core.rows import WHOLE
 from credo.core.weights import Layout, parameters_at, random_names
 from credo.methods.node_layers import Layers, folded, node_layers
 from credo.methods.node_noise import ExampleNoise
@@ -48,6 +51,8 @@ class NodeBNN(Posterior):
     times, since a component sees 1/K of the examples. `weight_prior` or a weight decay among `optimizer_options` is the
     weights' own prior; nodes have no decay. Frozen weights stay as they are, their nodes are trained.
     """
+
+    steps_in_team = True
 
     def __init__(
         self,
@@ -159,9 +164,10 @@ class NodeBNN(Posterior):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
             self.descent.clear()
             nll = same_inputs(nll) if self.step_draws > 1 else nll
+            self._reseed()
             first = self._random_component()
             data_term = 0.0
             for index in range(self.step_draws):
@@ -170,7 +176,7 @@ class NodeBNN(Posterior):
                     data_term += self._pass(nll, first, index) / self.step_draws
             penalty, kl = self._penalty()
             self.descent.check(data_term + penalty, at=self.steps)
-            self.descent.ready(at=self.steps)
+            (data_term,) = self.descent.ready(at=self.steps, losses=(data_term,))
             yield partial(self._update, Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl))
 
     def _update(self, terms: Terms) -> Terms:
@@ -180,6 +186,8 @@ class NodeBNN(Posterior):
 
     def _pass(self, nll: Nll, first: int, index: int) -> float:
         """The batch's NLL under new nodes; adds this pass's share of all gradients."""
+        index = self._draw_number(index, self.step_draws)
+        self._reseed(index)
         if self.noise_name == "batch":
             with self.sampled(self._component_draw((first + index) % self.components)) as net:
                 return self._backward(nll(net))
@@ -210,10 +218,12 @@ class NodeBNN(Posterior):
 
     def _example_values(self, rows: int, *, first: int, index: int) -> Tensor:
         """[rows, nodes]: components by turns over all rows of all passes, so that each has its share of the batch."""
-        row = torch.arange(rows, device=self.loc.device)
-        component = (first + row * self.step_draws + index) % self.components
-        std = F.softplus(self.rho)
-        return torch.addcmul(self.loc[component], std[component], self._normal(rows, self.loc.shape[1]))
+        ours, groups = (WHOLE, 1) if self.team is None else (self.team.rows, self.team.mc_groups)
+        row = ours.numbers(rows, self.loc.device)
+        component = (first + row * self.step_draws * groups + index) % self.components
+        # Not by indexing, whose way back is many times slower.
+        means, stds = (each.index_select(0, component) for each in (self.loc, F.softplus(self.rho)))
+        return torch.addcmul(means, stds, ours.of(lambda shape: self._normal(*shape), (rows, self.loc.shape[1])))
 
     def _component_draw(self, component: int) -> dict[str, Tensor]:
         std = F.softplus(self.rho[component])
@@ -224,7 +234,8 @@ class NodeBNN(Posterior):
         return int(torch.randint(self.components, (), generator=self.generator, device=self.device))
 
     def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.loc.device, dtype=self.loc.dtype)
+        size = math.prod(shape)
+        return flat.normal(size, self.generator, device=self.loc.device, dtype=self.loc.dtype).view(shape)
 
     # -- construction and saving -----------------------------------------------------------------------------
 

@@ -31,12 +31,13 @@ from credo.core.kronecker_taps import CurvaturePlan
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, Value
+from credo.core.rows import WHOLE
 from credo.core.squares.plan import PlanChangedError
 from credo.core.weights import Layout, Random, one_device, parameters_at, substituted
 from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
 from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.learned_noise import likelihood_descent, likelihood_kept_on_error, step_likelihood
-from credo.methods.natural import Gathered, Split, gaussian_prior, last_scale, momentum_change, precision_of
+from credo.methods.natural import Gathered, Split, average_, gaussian_prior, last_scale, momentum_change, precision_of
 from credo.methods.natural_checks import check_finite, check_loss, check_numbers, check_warmup
 
 FISHERS = ("empirical", "sampled")
@@ -52,6 +53,8 @@ class NoisyKFAC(Posterior):
     damping is part of the noise's precision; a prior precision that differs within a layer enters its noise by the
     mean. `mean()` and `std()` are those of single weights. Parameters that are not random have neither noise nor prior.
     """
+
+    steps_in_team = True
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class NoisyKFAC(Posterior):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and found finite; what it yields finds the new inverses and updates."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error():
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
             nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
@@ -251,7 +254,8 @@ class NoisyKFAC(Posterior):
                 found = watch.result() if watch is not None else found
             if calls is not None:
                 key = flat.new_key(self.generator)
-                found = sampled_curvature(self.plan, calls, leaves.values(), self.likelihood, key)
+                rows = WHOLE if self.team is None else self.team.rows
+                found = sampled_curvature(self.plan, calls, leaves.values(), self.likelihood, key, rows)
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         self._gathered.add(0.0, gradients, found)
 
@@ -269,6 +273,7 @@ class NoisyKFAC(Posterior):
         found = self._gathered
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
+        average_(found, self)
         gathered = ({**found.gradients, **self._likelihood_gradients()}, found.curvatures)
         check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
 
@@ -332,6 +337,9 @@ class NoisyKFAC(Posterior):
         return min(1.0, math.sqrt(self._config["clip"] / form)) if form > 0 else 1.0
 
     def _weights(self) -> dict[str, Tensor]:
+        """The weights of the pass that comes."""
+        self._gathered.check_free()
+        self._begin_pass(self._gathered.count, self.step_draws)
         noise = self._noise()
         means = parameters_at(self.model, self.split.layout.names)
         return {name: p.detach() + noise[name] if name in noise else p.detach() for name, p in means.items()}

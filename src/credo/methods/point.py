@@ -28,6 +28,8 @@ class MAP(Posterior):
     `prior` (None: maximum likelihood) acts on the parameters that `random` chooses.
     """
 
+    steps_in_team = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -79,16 +81,16 @@ class MAP(Posterior):
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error():
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
             with self.sampled() as net:
                 loss = data_term = scalar_loss(nll(net))
             if self.prior is not None:
                 weights = self.layout.flatten(dict(self.model.named_parameters()))
                 loss = data_term - self.prior.log_prob(weights) / self.data_size
             self.descent.backward(loss, at=self.steps)
-            self.descent.ready(at=self.steps)
             total, data = loss.item(), data_term.item()
             del loss, data_term  # and the graph with them
+            total, data = self.descent.ready(at=self.steps, losses=(total, data))
             yield partial(self._update, Terms(loss=total, nll=data, penalty=total - data))
 
     def _update(self, terms: Terms) -> Terms:

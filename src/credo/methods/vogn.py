@@ -172,6 +172,7 @@ class VOGN(NaturalGaussian):
         Several calls on parts of a batch are gradient accumulation.
         """
         self._gathered.check_free()
+        self._begin_pass(self._gathered.count, self.step_draws)
         attack = self.attack if self.is_noisy else None
         share = 1.0 if attack is None else 1 - attack.weight
         inner = bool(self._gathered.count) and self.step_draws > 1
@@ -201,7 +202,7 @@ class VOGN(NaturalGaussian):
         eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
         check = partial(check_loss, posterior=self)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen)
+        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
         worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
         own = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         return {**self.layout.split(worst), **own}
@@ -211,6 +212,8 @@ class VOGN(NaturalGaussian):
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
         if self.attack is not None:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
+        self._gathered.check_free()
+        self._begin_pass(self._gathered.count, self.step_draws)
         leaves = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
         in_place = substituted(self.model, leaves, self._aliases)
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from credo.core.kernels.common import Sums
 from credo.core.kernels.norm_squares import norm_back, usable
 from credo.core.squares.rules import ExampleGradients, Fused, positions_before, positions_behind
+from credo.core.sync_batchnorm import SYNCED, is_synced
 
 
 def norm(layer: nn.Module) -> ExampleGradients:
@@ -28,8 +29,12 @@ def norm(layer: nn.Module) -> ExampleGradients:
         weight=lambda a, g: total(a * g),
         weight_squares=lambda a, g: total(a.mul_(g)).square().sum(0),  # in place: nobody else has the features
         bias=total,
-        fused=_fused_batch_norm(layer) if isinstance(layer, nn.modules.batchnorm._BatchNorm) else None,
+        fused=_fused_batch_norm(layer) if _is_alone(layer) else None,
     )
+
+
+def _is_alone(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm) and not is_synced(layer)
 
 
 def _fused_batch_norm(layer: Any) -> Fused:
@@ -55,9 +60,17 @@ Normalise = tuple[Callable[[Tensor], Tensor], int | None]
 
 def _batch_norm(layer: Any) -> Normalise:
     mean, var, eps = layer.running_mean, layer.running_var, layer.eps
+    if _by_batch(layer) and is_synced(layer):
+        seen = layer.seen = []  # the run that is about to come leaves its statistics there
+        return lambda x: _scaled(x, *seen[0]), None
     if _by_batch(layer):
         return lambda x: F.batch_norm(x, None, None, training=True, momentum=0.0, eps=eps), None
     return lambda x: F.batch_norm(x, mean.to(x.dtype), var.to(x.dtype), momentum=0.0, eps=eps), None
+
+
+def _scaled(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    return (x - mean.view(shape)) * scale.view(shape)
 
 
 def _instance_norm(layer: Any) -> Normalise:
@@ -83,6 +96,7 @@ NORMALISE: dict[type[nn.Module], Callable[[Any], Normalise]] = {
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm3d: _batch_norm,
+    **dict.fromkeys(SYNCED.values(), _batch_norm),
     nn.InstanceNorm1d: _instance_norm,
     nn.InstanceNorm2d: _instance_norm,
     nn.InstanceNorm3d: _instance_norm,

@@ -1,0 +1,54 @@
+"""Processes that torchrun starts again meet each other, not those that are dead."""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from credo.core import meeting
+from credo.core.distribute import join
+
+WAIT = timedelta(seconds=20)
+
+
+def places(store: HashStore, world: int, seed: int) -> list[str]:
+    """Where each of `world` processes believes to meet the others, who come in any order."""
+    chance = random.Random(seed)
+    delays = [chance.uniform(0, 0.1) for _ in range(world)]
+
+    def come(rank: int) -> str:
+        time.sleep(delays[rank])
+        return meeting._asked(store, rank) if rank else meeting._named(store, world, WAIT)
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(come, range(world)))
+
+
+def test_each_start_has_a_place_of_its_own_in_the_same_store() -> None:
+    store = HashStore()
+    store.set_timeout(WAIT)
+    found = [places(store, world, seed) for seed, world in enumerate((4, 4, 2, 4, 3))]
+    assert all(len(set(named)) == 1 for named in found)
+    assert len({named[0] for named in found}) == 5
+
+
+def test_who_was_killed_while_asking_is_not_waited_for() -> None:
+    store = HashStore()
+    store.set_timeout(WAIT)
+    store.set("credo asks 1", "a word of somebody who is dead")
+    store.set("credo asks 2", "another")
+    assert len(set(places(store, 3, seed=0))) == 1
+
+
+def test_nobody_comes() -> None:
+    with pytest.raises(RuntimeError, match="ranks 1, 2 did not come"):
+        meeting._named(HashStore(), 3, timedelta(seconds=0.05))
+
+
+def test_alone_there_is_nobody_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    team = join(1.0)
+    assert (team.rank, team.world) == (0, 1)
