@@ -87,7 +87,7 @@ def test_debugging_shows_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_interrupt_says_how_to_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Run, experiment: Any, *, draws: int) -> Any:
+    def interrupted(self: Run, experiment: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train.Run, "train", interrupted)

@@ -1,6 +1,8 @@
 """`credo train` and `credo evaluate`."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from credo.experiments.config import read_experiment
+from credo.experiments.distributed import Distributed
 from credo.experiments.runs import Run
 
 Call = Callable[..., Any]
@@ -87,6 +90,68 @@ def test_a_folder_in_use(refused: Refused) -> None:
 def test_bad_settings(refused: Refused, argument: str, message: str) -> None:
     assert message in refused("train", *QUICK, argument, "--run", "here")
     assert not Path("here/config.toml").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_its_code(
+    call: Call, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    expected = json.loads(call("train", *QUICK, "--json", "--run", "whole").stdout)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("epoch   1") and len(said) == 2:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("credo.cli.train.say", say)
+        call("train", *QUICK, "--run", "here", code=code)
+    assert said[-1].startswith("Training was asked to stop and did, after step 1 of 1 of epoch 2; the state is in here")
+    assert said[-1].endswith("Run the same command again to go on.")
+    assert not Run("here").finished
+    found = json.loads(call("train", *QUICK, "--json", "--run", "here").stdout)
+    assert found["test"] == expected["test"]
+
+
+def test_when_to_save_may_change_on_the_way(call: Call) -> None:
+    call("train", *QUICK, "--run", "here", "--checkpoint-every", 5, "--checkpoint-minutes", 0)
+    training = Run("here").experiment().training
+    assert (training.checkpoint_every, training.checkpoint_minutes) == (5, 0.0)
+    assert "finished already" in call("train", *QUICK, "--run", "here").stderr
+
+
+def test_a_team_of_one_records_how_it_was_asked(call: Call) -> None:
+    """And a process alone goes on with the run of several, whatever their number was."""
+    options = ("--mc-groups", 1, "--noise", "shared", "--compress", "bfloat16", "--sync-batchnorm")
+    call("train", *QUICK, "--run", "here", *options)
+    expected = Distributed(mc_groups=1, noise="shared", compress="bfloat16", batchnorm="sync")
+    assert Run("here").experiment().distributed == expected
+    assert "finished already" in call("train", *QUICK, "--run", "here").stderr
+    assert "finished already" in call("train", *QUICK, "distributed.timeout=60", *options, "--run", "here").stderr
+
+
+def test_a_run_begun_alone_is_not_for_several(call: Call, refused: Refused) -> None:
+    call("train", *QUICK, "--run", "here")
+    assert "one process began without a [distributed] section" in refused(
+        "train", *QUICK, "--noise", "own", "--run", "here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--noise", "shard"), "Unknown distributed.noise 'shard'. Did you mean 'shared'?"),
+        (("--compress", "int8"), "distributed.compress='int8': possible are 'bfloat16' and 'none'"),
+        (("distributed.mc_group=2",), "Unknown option of distributed 'mc_group'. Did you mean 'mc_groups'?"),
+        (("--mc-groups", "2"), "mc_groups=2 does not divide the 1 processes"),
+        (("--checkpoint-every", "0"), "training.checkpoint_every=0: at least 1 step"),
+        (("--checkpoint-minutes", "-1"), "training.checkpoint_minutes=-1.0: 0"),
+    ],
+)
+def test_bad_options_of_train(refused: Refused, options: tuple[str, ...], message: str) -> None:
+    assert message in refused("train", *QUICK, *options, "--run", "here")
+    assert not Path("here").exists()
 
 
 def test_two_files(refused: Refused) -> None:

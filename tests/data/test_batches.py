@@ -122,6 +122,51 @@ def test_ranks_augment_differently():
     assert not torch.equal(next(iter(one))[0], next(iter(two))[0])
 
 
+@pytest.mark.parametrize("augment", ["none", "flip", "flip-crop"])
+def test_shards_of_any_number_make_the_same_augmented_batches(augment):
+    whole = Batches(images(24), batch_size=12, seed=3, augment=augment)
+    expected = [dict(zip(y.tolist(), x, strict=True)) for x, y in whole]
+    for world in (2, 3, 4):
+        parts = [
+            Batches(images(24), batch_size=12, seed=3, augment=augment).shard(rank, world) for rank in range(world)
+        ]
+        for wanted, *shares in zip(expected, *parts, strict=True):
+            found = {label: image for x, y in shares for label, image in zip(y.tolist(), x, strict=True)}
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[label], wanted[label]) for label in wanted)
+
+
+@pytest.mark.parametrize("augment", ["none", "flip-crop", lambda x, g: x * torch.rand(len(x), 1, 1, 1, generator=g)])
+@pytest.mark.parametrize("skipped", [0, 1, 3, 4])
+def test_skipped_batches_leave_the_others_as_they_are(augment, skipped):
+    batches = Batches(images(20), batch_size=6, augment=augment)
+    batches.set_epoch(3)
+    expected = list(batches)[skipped:]
+    batches.set_epoch(3)
+    batches.skip(skipped)
+    found = list(batches)
+    assert len(found) == 4 - skipped
+    for (x, y), (x_again, y_again) in zip(expected, found, strict=True):
+        assert torch.equal(x, x_again)
+        assert torch.equal(y, y_again)
+    assert len(list(batches)) == 4  # only the next iteration skips
+
+
+def test_skipped_batches_are_not_loaded(monkeypatch):
+    loaded = []
+    monkeypatch.setattr("credo.data.batches.as_float", lambda x: loaded.append(len(x)) or x.float())
+    batches = Batches(images(20), batch_size=6, augment="flip-crop")
+    batches.skip(3)
+    assert [len(y) for _, y in batches] == loaded == [2]
+    with pytest.raises(ValueError, match=r"skip\(5\): an epoch has 4 batches"):
+        batches.skip(5)
+
+
+def test_augmenting_what_are_no_images_is_refused():
+    with pytest.raises(ValueError, match="images are"):
+        Batches(numbered(8), batch_size=2, augment="flip")
+
+
 def test_bytes_become_floats_between_zero_and_one():
     split = images(9)
     x, _ = next(iter(Batches(split, batch_size=9, shuffle=False)))

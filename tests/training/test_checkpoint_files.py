@@ -79,7 +79,7 @@ def test_foreign_bytes(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [torch.ones(3), [1, 2], {"a": 1}, {"format": 99}, {"format": "1"}])
 def test_other_formats(value: Any, tmp_path: Path) -> None:
     torch.save(value, tmp_path / "c.pt")
-    with pytest.raises(credo.FileFormatError, match="this version reads 1 and 2"):
+    with pytest.raises(credo.FileFormatError, match="this version reads 1, 2, 3"):
         load_checkpoint(tmp_path / "c.pt")
 
 

@@ -40,7 +40,8 @@ Every command has a --help with examples, and --json for scripts.
 app = typer.Typer(
     name="credo",
     help=HELP,
-    epilog="Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted. CREDO_DEBUG=1 shows tracebacks.",
+    epilog="Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted, 143 stopped (SIGTERM). "
+    "CREDO_DEBUG=1 shows tracebacks.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

@@ -10,11 +10,13 @@ import typer
 from credo.attacks import AttackSet, load_attack_set
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.cli.train import print_metrics
+from credo.core.distribute import join
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
 from credo.data import Split, as_float
 from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
+from credo.experiments.distributed import started_by_torchrun
 from credo.experiments.runs import Run, evaluate_run
 from credo.experiments.shift import check_shift, shift_rows, shift_run
 from credo.predict import predict
@@ -58,10 +60,12 @@ def evaluate_command(
         credo evaluate runs/first --shift --shift-kinds fog,jpeg
 
     The numbers are also written to RUN/evaluation.json, in the place of earlier ones. `samples …` are accuracies of
-    single sampled networks, `samples ensembled` that of their averaged probabilities.
+    single sampled networks, `samples ensembled` that of their averaged probabilities. Processes that torchrun starts
+    share the work: batches in turn, with the numbers of one process under torchrun.
     """
     with errors_explained():
-        place = Run(run)
+        place = Run(run, join() if started_by_torchrun() else None)
+        first = place.team is None or place.team.is_first
         if samples and place.dataset().classes is None:
             raise ValueError("--samples counts right labels; this run is a regression.")
         sets = {str(path): load_attack_set(path) for path in attack_set or ()}
@@ -69,13 +73,15 @@ def evaluate_command(
         if shift:
             check_shift(place.dataset())
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
-        if samples:
+        if samples and first:
             metrics["samples"] = _sample_numbers(place, samples)
-        on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance}, bins) if sets else {}
+        on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
         if shift:
             every["shift"] = shift_run(place, kinds=shift_kinds, examples=shift_examples, **options)
+        if not first:
+            return
         write_json(place.folder / "evaluation.json", every)
         if as_json:
             print_json(every)
@@ -117,6 +123,8 @@ def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
 
 def _on_sets(run: Run, sets: dict[str, AttackSet], options: dict[str, Any], bins: int) -> dict[str, Any]:
     """For each file: scores on its inputs, and on the same inputs before the attack where they are this run's own."""
+    if not sets:
+        return {}
     posterior, dataset = run.posterior(), run.dataset()
     clean: dict[int, dict[str, float]] = {}
     results = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,9 @@ import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.experiments.config import Experiment, read_experiment
+from credo.experiments.distributed import first_here
 from credo.experiments.runs import Run
+from credo.training import TrainingStopped
 
 
 def train_command(
@@ -21,6 +24,39 @@ def train_command(
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA-MODEL-METHOD.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the final test numbers.")] = 32,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Also save the state after every so many steps (training.checkpoint_every).")
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float | None,
+        typer.Option(help="Also save it after so many minutes, 10 by default; 0: not (training.checkpoint_minutes)."),
+    ] = None,
+    mc_groups: Annotated[
+        int | None,
+        typer.Option(
+            help="Under torchrun: so many processes share a part of the data and average their draws, as that many "
+            "times method.draws; the others divide the batch (distributed.mc_groups)."
+        ),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help="Under torchrun: own: each part of the data has its own draws, for less noise at no cost; shared: the "
+            "same for all, and then the numbers of one process (distributed.noise)."
+        ),
+    ] = None,
+    compress: Annotated[
+        str | None,
+        typer.Option(help="Under torchrun: bfloat16 halves what is sent at each step (distributed.compress)."),
+    ] = None,
+    sync_batchnorm: Annotated[
+        bool,
+        typer.Option(
+            "--sync-batchnorm",
+            help="Under torchrun: BatchNorm takes statistics of the whole batch, not of each process' part: for parts "
+            "of few examples (distributed.batchnorm=sync).",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
     """Train a network into a run folder, or go on with one that was interrupted.
@@ -29,21 +65,32 @@ def train_command(
 
         credo train method.name=bbb method.lr=0.003 training.epochs=50
         credo train experiment.toml training.seed=1 --run runs/seed1
+        torchrun --standalone --nproc-per-node 4 -m -- credo train experiment.toml --mc-groups 2
 
-    Sections: data, model, method, training; `credo list` shows what they can name. A star marks the best epoch so
-    far by validation.
+    Sections: data, model, method, training, distributed; `credo list` shows what they can name. A star marks the best
+    epoch so far by validation.
+
+    Ctrl-C and SIGTERM end the training after its step, with the state saved: the same command goes on. Then the exit
+    code is 130 or 143. Under torchrun training.batch_size is that of all processes together.
     """
+    options = {
+        "training.checkpoint_every": checkpoint_every,
+        "training.checkpoint_minutes": checkpoint_minutes,
+        "distributed.mc_groups": mc_groups,
+        "distributed.noise": noise,
+        "distributed.compress": compress,
+        "distributed.batchnorm": "sync" if sync_batchnorm else None,
+    }
     with errors_explained():
-        experiment = _read(arguments or [])
+        experiment = _read([*(arguments or []), *(f"{k}={v}" for k, v in options.items() if v is not None)])
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         place = Run(run or default_folder(experiment))
-        say(f"run folder: {place.folder}")
+        _tell(f"run folder: {place.folder}")
         before = place.finished
-        for record in place.train(experiment, draws=draws):
-            values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
-            text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-            say(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
+        _train(place, experiment, draws)
+        if not first_here():
+            return
         if before:
             say("this run was finished already; here is its result")
         result = place.result()
@@ -51,6 +98,23 @@ def train_command(
             print_json(result)
             return
         print_metrics(str(place.folder), result["test"])
+
+
+def _train(place: Run, experiment: Experiment, draws: int) -> None:
+    try:
+        for record in place.train(experiment, draws=draws, stop_on_signals=True):
+            values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
+            text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
+            _tell(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
+    except TrainingStopped as stopped:
+        _tell(f"{stopped} Run the same command again to go on.")
+        raise typer.Exit(128 + (stopped.signal or signal.SIGTERM)) from None
+
+
+def _tell(text: str) -> None:
+    """A line on stderr, once however many processes there are."""
+    if first_here():
+        say(text)
 
 
 def _read(arguments: list[str]) -> Experiment:

@@ -8,8 +8,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from credo.data.augment import AUGMENTATIONS, Augment
+from credo.data.augment import (
+    AUGMENTATIONS,
+    Augment,
+    augment_flip,
+    augment_flip_crop,
+    draw_flip_crop,
+    flip_crop,
+    no_augmentation,
+)
 from credo.data.splits import Split
+
+# Augmentations whose draws can be made apart from the images, and their padding.
+_PADS: tuple[tuple[Augment, int], ...] = ((augment_flip_crop, 4), (augment_flip, 0))
 
 
 class Batches:
@@ -19,9 +30,9 @@ class Batches:
     of the uninterrupted one. Each iteration, even a broken-off one, moves on to the next epoch.
 
     Of `world` ranks, each takes every world-th example of the common order: batch i of all ranks together is batch i
-    of one process with a batch size `world` times as large (augmentation is drawn for each rank apart). The order is
-    padded with examples from its beginning to a multiple of `world`, so that no rank waits for another; to count every
-    test example exactly once, evaluate with `world=1`.
+    of one process with a batch size `world` times as large, augmented alike (a function of your own as `augment` draws
+    for each rank apart). The order is padded with examples from its beginning to a multiple of `world`, so that no rank
+    waits for another; to count every test example exactly once, evaluate with `world=1`.
     """
 
     def __init__(
@@ -48,11 +59,15 @@ class Batches:
         self.shuffle = shuffle
         self.seed = seed
         self.augment = _augmentation(augment)
+        self._pad = next((pad for known, pad in _PADS if known is self.augment), None)
+        if self._pad is not None and split.x.dim() != 4:
+            raise ValueError(f"images are [batch, channels, height, width]; got shape {list(split.x.shape)}")
         self.rank = rank
         self.world = world
         self.drop_last = drop_last
         self.device = device
         self.epoch = 0
+        self._skipped = 0
         if len(self) == 0:
             raise ValueError(
                 f"drop_last leaves no batch: a rank has {self._share} examples, batch_size is {batch_size}"
@@ -71,6 +86,35 @@ class Batches:
         """Makes the next iteration the one of that epoch."""
         self.epoch = epoch
 
+    def skip(self, batches: int) -> None:
+        """Makes the next iteration begin behind that many batches of its epoch; they are not loaded."""
+        if not 0 <= batches <= len(self):
+            raise ValueError(f"skip({batches}): an epoch has {len(self)} batches")
+        self._skipped = batches
+
+    def shard(self, rank: int, world: int) -> Batches:
+        """What rank `rank` of `world` loads, so that all of them together load the batches of this one."""
+        if self.world != 1:
+            raise ValueError(f"these batches are the share of rank {self.rank} of {self.world} already")
+        if self.batch_size % world:
+            raise ValueError(
+                f"batch_size={self.batch_size} is the batch of all processes together and cannot be shared equally by "
+                f"{world}: choose a multiple of {world}"
+            )
+        share = Batches(
+            self.split,
+            batch_size=self.batch_size // world,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            augment=self.augment,
+            rank=rank,
+            world=world,
+            drop_last=self.drop_last,
+            device=self.device,
+        )
+        share.epoch = self.epoch
+        return share
+
     def __len__(self) -> int:
         full, rest = divmod(self._share, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
@@ -78,7 +122,8 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         # Not a generator function: the epoch moves on when the iteration is asked for, not at its first batch.
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._batches(epoch)
+        skipped, self._skipped = self._skipped, 0
+        return self._batches(epoch, skipped)
 
     def indices(self, epoch: int) -> Tensor:
         """Which examples this rank sees in that epoch, in order."""
@@ -89,14 +134,29 @@ class Batches:
         padded = order[torch.arange(self._share * self.world) % count]
         return padded[self.rank :: self.world]
 
-    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, epoch: int, skipped: int) -> Iterator[tuple[Tensor, Tensor]]:
         indices = self.indices(epoch)
-        generator = _generator(self.seed, epoch, f"augment {self.rank}")
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            chosen = indices[start : start + self.batch_size].to(self.split.x.device)
+        # A function of one's own draws what it wants, for each rank apart, and skipping runs it all the same.
+        foreign = self._pad is None and self.augment is not no_augmentation
+        generator = _generator(self.seed, epoch, f"augment {self.rank if foreign else 0}")
+        for number in range(len(self)):
+            chosen = indices[number * self.batch_size : (number + 1) * self.batch_size]
+            draws = None if self._pad is None else self._drawn(len(chosen), self._pad, generator)
+            if number < skipped and not foreign:
+                continue
+            chosen = chosen.to(self.split.x.device)
             # Bytes are moved before they become floats: a quarter of the transfer.
             x, y = (part[chosen].to(device=self.device) for part in (self.split.x, self.split.y))
-            yield self.augment(as_float(x), generator), y
+            x = as_float(x)
+            x = self.augment(x, generator) if draws is None else flip_crop(x, *draws, pad=self._pad or 0)
+            if number >= skipped:
+                yield x, y
+
+    def _drawn(self, count: int, pad: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """This rank's share of what one process draws for the batch of all ranks."""
+        mine = slice(self.rank, None, self.world)
+        mirrored, down, right = draw_flip_crop(count * self.world, generator, pad=pad, flip=True)
+        return mirrored[mine], down[mine], right[mine]
 
 
 def as_float(x: Tensor) -> Tensor:

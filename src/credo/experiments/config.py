@@ -6,18 +6,18 @@ import copy
 import inspect
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from credo.core.distribute import distribute
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.checks import blamed_on, check_kinds
 from credo.experiments.defaults import (
-    NONE,
     data_with_defaults,
     in_words,
     means_none,
@@ -25,64 +25,33 @@ from credo.experiments.defaults import (
     method_with_defaults,
     model_with_defaults,
 )
+from credo.experiments.distributed import Distributed, make_distributed
 from credo.experiments.start import load_weights_
 from credo.experiments.toml import dump_toml, parse_assignment
+from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
-from credo.training.schedule import Schedule, make_schedule
 
 # Seeds of an ensemble's members lie this far apart, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
 
 
 @dataclass(frozen=True)
-class Training:
-    """How long and in what steps. Times (`milestones`, `warmup`) are in epochs; `validation` is a share or a count.
-
-    `examples`: train on that many only, chosen by the seed, every class at its share.
-    """
-
-    epochs: int = 20
-    batch_size: int = 128
-    schedule: str = "constant"
-    milestones: list[float] = field(default_factory=list)
-    decay: float = 0.1
-    floor: float = 0.0
-    warmup: float = 0.0
-    wait: int = 6
-    augment: str = "none"
-    examples: int | None = None
-    validation: float = 0.1
-    validation_draws: int = 8
-    monitor: str = "nll"
-    patience: int | None = None
-    seed: int = 0
-
-    def make_schedule(self) -> Schedule:
-        """The learning-rate schedule."""
-        return make_schedule(
-            self.schedule,
-            epochs=self.epochs,
-            milestones=self.milestones,
-            decay=self.decay,
-            floor=self.floor,
-            warmup=self.warmup,
-            wait=self.wait,
-        )
-
-
-@dataclass(frozen=True)
 class Experiment:
-    """A whole experiment; each section but `training` is a name with the options of what it names."""
+    """A whole experiment; each of the first three sections is a name with the options of what it names.
+
+    `distributed` is None where one process trains alone.
+    """
 
     data: dict[str, Any]
     model: dict[str, Any]
     method: dict[str, Any]
     training: Training
+    distributed: Distributed | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, as in the TOML file, with every default of today written out; None means none."""
-        return {"data": self.data, "model": self.model, "method": self.method, "training": asdict(self.training)}
+        return {key: table for key, table in asdict(self).items() if table is not None}
 
     def to_toml(self) -> str:
         """The same as a TOML file, where `"none"` stands for None."""
@@ -101,6 +70,11 @@ class Prepared:
     def test_batches(self, batch_size: int = 512) -> Batches:
         """The test set in order."""
         return in_order(self.dataset.test, batch_size)
+
+    def shared(self, options: Distributed) -> Prepared:
+        """The same for one of several processes: it has met the others, and its loader gives its part of each batch."""
+        team = distribute(self.posterior, **asdict(options))
+        return replace(self, loader=self.loader.shard(team.data_rank, team.data_groups))
 
 
 def in_order(split: Split, batch_size: int = 512) -> Batches:
@@ -154,24 +128,9 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
     data, model = data_with_defaults(data), model_with_defaults(model)
     _check_method(method)
-    return Experiment(data, model, method_with_defaults(method), _make_training(tables.get("training", {})))
-
-
-def _make_training(table: Mapping[str, Any]) -> Training:
-    known = {f.name: f.default for f in fields(Training)}
-    # A JSON record's null, and a TOML record's word for it, are the default.
-    table = {k: v for k, v in table.items() if v is not None and not (v == NONE and known.get(k, NONE) is None)}
-    for key in table:
-        if key not in known:
-            raise ValueError(unknown("training option", key, known))
-    check_kinds("training", table, {**asdict(Training()), "patience": 1, "examples": 1})
-    training = Training(**table)
-    if training.epochs < 1 or training.batch_size < 1:
-        raise ValueError("training.epochs and training.batch_size must be at least 1.")
-    training.make_schedule()
-    if training.schedule == "plateau" and not training.validation:
-        raise ValueError("training.schedule=plateau follows validation data: set training.validation above 0.")
-    return training
+    training = make_training(tables.get("training", {}))
+    distributed = make_distributed(tables["distributed"]) if "distributed" in tables else None
+    return Experiment(data, model, method_with_defaults(method), training, distributed)
 
 
 def _check_method(method: Mapping[str, Any]) -> None:

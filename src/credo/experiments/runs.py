@@ -5,40 +5,58 @@ Starting it again resumes it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
-import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from credo.core.counts import checked_count
-from credo.core.errors import CredoError
-from credo.core.files import finite, folder_for, write_json, write_text
+from credo.core.distribute import join
+from credo.core.files import earlier, finite, write_json, write_text
 from credo.core.posterior import Posterior
+from credo.core.team import Team
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
-from credo.experiments.config import Experiment, in_order, make_experiment, prepare
+from credo.experiments.config import Experiment, Prepared, in_order, prepare
+from credo.experiments.distributed import Distributed, started_by_torchrun
+from credo.experiments.folders import CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
 from credo.experiments.sizes import parameter_counts
 from credo.predict import Prediction, RegressionPrediction, predict, rescaled
-from credo.training import EpochRecord, describe, load, save
+from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
 from credo.training.progress import shown
+from credo.training.together import first_does, from_first, is_first
 from credo.version import __version__
 
-CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
-LOCK = ".lock"
+__all__ = [
+    "CHECKPOINT",
+    "CONFIG",
+    "LOG",
+    "MODEL",
+    "RESULT",
+    "Run",
+    "data_facts",
+    "evaluate_run",
+    "in_target_units",
+    "make_result",
+    "versions",
+]
 
 
 class Run:
-    """A run folder and what is in it."""
+    """A run folder and what is in it; `team` are processes that share its predictions, where several evaluate it."""
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str, team: Team | None = None) -> None:
+        self.folder, self.team = Path(folder), team
+
+    @property
+    def shard(self) -> str | None:
+        """The option of `predict` by which the team divides the work."""
+        return None if self.team is None else "data"
 
     @property
     def finished(self) -> bool:
@@ -47,10 +65,7 @@ class Run:
 
     def experiment(self) -> Experiment:
         """The experiment as it was resolved when the run began."""
-        path = self.folder / CONFIG
-        if not path.exists():
-            raise FileNotFoundError(f"{self.folder} is no run: it has no {CONFIG}. `credo train` makes one.")
-        return make_experiment(tomllib.loads(path.read_text(encoding="utf-8")))
+        return recorded(self.folder)
 
     def result(self) -> dict[str, Any]:
         """The numbers of a finished run."""
@@ -64,7 +79,9 @@ class Run:
         if not (self.folder / MODEL).exists():
             self.experiment()  # says so if this is no run at all
             raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` on it finishes it.")
-        return load(self.folder / MODEL)
+        posterior = load(self.folder / MODEL)
+        posterior.team = self.team
+        return posterior
 
     def facts(self) -> dict[str, Any]:
         """`data_facts` of the data the posterior was trained on; does not need the data itself."""
@@ -75,79 +92,82 @@ class Run:
         """The data the run was trained on."""
         return load_dataset(**self.experiment().data)
 
-    def train(self, experiment: Experiment, *, draws: int = 32) -> Iterator[EpochRecord]:
-        """Train (or go on training) this run to its result, yielding every epoch's record."""
+    def train(self, experiment: Experiment, *, draws: int = 32, stop_on_signals: bool = False) -> Iterator[EpochRecord]:
+        """Train (or go on training) this run to its result, yielding every epoch's record.
+
+        With `stop_on_signals`, SIGTERM and SIGINT during training save its state and raise `TrainingStopped`. Of the
+        processes that torchrun starts all must call this; the first alone reads and writes the folder.
+        """
         draws = checked_count("draws", draws)
-        with folder_for(self.folder, left_over=LOCK), self._locked():
-            self._check_same(experiment)
-            if self.finished:
+        experiment = self._as_started(experiment)
+        options = experiment.distributed
+        team = None if options is None else join(options.timeout)
+        with opened(self.folder, experiment, team):
+            if from_first(team, self.finished):
                 return
-            yield from self._train(experiment, draws)
+            prepared = prepare(experiment)
+            prepared = prepared if options is None else prepared.shared(options)
+            # Only now: before, there is nothing to save, and who waits for other processes must be free to go.
+            signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
+            with claimed(self.folder, experiment, team), signals as stop:
+                yield from self._train(experiment, prepared, draws, stop)
 
-    def _train(self, experiment: Experiment, draws: int) -> Iterator[EpochRecord]:
-        prepared = prepare(experiment)
-        with self._claimed(experiment):
-            training = experiment.training
-            records: list[EpochRecord] = []
-            for record in shown(
-                prepared.posterior,
-                prepared.loader,
-                epochs=training.epochs,
-                description=self.folder.name,
-                validation=prepared.validation,
-                validation_draws=training.validation_draws,
-                monitor=training.monitor,
-                patience=training.patience,
-                schedule=training.make_schedule(),
-                checkpoint=self.folder / CHECKPOINT,
-                seed=training.seed,
-            ):
-                records.append(record)
-                lines = [json.dumps(finite(asdict(r))) for r in records]
-                write_text(self.folder / LOG, "\n".join(lines) + "\n")
-                yield record
-            prediction = predict(prepared.posterior, prepared.test_batches(), draws=draws)
+    def _as_started(self, experiment: Experiment) -> Experiment:
+        """With a [distributed] section if torchrun started this process, or if several began this run."""
+        if experiment.distributed is not None:
+            return experiment
+        if started_by_torchrun():
+            return replace(experiment, distributed=Distributed())
+        begun = self.experiment().distributed if (self.folder / CONFIG).exists() else None
+        return experiment if begun is None else replace(experiment, distributed=replace(begun, mc_groups=1))
+
+    def _train(
+        self, experiment: Experiment, prepared: Prepared, draws: int, stop: StopRequest
+    ) -> Iterator[EpochRecord]:
+        training, posterior = experiment.training, prepared.posterior
+        records: list[EpochRecord] = []
+        for record in shown(
+            posterior,
+            prepared.loader,
+            epochs=training.epochs,
+            description=self.folder.name,
+            validation=prepared.validation,
+            validation_draws=training.validation_draws,
+            monitor=training.monitor,
+            patience=training.patience,
+            schedule=training.make_schedule(),
+            checkpoint=self.folder / CHECKPOINT,
+            checkpoint_every=training.checkpoint_every,
+            checkpoint_minutes=training.checkpoint_minutes or None,
+            stop=stop,
+            seed=training.seed,
+        ):
+            records.append(record)
+            lines = "".join(json.dumps(finite(asdict(r))) + "\n" for r in records)
+            first_does(posterior.team, lambda text=lines: write_text(self.folder / LOG, text))  # type: ignore[misc]
+            yield record
+        prediction = self._predict(prepared, draws, stop)
+        if is_first(posterior.team):
             metrics = measure(in_target_units(prediction, prepared.dataset))
-            save(prepared.posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
-            write_json(self.folder / RESULT, make_result(experiment, prepared.posterior, records, metrics, draws))
+            save(posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
+            write_json(self.folder / RESULT, make_result(experiment, posterior, records, metrics, draws))
+            earlier(self.folder / CHECKPOINT, 1).unlink(missing_ok=True)  # nothing is left to go back to
 
-    def _check_same(self, experiment: Experiment) -> None:
-        path = self.folder / CONFIG
-        if not path.exists():
-            return
-        # Records of earlier versions lack some defaults.
-        stored, wanted = (_flat(tomllib.loads(e.to_toml())) for e in (self.experiment(), experiment))
-        different = [k for k in sorted({*stored, *wanted}) if stored.get(k) != wanted.get(k)]
-        if different:
-            changes = "; ".join(f"{k} is {stored.get(k)!r} there, {wanted.get(k)!r} now" for k in different)
-            raise ValueError(
-                f"{self.folder} holds a run with other settings: {changes}. "
-                "Choose another --run folder, or delete this one."
-            )
+    def _predict(self, prepared: Prepared, draws: int, stop: StopRequest) -> Prediction:
+        """The test set, which several processes share."""
 
-    @contextmanager
-    def _claimed(self, experiment: Experiment) -> Iterator[None]:
-        """The folder belongs to these settings, unless they fail before there is anything to resume."""
-        for left_over in self.folder.glob(".*.part"):  # of a process killed while it wrote
-            left_over.unlink()
-        write_text(self.folder / CONFIG, experiment.to_toml())
-        try:
-            yield
-        except Exception:
-            if not (self.folder / CHECKPOINT).exists():
-                (self.folder / CONFIG).unlink(missing_ok=True)
-            raise
+        def on_batch(count: int) -> None:
+            if stop():
+                raise TrainingStopped(
+                    "All epochs are done and kept; the test numbers are still to be made.", stop.signal
+                )
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CredoError(
-                    f"Another process is training {self.folder}; wait for it or use another folder."
-                ) from error
-            yield
+        posterior = prepared.posterior
+        shard = None if posterior.team is None else "data"
+        prediction: Prediction = predict(
+            posterior, prepared.test_batches(), draws=draws, shard=shard, on_batch=on_batch
+        )
+        return prediction
 
 
 def make_result(
@@ -198,7 +218,10 @@ def evaluate_run(
     ood: tuple[str, ...] = (),
     batch_size: int = 512,
 ) -> dict[str, Any]:
-    """Metrics of a trained run on its test set, and against out-of-distribution sets by name."""
+    """Metrics of a trained run on its test set, and against out-of-distribution sets by name.
+
+    The processes of the run's team share the work; all of them call this and have the numbers.
+    """
     posterior, dataset = run.posterior(), run.dataset()
     if ood and dataset.classes is None:
         raise ValueError("Out-of-distribution detection scores class probabilities; this run is a regression.")
@@ -207,7 +230,7 @@ def evaluate_run(
         batches: Any = in_order(split, batch_size)
         # Labels of another data set mean nothing here, and may not even be possible.
         batches = (x for x, _ in batches) if foreign else batches
-        prediction = predict(posterior, batches, draws=draws, tolerance=tolerance)
+        prediction = predict(posterior, batches, draws=draws, tolerance=tolerance, shard=run.shard)
         return in_target_units(prediction, dataset)
 
     inside = run_on(dataset.test)
@@ -221,11 +244,3 @@ def evaluate_run(
             )
         outside[name] = run_on(foreign.test, foreign=True)
     return measure(inside, bins=bins, outside=outside)
-
-
-def _flat(tables: dict[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        name = f"{path}.{key}" if path else key
-        flat.update(_flat(value, name) if isinstance(value, dict) else {name: value})
-    return flat

@@ -22,7 +22,7 @@ def shift_run(run: Run, *, kinds: str = "common", examples: int | None = None, *
     dataset = run.dataset()
     check_shift(dataset)
     names = corruption_kinds(kinds, channels=dataset.input_shape[0])
-    return shift_study(run.posterior(), dataset.test, kinds=names, examples=examples, **options)
+    return shift_study(run.posterior(), dataset.test, kinds=names, examples=examples, shard=run.shard, **options)
 
 
 def check_shift(dataset: Dataset) -> None:
@@ -46,20 +46,20 @@ def shift_study(
     tolerance: float | None = None,
     bins: int = 15,
     seed: int = 0,
+    shard: str | None = None,
     on_kind: OnKind | None = None,
 ) -> dict[str, Any]:
     """Accuracy, NLL and ECE on images as they are and on corrupted ones: for each kind, and means over kinds.
 
     `examples`: so many only, chosen by the seed with every class at its share; the same ones for every kind. ECE is of
-    each kind by itself, then averaged: errors of different signs do not cancel.
+    each kind by itself, then averaged: errors of different signs do not cancel. `shard` as in `predict`.
     """
     if examples is not None and examples < len(split):
         _, split = split_validation(split, size=examples, seed=seed, stratify=True)
 
     def scores(part: Split) -> dict[str, float]:
-        found = measure(
-            predict(posterior, in_order(part), draws=draws, tolerance=tolerance), bins=bins, intervals=False
-        )
+        prediction = predict(posterior, in_order(part), draws=draws, tolerance=tolerance, shard=shard)
+        found = measure(prediction, bins=bins, intervals=False)
         return {name: found[name] for name in NUMBERS}
 
     by_kind: dict[str, dict[str, dict[str, float]]] = {}

@@ -3,5 +3,17 @@
 from credo.training.fit import EpochRecord, fit, train
 from credo.training.saving import describe, load, save
 from credo.training.schedule import make_schedule
+from credo.training.stopping import StopRequest, TrainingStopped, stopping_on_signals
 
-__all__ = ["EpochRecord", "describe", "fit", "load", "make_schedule", "save", "train"]
+__all__ = [
+    "EpochRecord",
+    "StopRequest",
+    "TrainingStopped",
+    "describe",
+    "fit",
+    "load",
+    "make_schedule",
+    "save",
+    "stopping_on_signals",
+    "train",
+]

@@ -1,38 +1,25 @@
-"""The training loop: one record an epoch, checkpoints, early stopping, progress."""
+"""The training loop: one record an epoch, checkpoints within it, early stopping, progress."""
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from credo.core.counts import checked_count
-from credo.core.errors import CredoError, unknown
+from credo.core.errors import unknown
 from credo.core.posterior import Posterior, Terms
-from credo.evaluate.suite import quick_metrics
-from credo.predict import predict
-from credo.training.checkpoint import load_checkpoint, save_checkpoint
-from credo.training.scale import check_scale
+from credo.training.epoch import BatchNll, Loader, OnStep, run_epoch, seeded_epoch
+from credo.training.pauses import Pauses
+from credo.training.scale import check_scale, check_shares
 from credo.training.schedule import Plateau, Schedule, make_schedule
-
-BatchNll = Callable[[nn.Module, Any], Tensor]
-# Called with the epoch, from 1, the steps done of it, and how many it has.
-OnStep = Callable[[int, int, int, Terms], None]
-
-
-class Loader(Protocol):
-    """What training reads batches from: a DataLoader, `Batches`, a list."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
+from credo.training.state import Checkpoints, Progress
+from credo.training.stopping import StopRequest, TrainingStopped
+from credo.training.validation import MONITORS, judge, scores, validate
 
 
 @dataclass(frozen=True)
@@ -53,21 +40,6 @@ class EpochRecord:
     best: bool = False
 
 
-@dataclass
-class _Progress:
-    """What a killed run needs to go on, beside the posterior; `epoch` counts those that are finished."""
-
-    epoch: int = 0
-    bad_epochs: int = 0
-    best_score: float = -math.inf
-    best_state: dict[str, Any] | None = None
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-
-# Larger is better after multiplying by the sign.
-MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}
-
-
 def train(
     posterior: Posterior,
     loader: Loader,
@@ -79,6 +51,10 @@ def train(
     patience: int | None = None,
     schedule: str | Schedule = "constant",
     checkpoint: Path | str | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_minutes: float | None = 10.0,
+    keep: int = 2,
+    stop: Callable[[], bool] | None = None,
     seed: int = 0,
     nll: BatchNll | None = None,
     on_step: OnStep | None = None,
@@ -88,38 +64,82 @@ def train(
     With `validation` and `patience` training stops when `monitor` has not improved for that many epochs, and the best
     epoch's state is what remains. If `checkpoint` exists, training goes on from it, bit for bit as if it had never
     stopped: everything random in an epoch (shuffling, dropout, augmentation by torch) is seeded by (seed, epoch), and
-    the global generator is left as it was. The loss is the posterior's likelihood on (inputs, targets), or
-    `nll(net, batch)`.
+    the global generator is left as it was. It is written after each epoch and within it after every `checkpoint_every`
+    steps or `checkpoint_minutes`; the `keep` - 1 before it are kept as NAME.1.pt and so on, and used if the newest
+    is damaged. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
+    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`.
+
+    After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
+    another number of processes can go on.
     """
     _check(loader, epochs, validation, monitor, patience, schedule)
     check_scale(posterior, loader)
+    check_shares(posterior.team, loader)
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
-    fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
-    progress = _resume(posterior, loader, path, fingerprint)
+    checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
+    pauses = Pauses(posterior.team, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
+    progress = checkpoints.resume()
     for earlier in progress.records:
         yield EpochRecord(**earlier)
     batch_nll = nll or _likelihood_nll(posterior)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
-        start = time.perf_counter()
+        clock = _Clock(progress.seconds)
         posterior.train()
-        scale = chosen.after(_scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
+        scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
+        checkpoints.begin_epoch()
+
+        def after_step(terms: Terms, clock: _Clock = clock) -> None:
+            if on_step is not None:
+                on_step(progress.epoch + 1, progress.step, len(loader), terms)
+            _pause(checkpoints, pauses, progress, len(loader), clock)
+
         with seeded_epoch(loader, seed, progress.epoch, posterior.device):
-            terms = _run_epoch(posterior, loader, batch_nll, scale, progress.epoch, on_step)
-        metrics = _validate(posterior, validation, validation_draws, progress.epoch)
-        best = _judge(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate, seconds = posterior.lr_scale, time.perf_counter() - start
-        progress.epoch += 1
+            terms = run_epoch(posterior, loader, batch_nll, scale, progress, seed, after_step)
+        if posterior.team is not None:
+            posterior.team.settle_(posterior)
+        metrics = validate(posterior, validation, validation_draws, progress.epoch)
+        best = judge(posterior, progress, metrics, monitor, keep=patience is not None)
+        rate, seconds = posterior.lr_scale, clock.seconds()
+        progress.finish_epoch()
         record = EpochRecord(
             progress.epoch, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )
         progress.records.append(asdict(record))
-        if path is not None:
-            _save(path, posterior, loader, progress, fingerprint)
+        checkpoints.save(progress)
+        pauses.saved()
         yield record
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # a schedule's last rate is not meant for steps after it
+
+
+class _Clock:
+    """Seconds of an epoch, with those before it was interrupted."""
+
+    def __init__(self, before: float) -> None:
+        self.start = time.perf_counter() - before
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
+
+def _pause(checkpoints: Checkpoints, pauses: Pauses, progress: Progress, total: int, clock: _Clock) -> None:
+    """Save if it is time to, and end training if somebody asked for that."""
+    save, stop = pauses.after(progress.epoch * total + progress.step)
+    # After the last step the epoch's own checkpoint follows.
+    if not stop and (not save or progress.step >= total):
+        return
+    progress.seconds = clock.seconds()
+    checkpoints.save(progress)
+    pauses.saved()
+    if stop:
+        asked = pauses.stop.signal if isinstance(pauses.stop, StopRequest) else None
+        where = f"after step {progress.step} of {total} of epoch {progress.epoch + 1}"
+        saved = "nothing was saved: there is no checkpoint="
+        if checkpoints.path is not None:
+            saved = f"the state is in {checkpoints.path}, and the same call goes on from there"
+        raise TrainingStopped(f"Training was asked to stop and did, {where}; {saved}.", asked)
 
 
 def _check(
@@ -168,119 +188,3 @@ def _likelihood_nll(posterior: Posterior) -> BatchNll:
         return likelihoods.get(id(net), posterior.likelihood).nll(net(x), y)
 
     return nll
-
-
-def _run_epoch(
-    posterior: Posterior, loader: Loader, nll: BatchNll, scale: Schedule, epoch: int, on_step: OnStep | None
-) -> Terms:
-    total = len(loader)
-    sums = {"loss": 0.0, "nll": 0.0, "penalty": 0.0, "kl": 0.0}
-    count = 0
-    has_kl = True
-    for index, batch in enumerate(loader):
-        posterior.lr_scale = scale(epoch + index / total)
-        terms = posterior.step(lambda net, batch=batch: nll(net, batch))  # type: ignore[misc]
-        has_kl = has_kl and terms.kl is not None
-        for key in sums:
-            sums[key] += getattr(terms, key) or 0.0
-        count += 1
-        if on_step is not None:
-            on_step(epoch + 1, index + 1, total, terms)
-    if count == 0:
-        raise CredoError("The loader gave no batch.")
-    means = {key: value / count for key, value in sums.items()}
-    return Terms(means["loss"], means["nll"], means["penalty"], means["kl"] if has_kl else None)
-
-
-def _validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, epoch: int) -> dict[str, float]:
-    return {} if batches is None else quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
-
-
-def _judge(posterior: Posterior, progress: _Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
-    """Whether this epoch is the best so far; remembers its state when early stopping wants it."""
-    if not metrics:
-        return False
-    if monitor not in metrics:
-        raise ValueError(unknown("monitor", monitor, metrics))
-    score = MONITORS[monitor] * metrics[monitor]
-    if not score > progress.best_score:
-        progress.bad_epochs += 1
-        return False
-    progress.best_score, progress.bad_epochs = score, 0
-    if keep:
-        progress.best_state = _cloned(posterior.state_dict())
-    return True
-
-
-def _scores(records: list[dict[str, Any]], monitor: str) -> list[float]:
-    return [MONITORS[monitor] * record["validation"][monitor] for record in records]
-
-
-@contextmanager
-def seeded_epoch(loader: Loader, seed: int, epoch: int, device: torch.device) -> Iterator[None]:
-    """All of torch's global randomness inside is a function of (seed, epoch); outside nothing changes."""
-    for shuffler in (loader, getattr(loader, "sampler", None)):  # a DistributedSampler is told, too
-        set_epoch = getattr(shuffler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        # A large odd multiplier keeps the streams of neighbouring seeds and epochs apart.
-        torch.manual_seed((seed * 1_000_003 + epoch) % 2**63)
-        yield
-
-
-def _settings(posterior: Posterior) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to fit: method, options, members, and the network's tensors."""
-    options = json.loads(json.dumps(posterior.config()))
-    likelihood = options.get("likelihood") or {}
-    if likelihood.get("learn"):
-        del likelihood["std"]  # moves with training
-    members = [part for part in posterior.parts if part is not posterior]
-    return {
-        "method": type(posterior).__name__,
-        "options": options,
-        "data_size": posterior.data_size,
-        "network": {n: list(t.shape) for n, t in posterior.model.state_dict().items() if isinstance(t, Tensor)},
-        "members": {str(index): _settings(part) for index, part in enumerate(members)},
-    }
-
-
-def _resume(posterior: Posterior, loader: Loader, path: Path | None, fingerprint: dict[str, Any]) -> _Progress:
-    if path is None or not path.exists():
-        return _Progress()
-    state = load_checkpoint(path, fingerprint=fingerprint)
-    posterior.load_state_dict(state["posterior"])
-    for generator, saved in zip(_generators(loader), state["loader"], strict=False):
-        generator.set_state(saved)
-    progress = _Progress(**state["progress"])
-    if state["format"] == 1:  # which counted epochs from 0
-        progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
-    return progress
-
-
-def _save(path: Path, posterior: Posterior, loader: Loader, progress: _Progress, fingerprint: dict[str, Any]) -> None:
-    state = {
-        "fingerprint": fingerprint,
-        "posterior": posterior.state_dict(),
-        "progress": {name: getattr(progress, name) for name in _Progress.__dataclass_fields__},
-        "loader": [generator.get_state() for generator in _generators(loader)],
-    }
-    save_checkpoint(path, state)
-
-
-def _generators(loader: Loader) -> list[torch.Generator]:
-    """Generators of a DataLoader and its samplers, which seeding the epoch does not reach."""
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    found = [getattr(place, "generator", None) for place in (loader, getattr(loader, "sampler", None), inner)]
-    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
-
-
-def _cloned(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _cloned(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_cloned(entry) for entry in value)
-    return value

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from credo.core.posterior import Posterior, Terms
-from credo.training.fit import EpochRecord, Loader, OnStep, train
+from credo.training.epoch import Loader, OnStep
+from credo.training.fit import EpochRecord, train
+from credo.training.together import is_first
 
 
 def make_progress(console: Console | None = None) -> Progress:
@@ -37,7 +39,10 @@ def shown(
     on_step: OnStep | None = None,
     **options: Any,
 ) -> Iterator[EpochRecord]:
-    """`train` with a bar over all steps: loss, nll, kl and the last validation."""
+    """`train` with a bar over all steps: loss, nll, kl and the last validation; on the first process only."""
+    if not is_first(posterior.team):
+        yield from train(posterior, loader, epochs=epochs, on_step=on_step, **options)
+        return
     with make_progress() as bar:
         task = bar.add_task(description, total=epochs * len(loader), text="")
         last = ""

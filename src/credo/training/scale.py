@@ -1,4 +1,4 @@
-"""Whether a posterior counts its data as the loader does: a wrong count trains all the same, with a wrong prior."""
+"""Whether posterior and loader agree: on the number of examples, and on who of several processes has which."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from credo.core.posterior import Posterior
+from credo.core.team import Team
+from credo.data import Batches
 
 # Dropped last batches, held-out parts and repeats are no reason to warn; counting batches instead of examples is.
 _FACTOR = 2
@@ -37,6 +39,28 @@ def check_scale(posterior: Posterior, loader: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def check_shares(team: Team | None, loader: Any) -> None:
+    """Refuse a loader that would give every process the same batches, where they are meant to share them."""
+    if team is None:
+        return
+    rank, groups = team.data_rank, team.data_groups
+    if isinstance(loader, Batches):
+        if (loader.rank, loader.world) != (rank, groups):
+            raise ValueError(
+                f"The batches are part {loader.rank} of {loader.world}, this process has part {rank} of {groups}: give "
+                "the batches of one process as loader.shard(team.data_rank, team.data_groups)."
+            )
+    elif isinstance(loader, DataLoader) and groups > 1:
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        plain = isinstance(sampler, RandomSampler | SequentialSampler)
+        if plain or getattr(sampler, "num_replicas", groups) != groups:
+            raise ValueError(
+                f"The loader's {type(sampler).__name__} does not give each of {groups} processes its own part of the "
+                "data. Use DataLoader(..., sampler=DistributedSampler(data, num_replicas=team.data_groups, "
+                "rank=team.data_rank)), with batch_size a part of the whole batch."
+            )
 
 
 def known_size(loader: Any) -> tuple[int, int] | None:

@@ -1,0 +1,102 @@
+"""A run's folder: whose it is, and that one training at a time writes into it."""
+
+from __future__ import annotations
+
+import fcntl
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from credo.core.errors import CredoError
+from credo.core.files import folder_for, write_text
+from credo.core.team import Team
+from credo.experiments.config import Experiment, make_experiment
+from credo.training.together import first_does, is_first
+
+CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
+LOCK = ".lock"
+# Settings that may change when a run goes on: they are about the machine, not about what is learned.
+_FREE = {"training.checkpoint_every", "training.checkpoint_minutes", "distributed.mc_groups", "distributed.timeout"}
+
+
+def recorded(folder: Path) -> Experiment:
+    """The experiment as it was resolved when the run began."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` makes one.")
+    return make_experiment(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def opened(folder: Path, experiment: Experiment, team: Team | None) -> Iterator[None]:
+    """While open, the folder is there and no other training's; one that holds other settings is refused.
+
+    The first of several processes sees to it, and all fail if it does.
+    """
+    with ExitStack() as stack:
+
+        def open_() -> None:
+            stack.enter_context(folder_for(folder, left_over=LOCK))
+            stack.enter_context(_locked(folder))
+            _check_same(folder, experiment)
+
+        first_does(team, open_)
+        yield
+
+
+@contextmanager
+def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator[None]:
+    """The folder belongs to these settings, unless they fail before there is anything to resume."""
+
+    def claim() -> None:
+        for left_over in folder.glob(".*.part"):  # of a process killed while it wrote
+            left_over.unlink()
+        write_text(folder / CONFIG, experiment.to_toml())
+
+    first_does(team, claim)
+    try:
+        yield
+    except Exception:
+        if is_first(team) and not (folder / CHECKPOINT).exists():
+            (folder / CONFIG).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CredoError(f"Another process is training {folder}; wait for it or use another folder.") from error
+        yield
+
+
+def _check_same(folder: Path, experiment: Experiment) -> None:
+    if not (folder / CONFIG).exists():
+        return
+    # Records of earlier versions lack some defaults.
+    begun = recorded(folder)
+    if begun.distributed is None and experiment.distributed is not None:
+        raise ValueError(
+            f"{folder} holds a run that one process began without a [distributed] section, which makes other draws "
+            "than processes that train together. Go on with it by `credo train` alone, or choose another --run folder."
+        )
+    stored, wanted = (_flat(tomllib.loads(e.to_toml())) for e in (begun, experiment))
+    settings = sorted({*stored, *wanted} - _FREE)
+    different = [k for k in settings if stored.get(k) != wanted.get(k)]
+    if different:
+        changes = "; ".join(f"{k} is {stored.get(k)!r} there, {wanted.get(k)!r} now" for k in different)
+        raise ValueError(
+            f"{folder} holds a run with other settings: {changes}. Choose another --run folder, or delete this one."
+        )
+
+
+def _flat(tables: dict[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        name = f"{path}.{key}" if path else key
+        flat.update(_flat(value, name) if isinstance(value, dict) else {name: value})
+    return flat

@@ -1,0 +1,111 @@
+"""One epoch: its steps, from wherever it was left, with all of its randomness a function of seed and epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError
+from credo.core.posterior import Posterior, Terms
+from credo.data import Batches
+from credo.training.schedule import Schedule
+from credo.training.state import Progress, set_global_generators
+
+BatchNll = Callable[[nn.Module, Any], Tensor]
+# Called with the epoch, from 1, the steps done of it, and how many it has.
+OnStep = Callable[[int, int, int, Terms], None]
+_TERMS = ("loss", "nll", "penalty", "kl")
+_END = object()
+
+
+class Loader(Protocol):
+    """What training reads batches from: a DataLoader, `Batches`, a list."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+
+
+def run_epoch(
+    posterior: Posterior,
+    loader: Loader,
+    nll: BatchNll,
+    scale: Schedule,
+    progress: Progress,
+    seed: int,
+    after_step: Callable[[Terms], None],
+) -> Terms:
+    """Make the steps that are left of the epoch, counting them in `progress`; the means of the terms over all of it."""
+    total = len(loader)
+    batches = _behind(loader, progress.step)
+    if progress.random is not None and posterior.team is None:
+        set_global_generators(progress.random, posterior.device)
+    while True:
+        batch = _next(batches, posterior, seed, progress)
+        if batch is _END:
+            break
+        posterior.lr_scale = scale(progress.epoch + progress.step / total)
+        terms = posterior.step(lambda net, batch=batch: nll(net, batch))  # type: ignore[misc]
+        _add(progress.sums, terms)
+        progress.step += 1
+        after_step(terms)
+    if progress.step == 0:
+        raise CredoError("The loader gave no batch.")
+    means = {key: None if value is None else value / progress.step for key, value in progress.sums.items()}
+    return Terms(**means)  # type: ignore[arg-type]
+
+
+def _behind(loader: Loader, step: int) -> Iterator[Any]:
+    """The epoch's batches after the first `step`; a loader that cannot skip is read over them."""
+    if isinstance(loader, Batches):
+        loader.skip(step)
+        return iter(loader)
+    batches = iter(loader)
+    for _ in range(step):
+        next(batches, None)
+    return batches
+
+
+def _next(batches: Iterator[Any], posterior: Posterior, seed: int, progress: Progress) -> Any:
+    """The next batch. With a team, global randomness is seeded for each step, so that no process' state need be kept.
+
+    What a batch is made with (augmentation) is common to those who share it, what a pass draws (dropout) is each one's
+    own.
+    """
+    team = posterior.team
+    if team is None:
+        return next(batches, _END)
+    place = (seed, progress.epoch, progress.step)
+    torch.manual_seed(_hashed(*place, "batch", team.data_rank))
+    batch = next(batches, _END)
+    torch.manual_seed(_hashed(*place, "pass", team.rank))
+    return batch
+
+
+def _hashed(*parts: Any) -> int:
+    digest = hashlib.sha256(" ".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _add(sums: dict[str, float | None], terms: Terms) -> None:
+    for key in _TERMS:
+        before, value = sums.get(key, 0.0), getattr(terms, key)
+        sums[key] = None if before is None or value is None else before + value
+
+
+@contextmanager
+def seeded_epoch(loader: Loader, seed: int, epoch: int, device: torch.device) -> Iterator[None]:
+    """All of torch's global randomness inside is a function of (seed, epoch); outside nothing changes."""
+    for shuffler in (loader, getattr(loader, "sampler", None)):  # a DistributedSampler is told, too
+        set_epoch = getattr(shuffler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # A large odd multiplier keeps the streams of neighbouring seeds and epochs apart.
+        torch.manual_seed((seed * 1_000_003 + epoch) % 2**63)
+        yield

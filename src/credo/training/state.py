@@ -1,0 +1,129 @@
+"""What a killed training needs to go on: how far it was, and the files that hold it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.posterior import Posterior
+from credo.training.checkpoint import newest_checkpoint, parse_checkpoint, save_checkpoint
+from credo.training.together import first_does, from_first
+
+
+@dataclass
+class Progress:
+    """How far training is, beside the posterior; `epoch` counts those that are finished.
+
+    Of the epoch after them, `step` steps are done: `sums` of their terms (`kl` is None once a step had none), the
+    seconds they took, and the state of torch's global generators behind them.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, float | None] = field(default_factory=dict)
+    seconds: float = 0.0
+    random: list[Tensor] | None = None
+    bad_epochs: int = 0
+    best_score: float = -math.inf
+    best_state: dict[str, Any] | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def finish_epoch(self) -> None:
+        """The next epoch begins."""
+        self.epoch, self.step, self.sums, self.seconds, self.random = self.epoch + 1, 0, {}, 0.0, None
+
+
+class Checkpoints:
+    """The files of one training: `path` and the `keep` - 1 before it; without a path nothing is read or written.
+
+    Of several processes the first reads and writes; a file system that all of them see is not needed.
+    """
+
+    def __init__(self, path: Path | None, posterior: Posterior, loader: Any, *, seed: int, keep: int) -> None:
+        self.path, self.posterior, self.loader, self.keep = path, posterior, loader, keep
+        self.fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
+        self._at_epoch: list[Tensor] = []
+
+    def resume(self) -> Progress:
+        """Put the last state into posterior and loader, if there is one, and say how far it was."""
+        path, team = self.path, self.posterior.team
+        if path is None:
+            return Progress()
+        content = first_does(team, lambda: newest_checkpoint(path, fingerprint=self.fingerprint))
+        content = from_first(team, content)
+        if content is None:
+            return Progress()
+        state = parse_checkpoint(content, path)
+        self.posterior.load_state_dict(state["posterior"])
+        for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
+            generator.set_state(saved)
+        progress = Progress(**state["progress"])
+        if state["format"] == 1:  # which counted epochs from 0
+            progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
+        return progress
+
+    def begin_epoch(self) -> None:
+        """Remember the loader's generators: to go on within this epoch, it is begun again and read up to there."""
+        self._at_epoch = [generator.get_state() for generator in _generators(self.loader)]
+
+    def save(self, progress: Progress) -> None:
+        """Write the state; within an epoch, also that of torch's global generators."""
+        path, posterior = self.path, self.posterior
+        if path is None:
+            return
+        if posterior.team is not None:
+            posterior.team.settle_(posterior)
+        if progress.step:
+            progress.random = global_generators(posterior.device)
+        else:
+            self.begin_epoch()
+        first_does(posterior.team, lambda: save_checkpoint(path, self._state(progress), keep=self.keep))
+
+    def _state(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "fingerprint": self.fingerprint,
+            "posterior": self.posterior.state_dict(),
+            "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
+            "loader": self._at_epoch,
+        }
+
+
+def global_generators(device: torch.device) -> list[Tensor]:
+    """State of torch's global generators: the processor's, and the graphics card's if the network is on one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_global_generators(states: list[Tensor], device: torch.device) -> None:
+    """Go on where `global_generators` was called."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def _settings(posterior: Posterior) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to fit: method, options, members, and the network's tensors."""
+    options = json.loads(json.dumps(posterior.config()))
+    likelihood = options.get("likelihood") or {}
+    if likelihood.get("learn"):
+        del likelihood["std"]  # moves with training
+    members = [part for part in posterior.parts if part is not posterior]
+    return {
+        "method": type(posterior).__name__,
+        "options": options,
+        "data_size": posterior.data_size,
+        "network": {n: list(t.shape) for n, t in posterior.model.state_dict().items() if isinstance(t, Tensor)},
+        "members": {str(index): _settings(part) for index, part in enumerate(members)},
+    }
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Generators of a DataLoader and its samplers, which seeding the epoch does not reach."""
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = [getattr(place, "generator", None) for place in (loader, getattr(loader, "sampler", None), inner)]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]

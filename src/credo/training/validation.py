@@ -1,0 +1,60 @@
+"""Validation after an epoch: the numbers, and whether they are the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import unknown
+from credo.core.posterior import Posterior
+from credo.evaluate.suite import quick_metrics
+from credo.predict import predict
+from credo.training.state import Progress
+
+# Larger is better after multiplying by the sign.
+MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}
+
+
+def validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, epoch: int) -> dict[str, float]:
+    """Metrics on held-out data; processes that train together divide its batches, and have the same numbers."""
+    if batches is None:
+        return {}
+    if posterior.team is None:
+        return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(epoch)  # a loader that shuffles must do so alike for everybody
+        return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
+
+
+def judge(posterior: Posterior, progress: Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
+    """Whether this epoch is the best so far; remembers its state when early stopping wants it."""
+    if not metrics:
+        return False
+    if monitor not in metrics:
+        raise ValueError(unknown("monitor", monitor, metrics))
+    score = MONITORS[monitor] * metrics[monitor]
+    if not score > progress.best_score:
+        progress.bad_epochs += 1
+        return False
+    progress.best_score, progress.bad_epochs = score, 0
+    if keep:
+        progress.best_state = _cloned(posterior.state_dict())
+    return True
+
+
+def scores(records: list[dict[str, Any]], monitor: str) -> list[float]:
+    """What is monitored, epoch by epoch, larger ones being better."""
+    return [MONITORS[monitor] * record["validation"][monitor] for record in records]
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _cloned(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cloned(entry) for entry in value)
+    return value

@@ -1,0 +1,282 @@
+"""Checkpoints between two steps: a run killed at any of them goes on as if nothing had been."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+
+import credo
+from credo.data import Batches
+from credo.data.splits import Split
+from credo.training import pauses
+from credo.training.checkpoint import load_checkpoint
+
+EPOCHS, SIZE, STEPS = 3, 22, 4
+IMAGES = torch.randint(256, (SIZE, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.randint(3, (SIZE,), generator=torch.Generator().manual_seed(2))
+
+
+class Killed(Exception):  # noqa: N818 - nothing is wrong
+    pass
+
+
+class Noisy(Dataset):
+    """Every example is augmented by torch's global generator when it is read."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IMAGES[index].float() / 255 + 0.1 * torch.randn(1, 4, 4), LABELS[index]
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
+
+
+def darker(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x * torch.rand(len(x), 1, 1, 1, generator=generator)
+
+
+METHODS: dict[str, Callable[[], credo.Posterior]] = {
+    "map": lambda: credo.MAP(network(), data_size=SIZE, prior=1.0, lr=0.05),
+    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2),
+    "vogn": lambda: credo.VOGN(network(), data_size=SIZE, lr=0.05),
+    "ensemble": lambda: credo.Ensemble(
+        [credo.BBB(network(s), data_size=SIZE, lr=0.05, seed=s, noise="flipout") for s in range(2)]
+    ),
+}
+FLOATS = TensorDataset(IMAGES.float() / 255, LABELS)
+LOADERS: dict[str, Callable[[], Any]] = {
+    "batches": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment="flip-crop"),
+    "augmented by a function": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment=darker),
+    "loader": lambda: DataLoader(Noisy(), batch_size=6, shuffle=True),
+    "loader with generator": lambda: DataLoader(
+        Noisy(), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)
+    ),
+    "loader with a sampler's generator": lambda: DataLoader(
+        FLOATS, batch_size=6, sampler=RandomSampler(FLOATS, generator=torch.Generator().manual_seed(9))
+    ),
+    "list": lambda: list(DataLoader(FLOATS, batch_size=6)),
+}
+
+
+def run(posterior: credo.Posterior, loader: Any, *, kill_at: Any = None, **options: Any) -> tuple[list[Any], list[Any]]:
+    """Records without wall times, and the steps that were made; killed after that step of that epoch."""
+    steps: list[tuple[int, int]] = []
+
+    def on_step(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
+        steps.append((epoch, done))
+        if (epoch, done) == kill_at:
+            raise Killed
+
+    records = []
+    for record in credo.train(posterior, loader, epochs=EPOCHS, schedule="cosine", seed=5, on_step=on_step, **options):
+        records.append({**asdict(record), "seconds": 0.0})
+    return records, steps
+
+
+def assert_equal(a: Any, b: Any, path: str = "") -> None:
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_equal(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for index, (one, two) in enumerate(zip(a, b, strict=True)):
+            assert_equal(one, two, f"{path}/{index}")
+    else:
+        assert a == b, path
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_within_an_epoch_equals_uninterrupted(method: str, loader: str, tmp_path: Path) -> None:
+    whole = METHODS[method]()
+    expected, _ = run(whole, LOADERS[loader]())
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "checkpoint_every": 1}
+    torch.manual_seed(123)  # whatever the global generator does, the run does not depend on it
+    with pytest.raises(Killed):
+        run(METHODS[method](), LOADERS[loader](), kill_at=(2, 3), **options)
+    torch.rand(17)
+    resumed = METHODS[method]()
+    records, steps = run(resumed, LOADERS[loader](), **options)
+    assert steps[0] == (2, 3)  # the first two are not made again
+    assert records == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_killed_again_and_again(every: int, tmp_path: Path) -> None:
+    """At every step of the run in turn; each time no more than `every` steps are made again."""
+    whole = METHODS["map"]()
+    expected, all_steps = run(whole, LOADERS["loader"]())
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "checkpoint_every": every}
+    for place in all_steps:
+        with pytest.raises(Killed):
+            run(METHODS["map"](), LOADERS["loader"](), kill_at=place, **options)
+    resumed = METHODS["map"]()
+    records, steps = run(resumed, LOADERS["loader"](), **options)
+    assert len(steps) <= every
+    assert records == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+def test_loaders_that_read_in_other_processes(tmp_path: Path) -> None:
+    def loader() -> Any:
+        return DataLoader(Noisy(), batch_size=6, shuffle=True, num_workers=1)
+
+    whole, resumed = METHODS["map"](), METHODS["map"]()
+    expected, _ = run(whole, loader())
+    with pytest.raises(Killed):
+        run(METHODS["map"](), loader(), kill_at=(1, 3), checkpoint=tmp_path / "c.pt", checkpoint_every=2)
+    assert run(resumed, loader(), checkpoint=tmp_path / "c.pt") == (expected, [(1, 3), (1, 4), *_all_steps(2)])
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+def _all_steps(first: int) -> list[tuple[int, int]]:
+    return [(epoch, step) for epoch in range(first, EPOCHS + 1) for step in range(1, STEPS + 1)]
+
+
+def test_the_same_objects_go_on_within_an_epoch(tmp_path: Path) -> None:
+    whole, posterior, loader = METHODS["map"](), METHODS["map"](), LOADERS["loader with generator"]()
+    expected, _ = run(whole, LOADERS["loader with generator"]())
+    with pytest.raises(Killed):
+        run(posterior, loader, kill_at=(3, 3), checkpoint=tmp_path / "c.pt", checkpoint_every=1)
+    assert run(posterior, loader, checkpoint=tmp_path / "c.pt")[0] == expected
+    assert_equal(posterior.state_dict(), whole.state_dict())
+
+
+def test_writing_checkpoints_changes_nothing(tmp_path: Path) -> None:
+    plain, saved = METHODS["bbb"](), METHODS["bbb"]()
+    expected, _ = run(plain, LOADERS["loader"]())
+    assert run(saved, LOADERS["loader"](), checkpoint=tmp_path / "c.pt", checkpoint_every=1)[0] == expected
+    assert_equal(saved.state_dict(), plain.state_dict())
+
+
+def test_seconds_of_both_parts_of_an_epoch_are_counted(tmp_path: Path) -> None:
+    def slow(epoch: int, done: int, total: int, terms: Any) -> None:
+        time.sleep(0.05)
+        if (epoch, done) == (1, 3):
+            raise Killed
+
+    options: dict[str, Any] = {"epochs": 1, "checkpoint": tmp_path / "c.pt", "checkpoint_every": 1}
+    with pytest.raises(Killed):
+        list(credo.train(METHODS["map"](), LOADERS["list"](), on_step=slow, **options))
+    (record,) = credo.train(METHODS["map"](), LOADERS["list"](), **options)
+    assert record.seconds >= 0.1  # of two steps before the kill; the third was lost
+
+
+def test_checkpoints_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that moves a minute a step, every third step and every epoch's end are kept."""
+    now = 0.0
+    monkeypatch.setattr(pauses.time, "monotonic", lambda: now)
+    written: list[tuple[int, int]] = []
+    original = credo.training.state.save_checkpoint
+
+    def save(path: Path, state: dict[str, Any], **options: Any) -> None:
+        written.append((state["progress"]["epoch"], state["progress"]["step"]))
+        original(path, state, **options)
+
+    monkeypatch.setattr(credo.training.state, "save_checkpoint", save)
+
+    def on_step(*call: Any) -> None:
+        nonlocal now
+        now += 60.0
+
+    options: dict[str, Any] = {"epochs": 2, "checkpoint": tmp_path / "c.pt", "on_step": on_step}
+    list(credo.train(METHODS["map"](), LOADERS["list"](), checkpoint_minutes=3, **options))
+    assert written == [(0, 3), (1, 0), (1, 3), (2, 0)]
+    written.clear()
+    (tmp_path / "c.pt").unlink()
+    (tmp_path / "c.1.pt").unlink()
+    list(credo.train(METHODS["map"](), LOADERS["list"](), checkpoint_minutes=None, **options))
+    assert written == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint_every": 0}, "checkpoint_every=0 must be a whole number of steps"),
+        ({"checkpoint_minutes": 0}, "checkpoint_minutes=0 must be positive"),
+        ({"keep": 0}, "keep=0"),
+    ],
+)
+def test_intervals_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(credo.train(METHODS["map"](), LOADERS["list"](), epochs=1, **options))
+
+
+# -- the checkpoint before the last --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_old_checkpoints_are_rotated(keep: int, tmp_path: Path) -> None:
+    run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt", keep=keep)
+    names = ["c.pt", "c.1.pt", "c.2.pt"][:keep]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert [load_checkpoint(tmp_path / name)["progress"]["epoch"] for name in names] == [3, 2, 1][:keep]
+
+
+@pytest.mark.parametrize("harm", ["cut", "missing"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(harm: str, tmp_path: Path) -> None:
+    whole, resumed, path = METHODS["bbb"](), METHODS["bbb"](), tmp_path / "c.pt"
+    expected, _ = run(whole, LOADERS["batches"]())
+    options: dict[str, Any] = {"checkpoint": path, "checkpoint_every": 1}
+    with pytest.raises(Killed):
+        run(METHODS["bbb"](), LOADERS["batches"](), kill_at=(2, 3), **options)
+    content = path.read_bytes()
+    path.unlink() if harm == "missing" else path.write_bytes(content[: len(content) // 2])
+    said = "is missing" if harm == "missing" else "not a complete checkpoint"
+    with pytest.warns(UserWarning, match=rf"(?s){said}.*Going on from the checkpoint before it, .*c\.1\.pt"):
+        records, steps = run(resumed, LOADERS["batches"](), **options)
+    assert steps[0] == (2, 2)
+    assert records == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
+
+
+def test_if_all_are_damaged_nothing_is_trained(tmp_path: Path) -> None:
+    run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
+    for name in ("c.pt", "c.1.pt"):
+        (tmp_path / name).write_bytes(b"rubbish")
+    with pytest.raises(credo.FileFormatError, match=r"(?s)c\.pt is not a complete.*c\.1\.pt is not a complete"):
+        run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
+
+
+def test_other_settings_are_no_damage(tmp_path: Path) -> None:
+    run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
+    with pytest.raises(credo.FileFormatError, match="other settings"):
+        run(METHODS["bbb"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*call: Any) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.1.pt", "c.pt"]
+
+
+def test_a_checkpoint_without_a_place_within_the_epoch_goes_on(tmp_path: Path) -> None:
+    """As versions wrote it that saved after whole epochs only."""
+    whole, resumed, path = METHODS["bbb"](), METHODS["bbb"](), tmp_path / "c.pt"
+    expected, _ = run(whole, LOADERS["batches"]())
+    with pytest.raises(Killed):
+        run(METHODS["bbb"](), LOADERS["batches"](), checkpoint=path, kill_at=(2, 3))
+    state = torch.load(path, weights_only=True)
+    old = {k: v for k, v in state["progress"].items() if k not in ("step", "sums", "seconds", "random")}
+    torch.save({**state, "format": 2, "progress": old}, path)
+    assert run(resumed, LOADERS["batches"](), checkpoint=path)[0] == expected
+    assert_equal(resumed.state_dict(), whole.state_dict())
