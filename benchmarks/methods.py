@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.networks import DATA_SIZE
-from credo import METHODS, ScaleMixture
+from credo import METHODS, Posterior, ScaleMixture
 
 Step = Callable[[Tensor, Tensor], object]
 """Forward, backward and update on one batch."""
@@ -36,16 +36,22 @@ def method_names() -> list[str]:
     return list(dict.fromkeys([name for name in METHODS if name not in _NOT_ONE_NETWORK] + list(_OPTIONS)))
 
 
-def method_step(name: str) -> BuildStep:
-    """`posterior.step` of that method on the batch's cross-entropy."""
+def posterior_of(name: str, net: nn.Module) -> Posterior:
+    """That method on a network."""
     method, options = _OPTIONS.get(name, (name, {}))
+    build: Any = METHODS[method]
+    posterior: Posterior = build(net, data_size=DATA_SIZE, **options)
+    return posterior
 
-    def build(net: nn.Module) -> Step:
-        posterior: Any = METHODS[method]
-        posterior = posterior(net, data_size=DATA_SIZE, **options)
-        return lambda x, y: posterior.step(lambda network: F.cross_entropy(network(x), y))
 
-    return build
+def step_of(posterior: Posterior) -> Step:
+    """`posterior.step` on the batch's cross-entropy."""
+    return lambda x, y: posterior.step(lambda network: F.cross_entropy(network(x), y))
+
+
+def method_step(name: str) -> BuildStep:
+    """The step of that method."""
+    return lambda net: step_of(posterior_of(name, net))
 
 
 def descent_step(net: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], **options: Any) -> Step:

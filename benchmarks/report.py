@@ -25,24 +25,25 @@ from credo.core.files import write_json
 MISSING = "not installed"
 
 
-def parser_for(program: str, *, what: str, epilog: str) -> argparse.ArgumentParser:
-    """A parser with the options of both benchmarks."""
+def parser_for(program: str, *, what: str, epilog: str, peers: bool = True) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks; without `peers` those of other libraries and threads are missing."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=what,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--peers",
-        type=names_of("peer", PEERS),
-        default=list(PEERS),
-        metavar="NAMES",
-        help=f"other libraries to compare with: all (default), none, or some of {', '.join(PEERS)}. One that is not "
-        "installed gets a row that says so",
-    )
+    if peers:
+        parser.add_argument(
+            "--peers",
+            type=names_of("peer", PEERS),
+            default=list(PEERS),
+            metavar="NAMES",
+            help=f"other libraries to compare with: all (default), none, or some of {', '.join(PEERS)}. One that is "
+            "not installed gets a row that says so",
+        )
+        parser.add_argument("--threads", type=count, metavar="N", help="torch's threads (default: as torch chooses)")
     parser.add_argument("--rounds", type=count, metavar="N", help="rounds; more of them narrow the spread")
-    parser.add_argument("--threads", type=count, metavar="N", help="torch's threads (default: as torch chooses)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write numbers, settings and versions to a file")
     parser.add_argument("--quick", action="store_true", help="a few seconds to see that all runs; numbers mean nothing")
     return parser

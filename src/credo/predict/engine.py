@@ -15,6 +15,7 @@ from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.predict.moments import Moments, make_moments, summable
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
+from credo.predict.sharding import SHARDS, Numbered, gathered, is_ours, sharing, together
 from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
 
 # Draws that are run before anything is looked at: enough for a first estimate of their variance.
@@ -33,6 +34,7 @@ def predict(
     tolerance: float | None = None,
     strategy: str = "auto",
     seed: int = 0,
+    shard: str | None = None,
     on_batch: OnBatch | None = None,
 ) -> Any:
     """Predictions averaged over `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
@@ -44,7 +46,44 @@ def predict(
     stops drawing for an input once the Monte-Carlo standard error of its class probabilities (regression: of its mean,
     as a share of the predictive std) is below it; `draws` is the most then, and `draws_used` says how many it took.
     Memory holds one batch at a time: sums over draws, and one entropy for each draw and input.
+
+    `shard="draws"` or `"data"` lets the processes of `posterior.team` divide the draws of each batch, or the batches.
+    All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has other
+    random numbers than one without.
     """
+    draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
+    parts: list[Prediction] = []
+    plan: Strategy | None = None
+    tolerance = tolerance if posterior.is_random else None
+    draw_team, data_team = sharing(posterior, shard)
+    with evaluating(posterior), posterior.seeded(seed), together(data_team):
+        if shard is not None:
+            torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
+        for batch, (x, y) in enumerate(batches_of(inputs, batch_size)):
+            x = x.to(posterior.device)
+            y = None if y is None else y.to(posterior.device)
+            if plan is None:
+                options: dict[str, Any] = {"name": strategy, "draws": draws, "shared": shared_draws, "seed": seed}
+                plan = choose_strategy(posterior, x, **options, keep=shard is None)
+                if shard is not None:
+                    plan = Numbered(plan, posterior, draw_team, seed=seed, shared=shared_draws)
+            if not is_ours(batch, data_team):
+                continue
+            with posterior.seeded(seed) if shared_draws else nullcontext():
+                plan.begin(batch)
+                parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
+            if on_batch is not None:
+                on_batch(len(x))
+    prediction = concatenate(gathered(parts, data_team))
+    if isinstance(prediction, ClassPrediction) and not posterior.is_random:
+        return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
+    return prediction
+
+
+def _checked(
+    posterior: Posterior, draws: int, batch_size: int, tolerance: float | None, strategy: str, shard: str | None
+) -> tuple[int, int]:
+    """How many draws to make, and the size of batches."""
     if not isinstance(posterior, Posterior):
         raise ValueError(
             f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(posterior).__name__}."
@@ -54,25 +93,9 @@ def predict(
         raise ValueError(unknown("strategy", strategy, STRATEGIES))
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"tolerance={tolerance} must be positive, or None for a fixed number of draws.")
-    parts: list[Prediction] = []
-    plan: Strategy | None = None
-    draws = posterior.whole_draws(draws)
-    tolerance = tolerance if posterior.is_random else None
-    with evaluating(posterior), posterior.seeded(seed):
-        for x, y in batches_of(inputs, batch_size):
-            x = x.to(posterior.device)
-            y = None if y is None else y.to(posterior.device)
-            if plan is None:
-                plan = choose_strategy(posterior, x, name=strategy, draws=draws, shared=shared_draws, seed=seed)
-            with posterior.seeded(seed) if shared_draws else nullcontext():
-                plan.restart()
-                parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
-            if on_batch is not None:
-                on_batch(len(x))
-    prediction = concatenate(parts)
-    if isinstance(prediction, ClassPrediction) and not posterior.is_random:
-        return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
-    return prediction
+    if shard is not None and shard not in SHARDS:
+        raise ValueError(unknown("shard", str(shard), SHARDS))
+    return posterior.whole_draws(draws), batch_size
 
 
 def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:
@@ -98,6 +121,7 @@ def _predict_batch(
     moments: Moments | None = None
     done = 0
     chunk = posterior.whole_draws(_CHUNK)  # looked at only when every part of a mixture had its turn
+    chunk = plan.rounded(chunk) if tolerance is None else chunk
     while done < draws and len(rows):
         count = min(chunk, draws - done)
         outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
@@ -106,7 +130,7 @@ def _predict_batch(
         moments.add(outputs, rows)
         done += count
         if tolerance is not None and done < draws:
-            rows = rows[moments.error()[rows] > tolerance]
+            rows = plan.agreed(rows[moments.error()[rows] > tolerance])
     if moments is None:
         raise ValueError("An empty batch cannot be predicted.")
     return moments.result()

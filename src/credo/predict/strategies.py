@@ -25,18 +25,36 @@ from credo.predict.passes import Passes, changes_input
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
+_BLOCK = 4
 _FEW_WEIGHTS = 2**20
 
 
 class Strategy(ABC):
-    """Outputs of consecutive draws on batches."""
+    """Outputs of consecutive draws on batches.
+
+    `block` is how many draws it makes together at least, where several processes share them.
+    """
+
+    block = 1
 
     @abstractmethod
     def outputs(self, x: Tensor, count: int) -> Tensor:
         """Outputs [count, batch, ...] of the next `count` draws."""
 
-    def restart(self) -> None:  # noqa: B027 - only strategies with memory need it
-        """Begin again with the first draw, where draws are shared by all batches."""
+    def begin(self, batch: int) -> None:
+        """Get ready for the draws of a batch."""
+        self.restart()
+
+    def restart(self, first: int = 0) -> None:  # noqa: B027 - only strategies with memory need it
+        """Begin again with the first draw, where draws are shared by all batches; or with a later one."""
+
+    def rounded(self, count: int) -> int:
+        """How many draws to ask for at once, where about `count` are wanted."""
+        return count
+
+    def agreed(self, rows: Tensor) -> Tensor:
+        """The rows that need more draws, as all processes know them."""
+        return rows
 
 
 class Loop(Strategy):
@@ -58,13 +76,15 @@ class Loop(Strategy):
                 results.append(self.run(net, x))
         return torch.stack(results)
 
-    def restart(self) -> None:
-        """Back to the first draw."""
-        self.draws.restart()
+    def restart(self, first: int = 0) -> None:
+        """Back to the first draw, or to a later one."""
+        self.draws.restart(first)
 
 
 class Stacked(Strategy):
     """The first layer's weights of several draws as one wide layer, then a pass per draw for the rest."""
+
+    block = _BLOCK
 
     def __init__(self, posterior: Posterior, draws: _Draws, path: str, layer: nn.Module, run: Passes) -> None:
         self.posterior, self.draws, self.path, self.layer, self.run = posterior, draws, path, layer, run
@@ -79,9 +99,9 @@ class Stacked(Strategy):
                 results.append(self.run(net, x))
         return torch.stack(results)
 
-    def restart(self) -> None:
-        """Back to the first draw."""
-        self.draws.restart()
+    def restart(self, first: int = 0) -> None:
+        """Back to the first draw, or to a later one."""
+        self.draws.restart(first)
 
     def _first(self, x: Tensor, draws: list[dict[str, Tensor]]) -> list[Tensor]:
         names = parameter_names(self.path, self.layer)
@@ -96,6 +116,8 @@ class Batched(Strategy):
     """All layers for several draws at once, as batched matrix products (`torch.func.vmap`): for networks of small
     linear layers, whose passes cost more in calls than in arithmetic.
     """
+
+    block = _BLOCK
 
     def __init__(self, posterior: Posterior, draws: _Draws, run: Passes) -> None:
         self.posterior, self.draws, self.run = posterior, draws, run
@@ -114,9 +136,9 @@ class Batched(Strategy):
         with self.posterior.noise():
             return self.run(together, x)
 
-    def restart(self) -> None:
-        """Back to the first draw."""
-        self.draws.restart()
+    def restart(self, first: int = 0) -> None:
+        """Back to the first draw, or to a later one."""
+        self.draws.restart(first)
 
 
 class Activation(Strategy):
@@ -124,6 +146,8 @@ class Activation(Strategy):
 
     Inputs of one batch do not share the first layer's weights then, so this is not one network on a data set.
     """
+
+    block = _BLOCK
 
     def __init__(self, posterior: GaussianPosterior, path: str, layer: nn.Module, run: Passes) -> None:
         self.posterior, self.path, self.layer, self.run = posterior, path, layer, run
@@ -182,21 +206,27 @@ class _Draws:
         self.kept: list[dict[str, Tensor]] = []
         self.source: Iterator[dict[str, Tensor]] = iter(())
 
-    def restart(self) -> None:
-        """Begin again with the first draw."""
+    def restart(self, first: int = 0) -> None:
+        """Begin again with the first draw, or with one that is so many further."""
         if self.keep and not self.kept:
             self.kept = list(self.posterior.draws(self.total))
-        self.source = iter(self.kept) if self.keep else self.posterior.draws(self.total)
+        whole = iter(self.kept) if self.keep else self.posterior.draws(first + self.total)
+        self.source = islice(whole, first, None) if first else whole
 
     def take(self, count: int) -> Iterator[dict[str, Tensor]]:
         return islice(self.source, count)
 
 
-def choose_strategy(posterior: Posterior, x: Tensor, *, name: str, draws: int, shared: bool, seed: int) -> Strategy:
-    """The strategy asked for, or the fastest that gives the right distribution; an impossible wish is an error."""
+def choose_strategy(
+    posterior: Posterior, x: Tensor, *, name: str, draws: int, shared: bool, seed: int, keep: bool = True
+) -> Strategy:
+    """The strategy asked for, or the fastest that gives the right distribution; an impossible wish is an error.
+
+    Shared draws are kept, if they are not large, unless `keep` is False.
+    """
     # Trying out must not use up random numbers: every strategy shall see the same draws.
     with posterior.seeded(seed):
-        source = _Draws(posterior, draws, shared)
+        source = _Draws(posterior, draws, shared and keep)
         run = Passes(copies=changes_input(posterior.model, x))
         found = None if name == "loop" else first_layer(posterior, x)
     if name == "loop":
