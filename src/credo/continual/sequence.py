@@ -62,8 +62,14 @@ def _write(learner: Learner, done: Sequel, place: Path) -> None:
     write_atomically(place / f"{count}-{STATE}", lambda path: save_file(tensors, path))
     # The record names the file: until it is replaced, the old pair is valid.
     write_json(place / RECORD, {**asdict(done), "state": f"{count}-{STATE}"})
-    for old in (f"{count - 1}-{STATE}", f"{count - 1}-{CHECKPOINT}"):
-        (place / old).unlink(missing_ok=True)
+    for old in (place / f"{count - 1}-{STATE}", *_checkpoints(place, count - 1)):
+        old.unlink(missing_ok=True)
+
+
+def _checkpoints(place: Path, task: int | str) -> Iterator[Path]:
+    """Those of a task, the rotated ones too."""
+    name = Path(CHECKPOINT)
+    return place.glob(f"{task}-{name.stem}*{name.suffix}")
 
 
 def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
@@ -76,7 +82,7 @@ def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
         raise ValueError(f"{place} holds other tasks: {', '.join(record['tasks'])}. Choose another folder.")
     state, count = record.pop("state"), len(record["tasks"])
     learner.load_state(load_file(place / state))
-    for old in (*place.glob(f"*-{STATE}"), *place.glob(f"*-{CHECKPOINT}")):  # of a kill between two writes
-        if old.name not in (state, f"{count}-{CHECKPOINT}"):
-            old.unlink()
+    kept = {place / state, *_checkpoints(place, count)}
+    for old in {*place.glob(f"*-{STATE}"), *_checkpoints(place, "*")} - kept:  # of a kill between two writes
+        old.unlink()
     return Sequel(**record)
