@@ -55,7 +55,8 @@ class Cluster:
 class Row:
     """One method: bytes a step, compute relative to map (None: not measured), exchange, seconds an epoch.
 
-    `published_ratio` is what a published epoch leaves for compute after this exchange, relative to map's.
+    `published_ratio` is what a published epoch leaves for compute after this exchange, relative to map's; negative
+    where the exchange alone would take longer.
     """
 
     bytes: int
@@ -162,7 +163,7 @@ def shown(rows: Mapping[str, Row], title: str) -> str:
             f"{row.exchange_ms:.1f} ms",
             "not measured" if row.ratio is None else f"{row.ratio:.2f}",
             *("–" if value is None else f"{value:.1f} s" for value in (row.epoch_seconds, row.published)),
-            "–" if row.published_ratio is None else f"{row.published_ratio:.2f}",
+            "–" if row.published_ratio is None or row.published_ratio < 0 else f"{row.published_ratio:.2f}",
         ]
         for method, row in rows.items()
     }

@@ -21,9 +21,12 @@ from benchmarks.exchange import METHODS, exchange_of
 from benchmarks.methods import posterior_of, step_of
 from benchmarks.networks import NETS, Net, random_batches
 from benchmarks.report import Run, milliseconds, names_of, parser_for, progress, table
+from benchmarks.rounding import rounding
 from benchmarks.timing import Ratio, Work, block_length, interleave, ratio, repeated
 from credo.core.distribute import distribute, join
+from credo.core.posterior import Posterior
 from credo.core.team import COMPRESSIONS, Team
+from credo.methods import Ensemble
 
 _EPILOG = """\
 Reading the table
@@ -31,7 +34,10 @@ Reading the table
   rounds, then the range of the middle 80 %. "strong": both share the batch that one process has (2 × 64 against 128);
   "weak": each has a batch of that size (2 × 128 against 128). "again" is one process once more: what it differs from 1
   is noise. All in one run, in turn: while one process is timed, the other waits. "MB a step" is what each process
-  gives to the exchange of a step, counted as it was sent.
+  gives to the exchange of a step, counted as it was sent. "exchange" is how long the two take to average such a vector
+  when neither has anything else to do, then its share of the strong step: the most that hiding it behind the backward
+  pass could save. "ensemble" has two members, one for each process; weak are four. All members see the whole batch.
+  The record has the error of bfloat16 in the row of vogn: of one reduced vector, relative, and of a short training.
 
 Examples
   python -m benchmarks.scaling --json results/benchmarks/scaling.json
@@ -40,14 +46,15 @@ Examples
 
 Run it on a machine that does nothing else and has two processors; see docs/benchmarks.md.
 """
-_METHODS = [name for name in METHODS if name != "mc-dropout"]
+ENSEMBLE = "ensemble"
+_METHODS = [*METHODS, ENSEMBLE]
 _BATCHES = 4
 _WARMUP = 2
 _ROUNDS = 10
 _BLOCK_SECONDS = 1.0
 _MOST_STEPS = 10
 _WAIT = 1800.0
-ALONE, AGAIN, STRONG, WEAK = "alone", "again", "strong", "weak"
+ALONE, AGAIN, STRONG, WEAK, EXCHANGE = "alone", "again", "strong", "weak", "exchange"
 Blocks = dict[str, Work]
 
 
@@ -73,7 +80,7 @@ class Contender:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = parser_for("scaling", what=__doc__ or "", epilog=_EPILOG, peers=False)
-    parser.add_argument("--methods", type=names_of("method", METHODS), metavar="NAMES", help=", ".join(METHODS))
+    parser.add_argument("--methods", type=names_of("method", _METHODS), metavar="NAMES", help=", ".join(_METHODS))
     parser.add_argument("--net", choices=NETS, help="resnet20 by default, mlp with --quick")
     parser.add_argument("--compress", choices=[name for name in COMPRESSIONS if name], help="of what is exchanged")
     return parser.parse_args(argv)
@@ -134,14 +141,30 @@ def _second(port: int, asked: Asked) -> None:
 
 
 def contenders(asked: Asked, method: str) -> dict[str, Contender]:
-    """One process alone, twice, and both together with half the batch or the whole of it each."""
+    """One process alone, twice, both together with half the batch or the whole of it each, and their exchange."""
     net = NETS[asked.net]
-    found = {name: Contender(_steps(step_of(posterior_of(method, net.build())), net), None) for name in (ALONE, AGAIN)}
+    found = {name: Contender(_steps(step_of(_posterior(method, net)), net), None) for name in (ALONE, AGAIN)}
     for name, share in ((STRONG, 2), (WEAK, 1)):
-        posterior = posterior_of(method, net.build())
+        posterior = _posterior(method, net, members=2 if name == STRONG else 4)
         team = distribute(posterior, compress=asked.compress, timeout=_WAIT)
-        found[name] = Contender(_steps(step_of(posterior), net, share), team)
+        found[name] = Contender(_steps(step_of(posterior), net, 1 if method == ENSEMBLE else share), team)
+    if method != ENSEMBLE:
+        found[EXCHANGE] = Contender(_reduction(method, net, found[STRONG].team), found[STRONG].team)
     return found
+
+
+def _posterior(method: str, net: Net, members: int = 2) -> Posterior:
+    if method != ENSEMBLE:
+        return posterior_of(method, net.build())
+    return Ensemble([posterior_of("map", net.build()) for _ in range(members)])
+
+
+def _reduction(method: str, net: Net, team: Team | None) -> Work:
+    """The exchange of a step and nothing else."""
+    assert team is not None
+    exchange = exchange_of(method, net.build())
+    vector, numbers = torch.ones(exchange.gradients + exchange.curvatures), [1.0] * exchange.numbers
+    return lambda: team.average_step_([vector], numbers)
 
 
 def _steps(step: Callable[[Tensor, Tensor], object], net: Net, share: int = 1) -> Work:
@@ -163,20 +186,18 @@ def measure(asked: Asked, method: str) -> dict[str, Any]:
 
         return work
 
+    team = found[STRONG].team
+    assert team is not None
     for name in found:
         told(name, 1 if asked.quick else _WARMUP)()
+        if name == STRONG:
+            traffic = {"bytes": team.bytes_sent, "reductions": team.reductions}
     steps = block_length(found[ALONE].work, seconds=_BLOCK_SECONDS, most=1 if asked.quick else _MOST_STEPS)
     blocks = {name: told(name, steps) for name in found}
     with progress(f"{method}: {steps} steps a block", asked.rounds) as advance:
         seconds = interleave(blocks, rounds=asked.rounds, on_round=advance)
     control.share(None)
-    team = found[STRONG].team
-    assert team is not None
-    bytes_sent = team.bytes_sent
-    for each in found.values():
-        if each.team is not None:
-            each.team.close()
-    return _numbers(seconds, steps) | {"bytes": bytes_sent, "reductions": team.reductions} | _expected(asked, method)
+    return _numbers(seconds, steps) | traffic | _expected(asked, method) | _end(asked, method, found)
 
 
 def _follow(asked: Asked, method: str) -> None:
@@ -185,9 +206,18 @@ def _follow(asked: Asked, method: str) -> None:
     while (order := control.share(None)) is not None:
         name, count = order
         repeated(found[name].work, count)()
+    _end(asked, method, found)
+
+
+def _end(asked: Asked, method: str, found: Mapping[str, Contender]) -> dict[str, Any]:
+    """Close the teams; for VOGN first what bfloat16 changes."""
     for each in found.values():
         if each.team is not None:
             each.team.close()
+    if method != "vogn":
+        return {}
+    epochs, seeds = (1, 2) if asked.quick else (10, 5)
+    return {"bfloat16": rounding(NETS[asked.net], epochs=epochs, seeds=seeds)}
 
 
 def _numbers(seconds: Mapping[str, Sequence[float]], steps: int) -> dict[str, Any]:
@@ -196,31 +226,44 @@ def _numbers(seconds: Mapping[str, Sequence[float]], steps: int) -> dict[str, An
         found = ratio(seconds[ALONE], seconds[name])
         return asdict(Ratio(*(examples * value for value in (found.median, found.low, found.high))))
 
-    return {
+    found = {
         "milliseconds": 1000 * median(seconds[ALONE]) / steps,
         AGAIN: faster(AGAIN, 1),
         STRONG: faster(STRONG, 1),
         WEAK: faster(WEAK, 2),
     }
+    if EXCHANGE not in seconds:
+        return found
+    took = 1000 * median(seconds[EXCHANGE]) / steps
+    return found | {"exchange_milliseconds": took, "exchange_share": asdict(ratio(seconds[EXCHANGE], seconds[STRONG]))}
 
 
 def _expected(asked: Asked, method: str) -> dict[str, int]:
+    if method == ENSEMBLE:
+        return {"expected_bytes": 0}  # members are nobody else's; a few losses are exchanged, and not counted
     return {"expected_bytes": exchange_of(method, NETS[asked.net].build()).size(compress=asked.compress is not None)}
 
 
 def shown(numbers: Mapping[str, Mapping[str, Any]], asked: Asked) -> str:
     """The table, one row a method."""
     batch = NETS[asked.net].batch
-    columns = ["one process", AGAIN, f"strong: 2 × {batch // 2}", f"weak: 2 × {batch}", "MB a step"]
+    columns = ["one process", AGAIN, f"strong: 2 × {batch // 2}", f"weak: 2 × {batch}", "MB a step", "exchange"]
     rows = {
         method: [
             milliseconds(row["milliseconds"]),
             *(str(Ratio(**row[name])) for name in (AGAIN, STRONG, WEAK)),
             f"{row['bytes'] / 1e6:.3g}",
+            _exchange(row),
         ]
         for method, row in numbers.items()
     }
     return table(f"{asked.net}: examples a second of two processes relative to one: median (10–90 %)", columns, rows)
+
+
+def _exchange(row: Mapping[str, Any]) -> str:
+    if "exchange_share" not in row:
+        return "–"
+    return f"{row['exchange_milliseconds']:.2g} ms, {100 * row['exchange_share']['median']:.1f} %"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,10 +12,16 @@ from torch.nn import functional as F
 
 from credo.core.distribute import _divided, distribute, join
 from credo.core.errors import NonFiniteError, UnsupportedModelError
-from credo.core.link import Link
+from credo.core.link import Link, _packed, _unpacked
 from credo.core.rows import Rows
 from credo.core.sync_batchnorm import SyncedBatchNorm1d
 from credo.methods import BBB, MAP, VOGN, Ensemble
+
+
+@dataclass
+class Holder:
+    tensor: Tensor
+    others: tuple[Tensor, ...]
 
 
 @pytest.fixture
@@ -139,3 +146,11 @@ def test_rows_of_all_parts_are_those_of_the_whole() -> None:
         rows = Rows(part, 3)
         torch.testing.assert_close(rows.of(make, (2, 2)), whole[part::3], rtol=0, atol=0)
         assert rows.numbers(2, torch.device("cpu")).tolist() == [part, part + 3]
+
+
+def test_what_gpus_share_survives_packing_also_inside_dataclasses() -> None:
+    sent = {"nested": Holder(torch.arange(3.0), (torch.ones(2, dtype=torch.int64),)), "steps": 4}
+    found = _unpacked(_packed(sent))
+    assert found["steps"] == 4
+    assert torch.equal(found["nested"].tensor, torch.arange(3.0))
+    assert torch.equal(found["nested"].others[0], torch.ones(2, dtype=torch.int64))

@@ -107,6 +107,17 @@ def test_uneven_shards_are_padded_to_the_same_length(n, world):
     assert ranks[0].data_size == n
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("n", [64, 65, 127, 128, 130])
+def test_every_number_of_ranks_makes_as_many_batches(n, drop_last):
+    whole = Batches(numbered(n), batch_size=64, drop_last=drop_last)
+    for world in (1, 2, 4):
+        shares = [whole.shard(rank, world) for rank in range(world)]
+        assert [len(share) for share in shares] == [len(whole)] * world
+        sizes = [[len(y) for _, y in share] for share in shares]
+        assert sizes == [[64 // world] * (len(whole) - 1) + [shares[0].last_size]] * world
+
+
 def test_ranks_together_make_the_batches_of_one_process():
     whole = Batches(numbered(24), batch_size=6, seed=1)
     parts = [Batches(numbered(24), batch_size=3, seed=1, rank=rank, world=2) for rank in range(2)]
@@ -217,7 +228,7 @@ def test_names_and_device(options):
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2, "rank": 2, "world": 2}, "rank=2 of world=2"),
         ({"batch_size": 2, "rank": -1}, "rank=-1"),
-        ({"batch_size": 6, "drop_last": True, "world": 2}, "has 5 examples, batch_size is 6"),
+        ({"batch_size": 6, "drop_last": True, "world": 2}, "10 examples, a batch of all ranks has 12"),
         ({"batch_size": 2, "augment": "flipp"}, "possible are none, flip, flip-crop"),
     ],
 )

@@ -95,6 +95,15 @@ def test_projection_adds_compute_and_exchange() -> None:
         cost_model.fitted_compute(15.0, 200, ring, 10)
 
 
+def test_an_exchange_longer_than_the_published_step_leaves_no_compute_to_show() -> None:
+    ring = cost_model.Cluster(processes=2, bandwidth=100.0, latency=0.0)
+    published = {"map": 30.0, "kfac": 70.0}
+    rows = cost_model.project({"map": 200, "kfac": 900}, {}, ring, steps=10, compute=1.0, published=published)
+    assert rows["kfac"].published_ratio == pytest.approx(7 - 9)
+    line = next(line for line in cost_model.shown(rows, "").splitlines() if line.startswith("| kfac"))
+    assert line.split("|")[-2].strip() == "–"
+
+
 def test_cost_model_as_a_user_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cost.json"
     cost_model.main(["--json", str(path)])

@@ -26,6 +26,10 @@ def test_scaling_as_a_user_runs_it(tmp_path: Path) -> None:
         assert row["bytes"] == row["expected_bytes"] > 0
         assert row["reductions"] == 1
         assert all(0 < row[name]["low"] <= row[name]["median"] <= row[name]["high"] for name in ("strong", "weak"))
+        assert row["exchange_share"]["median"] > 0
+    rounded = record["numbers"]["vogn"]["bfloat16"]
+    assert 1e-3 < rounded["gradients"] < 4e-3  # two roundings to 8 bits
+    assert 1e-3 < rounded["squares"] < 4e-3
     strong = record["numbers"]["vogn"]["strong"]
     assert f"{strong['median']:.2f} ({strong['low']:.2f}–{strong['high']:.2f})" in done.stdout
 

@@ -232,3 +232,33 @@ def test_a_process_that_fails_alone_leaves_at_once(folder: Path) -> None:
     assert first["seconds"] < 20  # of a timeout of 60
     assert first["same"]
     assert second["same"]
+
+
+def test_buffers_of_the_networks_own_are_settled_as_the_first_has_them(folder: Path) -> None:
+    first, second = load(folder, "own_buffers", 2)
+    for name, owner in {"one": first, "two": second}.items():
+        # The second member of two is the second process's.
+        assert all(not torch.equal(*pair) for pair in zip(first[name]["before"], second[name]["before"], strict=True))
+        for row in (first, second):
+            assert all(map(torch.equal, row[name]["after"], owner[name]["before"])), name
+        assert differing(first[name]["running"], second[name]["running"]) == set()
+
+
+def test_eval_mode_without_running_statistics_is_each_processs_own(folder: Path) -> None:
+    first, _ = load(folder, "evaluated_apart", 2)
+    torch.testing.assert_close(first["output"], first["expected"])
+
+
+def test_an_update_of_one_member_that_overflows_is_no_step_of_any(folder: Path) -> None:
+    for found in load(folder, "one_member_overflows", 2):
+        assert "member 1 is not finite at step 1; no member has changed" in found["message"]
+        assert found["same"]
+        assert found["steps"] == 2
+
+
+def test_a_member_that_fails_in_its_update_alone_ends_the_team(folder: Path) -> None:
+    first, second = load(folder, "late_failure", 2)
+    assert second["messages"][0] == "NonFiniteError: too late"
+    assert second["messages"][1].startswith("LostProcessError: Process 1 left the team when the update of a member")
+    assert first["messages"][0].startswith("LostProcessError: Process 0 of 2: another process was lost")
+    assert first["seconds"] < 20  # of a timeout of 60

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.distribute import distribute
-from credo.core.posterior import Posterior
+from credo.core.errors import NonFiniteError
+from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import ScaleMixture
 from credo.methods import (
     BBB,
@@ -96,10 +97,11 @@ BUILDS: dict[str, Build] = {
     "ensemble of three": ensemble(MAP, 3, lr=0.02),
 }
 SEVERAL = ("bbb weights", "bbb mixture", "bbb lrt", "vogn", "ivon", "noisy-kfac", "node-bnn", "node-bnn batch")
+SEVERAL += ("bbb adversarial", "vogn adversarial")
 FOUR = ("map", "mc-dropout", "bbb weights", "bbb lrt", "bbb adversarial", "node-bnn", "vogn", "ogn", "ivon", "kfac")
 FOUR += ("noisy-kfac", "ensemble")
 """Every method once, for four processes, which are slow on few cores."""
-SEVERAL_OF_FOUR = ("bbb lrt", "vogn", "ivon", "noisy-kfac", "node-bnn")
+SEVERAL_OF_FOUR = ("bbb lrt", "bbb adversarial", "vogn", "ivon", "noisy-kfac", "node-bnn")
 RESUMED_BY_FOUR = ("map", "bbb weights", "vogn", "noisy-kfac", "ensemble")
 SINGLE = ("map", "bbb weights", "vogn", "ivon", "bbb adversarial", "mc-dropout")
 """Also in single precision, where compiled passes are used."""
@@ -314,6 +316,103 @@ def wrong_batch(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return failing(rank, world, how, timeout=60)
 
 
+class Following(nn.Module):
+    """A network that follows its inputs by buffers of its own, one of which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = normed(0)
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("largest", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.lerp_(x.mean(0), 0.1)
+            self.largest.copy_(x.abs().max() * 1000)
+        return self.inner(x - self.seen)
+
+
+def own_buffers(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Before and after settling: of one network, and of the second of two members."""
+    found = {}
+    one = MAP(Following(), data_size=100)
+    two = Ensemble([MAP(Following(), data_size=100, seed=seed) for seed in range(2)])
+    for name, posterior in {"one": one, "two": two}.items():
+        team = distribute(posterior)
+        x, y = data(posterior.parts[-1])
+        for t in range(3):
+            batch = x[t] + rank
+            posterior.step(lambda net, x=batch, y=y[t]: F.cross_entropy(net(x), y))  # type: ignore[misc]
+        network: Any = posterior.parts[-1].model
+        before = network.seen.clone(), network.largest.clone()
+        team.settle_(posterior)
+        found[name] = {"before": before, "after": (network.seen, network.largest), "running": network.inner[1]._buffers}
+        team.close()
+    return found
+
+
+def evaluated_apart(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One process alone makes a pass in eval mode, through synchronised layers without running statistics."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+    posterior = MAP(nn.Sequential(*layers).double(), data_size=100)
+    team = distribute(posterior, batchnorm="sync", timeout=5)
+    x = data(posterior)[0][0]
+    steps_of(posterior, range(1))
+    posterior.model.eval()
+    found = {"output": posterior.model(x) if rank == 0 else None}
+    team.barrier()
+    hidden = posterior.model[0](x)
+    team.close()
+    return found | {"expected": (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()}
+
+
+def one_member_overflows(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A finite loss of one member so large that its update is not."""
+    options: dict[str, Any] = {"lr": 0.1, "clip": None, "factor_every": 10, "damping": 1e-6, "prior_precision": 1e-6}
+    members = [KFAC(normed(i, torch.float32), data_size=100, seed=i, **options) for i in range(2)]
+    posterior = Ensemble(members)
+    distribute(posterior, timeout=20)
+    x, y = data(posterior)
+    posterior.step(lambda net: F.cross_entropy(net(x[0]), y[0]))
+    before, message = numbers(posterior), ""
+    try:
+        posterior.step(lambda net: F.cross_entropy(net(x[1]), y[1]) * (1e37 if net is members[1].model else 1.0))
+    except NonFiniteError as error:
+        message = str(error)
+    same = all(torch.equal(value, before[key]) for key, value in numbers(posterior).items())
+    posterior.step(lambda net: F.cross_entropy(net(x[2]), y[2]))
+    return {"message": message, "same": same, "steps": posterior.steps}
+
+
+class Late(MAP):
+    """Fails in the update itself, where nothing is agreed upon any more."""
+
+    fails = False
+
+    def step(self, nll: Nll) -> Terms:
+        if self.fails:
+            raise NonFiniteError("too late")
+        with MAP.prepared(self, nll) as update:
+            return update()
+
+    prepared = Posterior.prepared
+
+
+def late_failure(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    posterior = Ensemble([Late(normed(i), data_size=100, seed=i) for i in range(2)])
+    distribute(posterior, timeout=60)
+    posterior.parts[1].fails = True  # type: ignore[assignment]
+    messages, start = [], time.perf_counter()
+    for _ in range(2):
+        try:
+            steps_of(posterior, range(1))
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    return {"messages": messages, "seconds": time.perf_counter() - start}
+
+
 Job = Callable[[int, int, Path], dict[str, Any]]
 JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (same_as_one, (1, 2, 4)),
@@ -327,6 +426,10 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (killed, (2,)),
     (hanging, (2,)),
     (wrong_batch, (2,)),
+    (own_buffers, (2,)),
+    (evaluated_apart, (2,)),
+    (one_member_overflows, (2,)),
+    (late_failure, (2,)),
 ]
 
 

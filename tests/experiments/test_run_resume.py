@@ -158,6 +158,13 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path: Path, small: Small) -> N
     assert list(tmp_path.glob(".*.part")) == []
 
 
+def test_a_checkpoint_that_was_not_yet_renamed_is_found(tmp_path: Path, small: Small) -> None:
+    run = Run(tmp_path)
+    first = next(run.train(small(), draws=4))
+    (tmp_path / "checkpoint.pt").rename(tmp_path / ".checkpoint.pt.abc.part")
+    assert next(run.train(small(), draws=4)).seconds == first.seconds  # the same epoch, not trained again
+
+
 def test_a_damaged_checkpoint_is_refused_not_ignored(tmp_path: Path, small: Small) -> None:
     run = Run(tmp_path)
     for _ in run.train(small(), draws=4):

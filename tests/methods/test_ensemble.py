@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import credo
-from credo.core.errors import UnsupportedModelError
-from credo.methods import BBB, MAP, Ensemble, MCDropout
+from credo.core.errors import NonFiniteError, UnsupportedModelError
+from credo.methods import BBB, KFAC, MAP, Ensemble, MCDropout
 
 
 def network(seed: int) -> nn.Sequential:
@@ -170,3 +170,18 @@ def test_a_member_in_two_nested_ensembles_is_refused() -> None:
     inner = Ensemble(point_members(2))
     with pytest.raises(ValueError, match="share one network"):
         Ensemble([inner, inner])
+
+
+def test_a_kronecker_update_that_overflows_is_no_step_of_any_member() -> None:
+    options = {"lr": 0.1, "clip": None, "factor_every": 10, "damping": 1e-6, "prior_precision": 1e-6}
+    ensemble, (x, y) = Ensemble([KFAC(network(i), data_size=12, seed=i, **options) for i in range(2)]), data()
+    ensemble.step(lambda net: F.cross_entropy(net(x), y))
+    before = [{name: value.clone() for name, value in part.named_buffers()} for part in ensemble.parts]
+    weights = [p.detach().clone() for p in ensemble.parameters()]
+    spiked = ensemble.parts[1].model  # a finite loss, gradients so large that the step is not
+    with pytest.raises(NonFiniteError, match=r"The step of .* is not finite at step 1"):
+        ensemble.step(lambda net: F.cross_entropy(net(x), y) * (1e37 if net is spiked else 1.0))
+    assert all(map(torch.equal, ensemble.parameters(), weights))
+    for part, old in zip(ensemble.parts, before, strict=True):
+        assert all(torch.equal(value, old[name]) for name, value in part.named_buffers())
+    assert [part.steps for part in (ensemble, *ensemble.parts)] == [1, 1, 1]

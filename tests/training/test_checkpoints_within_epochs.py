@@ -229,17 +229,17 @@ def test_old_checkpoints_are_rotated(keep: int, tmp_path: Path) -> None:
     assert [load_checkpoint(tmp_path / name)["progress"]["epoch"] for name in names] == [3, 2, 1][:keep]
 
 
-@pytest.mark.parametrize("harm", ["cut", "missing"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(harm: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
     whole, resumed, path = METHODS["bbb"](), METHODS["bbb"](), tmp_path / "c.pt"
     expected, _ = run(whole, LOADERS["batches"]())
     options: dict[str, Any] = {"checkpoint": path, "checkpoint_every": 1}
     with pytest.raises(Killed):
         run(METHODS["bbb"](), LOADERS["batches"](), kill_at=(2, 3), **options)
     content = path.read_bytes()
-    path.unlink() if harm == "missing" else path.write_bytes(content[: len(content) // 2])
-    said = "is missing" if harm == "missing" else "not a complete checkpoint"
-    with pytest.warns(UserWarning, match=rf"(?s){said}.*Going on from the checkpoint before it, .*c\.1\.pt"):
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.warns(
+        UserWarning, match=r"(?s)not a complete checkpoint \(.*\)\. Going on from the checkpoint before it, .*c\.1\.pt"
+    ):
         records, steps = run(resumed, LOADERS["batches"](), **options)
     assert steps[0] == (2, 2)
     assert records == expected
@@ -250,13 +250,17 @@ def test_if_all_are_damaged_nothing_is_trained(tmp_path: Path) -> None:
     run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
     for name in ("c.pt", "c.1.pt"):
         (tmp_path / name).write_bytes(b"rubbish")
-    with pytest.raises(credo.FileFormatError, match=r"(?s)c\.pt is not a complete.*c\.1\.pt is not a complete"):
+    with pytest.raises(
+        credo.FileFormatError, match=r"(?s)c\.pt is not.*c\.1\.pt is not.*\. Delete .*c\.pt and .*c\.1\.pt to"
+    ):
         run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
 
 
 def test_other_settings_are_no_damage(tmp_path: Path) -> None:
     run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
-    with pytest.raises(credo.FileFormatError, match="other settings"):
+    with pytest.raises(
+        credo.FileFormatError, match=r"(?s)other settings.*delete .*c\.pt and .*c\.1\.pt to start again"
+    ):
         run(METHODS["bbb"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
 
 
@@ -267,6 +271,48 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.1.pt", "c.pt"]
+
+
+def broken_off(path: Path) -> None:
+    """Behind the second step of the second epoch."""
+    with pytest.raises(Killed):
+        run(METHODS["map"](), LOADERS["list"](), kill_at=(2, 3), checkpoint=path, checkpoint_every=1)
+
+
+def test_who_deletes_the_checkpoint_starts_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    broken_off(path)
+    path.unlink()
+    with pytest.warns(UserWarning, match=r"c\.pt is missing, so training starts again; .*c\.1\.pt is not used"):
+        _, steps = run(METHODS["map"](), LOADERS["list"](), checkpoint=path)
+    assert steps[0] == (1, 1)
+    path.unlink()
+    (tmp_path / "c.1.pt").unlink()
+    assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (1, 1)  # without a warning
+
+
+def test_what_killed_writers_left_goes(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    broken_off(path)
+    for name in (".c.pt.abcd_123.part", ".c.pt.link.part"):
+        (tmp_path / name).write_bytes(b"half a file")
+    (tmp_path / ".other.pt.abcd_123.part").touch()  # of somebody else
+    assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (2, 3)
+    assert [place.name for place in tmp_path.glob(".*.part")] == [".other.pt.abcd_123.part"]
+
+
+def test_killed_between_two_renames_on_a_file_system_without_links(tmp_path: Path) -> None:
+    """The file is missing then, and the new one complete beside it; one that is not complete is not that."""
+    path = tmp_path / "c.pt"
+    broken_off(path)
+    path.rename(tmp_path / ".c.pt.abcd_123.part")
+    (tmp_path / ".c.pt.xyz_4567.part").write_bytes(b"half a file")
+    assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (2, 3)
+    path.unlink()
+    (tmp_path / ".c.pt.xyz_4567.part").write_bytes(b"half a file")
+    with pytest.warns(UserWarning, match="starts again"):
+        assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (1, 1)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["c.1.pt", "c.pt"]
 
 
 def test_a_checkpoint_without_a_place_within_the_epoch_goes_on(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """What processes that train together must do alike, with a team that is only played."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import credo
 from credo.core.errors import CredoError
 from credo.core.files import DiskFullError
+from credo.core.sync_batchnorm import SyncedBatchNorm1d
 from credo.data import Batches, Split
-from credo.training import pauses
+from credo.training import pauses, validation
 from credo.training.pauses import Pauses
-from credo.training.scale import check_shares
-from credo.training.together import first_does, from_first
+from credo.training.scale import check_shares, check_statistics, check_whole
+from credo.training.together import all_do, first_does, from_first
 
 
 class Played:
@@ -22,6 +26,7 @@ class Played:
         self.rank, self.world, self.others, self.first = rank, world, others, first
         self.data_rank, self.data_groups, self.is_first = rank, world, rank == 0
         self.exchanges = 0
+        self.shared: list[Any] = []
 
     def agree(self, flag: bool) -> bool:
         self.exchanges += 1
@@ -29,7 +34,11 @@ class Played:
 
     def share(self, thing: Any) -> Any:
         self.exchanges += 1
+        self.shared.append(thing)
         return thing if self.is_first else self.first
+
+    def average_(self, tensors: list[Any], numbers: list[float]) -> list[float]:
+        return [(number + self.others) / 2 for number in numbers]
 
 
 def full() -> None:
@@ -111,3 +120,109 @@ def test_loaders_must_give_each_process_its_part() -> None:
 def test_a_batch_that_cannot_be_shared_equally() -> None:
     with pytest.raises(ValueError, match=r"batch_size=6 is the batch of all processes together.*multiple of 4"):
         Batches(SPLIT, batch_size=6).shard(0, 4)
+
+
+def test_validation_data_are_given_whole() -> None:
+    team: Any = Played(1)
+    whole = Batches(SPLIT, batch_size=6)
+    for fine in (None, whole, [(SPLIT.x, SPLIT.y)], DataLoader(DATA)):
+        check_whole(team, fine)
+    check_whole(None, whole.shard(1, 2))
+    for divided in (whole.shard(1, 2), DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1))):
+        with pytest.raises(ValueError, match="one of 2 parts: give the whole validation set to every process"):
+            check_whole(team, divided)
+
+
+# -- what all must want alike --------------------------------------------------------------------------------
+
+
+def trained(team: Any, **options: Any) -> None:
+    posterior = credo.MAP(nn.Linear(1, 2), data_size=24)
+    posterior.team = team
+    list(credo.train(posterior, [(SPLIT.x, SPLIT.y)], **{"epochs": 2, **options}))
+
+
+def wishes() -> dict[str, Any]:
+    """What a process says that it wants."""
+    first = Played(0, others=True)
+    with pytest.raises(CredoError):  # of another process, behind the checks of its own
+        trained(first)
+    first.others = False
+    with pytest.raises(AttributeError):  # a played team makes no steps
+        trained(first)
+    found: dict[str, Any] = first.shared[0]
+    return found
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "epochs": {"epochs": 3},
+    "seed": {"seed": 1},
+    "checkpoint": {"checkpoint": "c.pt"},
+    "checkpoint_every": {"checkpoint_every": 7},
+    "checkpoint_minutes": {"checkpoint_minutes": None},
+    "monitor": {"monitor": "accuracy"},
+    "schedule": {"schedule": "cosine"},
+    "validation": {"validation": [(SPLIT.x, SPLIT.y)]},
+    "validation_draws": {"validation_draws": 9},
+    "patience": {"patience": 2, "validation": [(SPLIT.x, SPLIT.y)]},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_processes_that_want_different_trainings_are_told_before_the_first_step(what: str) -> None:
+    team = Played(1, first=wishes())
+    with pytest.raises(ValueError, match=rf"(?s)ask for different trainings.*\b{what}: .* here, .* in process 0"):
+        trained(team, **OTHERS[what])
+
+
+def test_loaders_of_different_length_are_told_on_the_first_process_too() -> None:
+    with pytest.raises(ValueError, match=r"len\(loader\): 1 here, 2 in process 0"):
+        trained(Played(1, first={**wishes(), "len(loader)": 2}))
+    first: Any = Played(0)
+    first.average_ = lambda tensors, numbers: [0.0, 0.5, *numbers[2:]]
+    with pytest.raises(ValueError, match=r"different trainings \(len\(loader\): 1 here, another value in another"):
+        trained(first)
+
+
+def test_a_check_that_fails_for_one_fails_for_all() -> None:
+    failing: Any = Played(1)
+    with pytest.raises(DiskFullError):
+        all_do(failing, full)
+    assert failing.exchanges == 1  # the others were told before it raised
+    other: Any = Played(0, others=True)
+    with pytest.raises(CredoError, match="Another process failed"):
+        all_do(other, lambda: None)
+
+
+def test_early_stopping_follows_the_numbers_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding may differ between machines."""
+    monkeypatch.setattr(validation, "predict", lambda *given, **options: None)
+    monkeypatch.setattr(validation, "quick_metrics", lambda prediction: {"nll": 0.1})
+    posterior = credo.MAP(nn.Linear(1, 2), data_size=24)
+    played: Any = Played(1, first={"nll": 0.1 + 1e-9})
+    posterior.team = played
+    assert validation.validate(posterior, [], 1, 0) == {"nll": 0.1 + 1e-9}
+
+
+# -- BatchNorm of a part ------------------------------------------------------------------------------------
+
+
+def check_last_part(examples: int, layer: nn.Module, *, drop_last: bool = False, groups: int = 2) -> None:
+    split = Split(torch.zeros(examples, 3), torch.zeros(examples, dtype=torch.long))
+    posterior = credo.MAP(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2)), data_size=examples)
+    played: Any = Played(0, groups)
+    posterior.team = played
+    check_statistics(posterior, Batches(split, batch_size=128, drop_last=drop_last).shard(0, groups))
+
+
+def test_batchnorm_has_no_statistics_of_one_example() -> None:
+    with pytest.raises(ValueError, match=r"130 examples in batches of 128.*2 processes.*--sync-batchnorm.*drop_last"):
+        check_last_part(130, nn.BatchNorm1d(4))
+    check_last_part(130, nn.BatchNorm1d(4), drop_last=True)
+    synced: Any = SyncedBatchNorm1d(4)
+    synced.link = SimpleNamespace(size=2)
+    check_last_part(130, synced)
+    check_last_part(130, nn.ReLU())
+    check_last_part(131, nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match="4 processes"):
+        check_last_part(131, nn.BatchNorm1d(4), groups=4)

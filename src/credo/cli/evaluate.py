@@ -73,15 +73,16 @@ def evaluate_command(
         if shift:
             check_shift(place.dataset())
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
-        if samples and first:
-            metrics["samples"] = _sample_numbers(place, samples)
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
-        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
-        if shift:
-            every["shift"] = shift_run(place, kinds=shift_kinds, examples=shift_examples, **options)
+        shifted = shift_run(place, kinds=shift_kinds, examples=shift_examples, **options) if shift else None
         if not first:
             return
+        if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
+            metrics["samples"] = _sample_numbers(place, samples)
+        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
+        if shifted is not None:
+            every["shift"] = shifted
         write_json(place.folder / "evaluation.json", every)
         if as_json:
             print_json(every)
@@ -89,9 +90,9 @@ def evaluate_command(
         print_metrics(str(run), metrics)
         if on_sets:
             _print_sets(on_sets)
-        if shift:
+        if shifted is not None:
             names = ["severity", "accuracy", "NLL", "ECE"]
-            print_table("corrupted images, means over kinds", names, shift_rows(every["shift"]))
+            print_table("corrupted images, means over kinds", names, shift_rows(shifted))
         say(f"written to {place.folder / 'evaluation.json'}")
 
 

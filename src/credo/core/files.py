@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -48,6 +49,13 @@ def earlier(path: Path, age: int) -> Path:
     return path.with_name(f"{path.stem}.{age}{path.suffix}") if age else path
 
 
+def left_overs(path: Path) -> list[Path]:
+    """What writers of `path` that were killed left beside it, newest first; never of one that is writing now."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]+\.part")
+    found = [place for place in path.parent.glob(".*.part") if pattern.fullmatch(place.name)]
+    return sorted(found, key=lambda place: place.stat().st_mtime_ns, reverse=True)
+
+
 def _rotate(path: Path, keep: int) -> None:
     for age in range(keep - 2, 0, -1):
         if earlier(path, age).exists():
@@ -59,7 +67,7 @@ def _rotate(path: Path, keep: int) -> None:
         second.unlink(missing_ok=True)
         second.hardlink_to(path)  # a second name: at no moment is there no file `path`
         second.replace(earlier(path, 1))
-    except OSError:  # a file system without links; whoever reads looks for the earlier one, too
+    except OSError:  # a file system without links; killed behind this, the new file is among `left_overs`, complete
         path.replace(earlier(path, 1))
 
 

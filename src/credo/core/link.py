@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from credo.core.errors import LostProcessError
 
@@ -106,12 +106,11 @@ class Link:
         """Anything that can be pickled, as process `source` has it."""
         if self.size == 1:
             return thing
-        if self.device.type != "cpu":  # tensors would arrive on the device of the source
-            thing = tree_map_only(Tensor, Tensor.cpu, thing)
-        box = [thing if self.rank == source else None]
+        on_cpu = self.device.type == "cpu"
+        box: list[Any] = [None if self.rank != source else thing if on_cpu else _packed(thing)]
         with self._watched():
             dist.broadcast_object_list(box, group=self.group, group_src=source, device=self.device)
-        return box[0]
+        return box[0] if on_cpu else _unpacked(box[0])
 
     def part(self, lists: list[list[int]], **options: Any) -> Link:
         """The link among those of one of these lists that has this process; all make it together."""
@@ -156,6 +155,17 @@ class Link:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # processes cannot be pickled: what is loaded is alone
+
+
+def _packed(thing: Any) -> bytes:
+    written = io.BytesIO()
+    torch.save(thing, written)
+    return written.getvalue()
+
+
+def _unpacked(written: bytes) -> Any:
+    """With all tensors, however deep inside, on the CPU: plain pickles would bring them to the source's device."""
+    return torch.load(io.BytesIO(written), map_location="cpu", weights_only=False)
 
 
 def _nothing() -> None:

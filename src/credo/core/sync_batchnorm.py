@@ -26,15 +26,17 @@ class _Synced:
     seen: list[Statistics] | None = None
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        """As BatchNorm's, by the statistics of the whole batch in training mode."""
-        by_batch = self.training or self.running_mean is None
-        if self.link is None or self.link.size == 1 or not by_batch:
+        """As BatchNorm's, by the statistics of the whole batch in training mode.
+
+        Without running statistics eval mode takes those of the batch it sees: processes evaluate apart.
+        """
+        if self.link is None or self.link.size == 1 or not self.training:
             plain: Tensor = super().forward(x)  # type: ignore[misc]
             return plain
         self._check_input_dim(x)
         mean, var = shared_moments(x, self.link)
         count = self.link.size * x.numel() // x.shape[1]
-        if self.training and self.track_running_stats and self.running_mean is not None:
+        if self.track_running_stats and self.running_mean is not None:
             _follow_(self, mean, var * (count / max(count - 1, 1)))
         statistics = mean, (var + self.eps).rsqrt()
         seen, self.seen = self.seen, None

@@ -180,10 +180,12 @@ class Team:
     def settle_(self, posterior: Posterior) -> None:
         """Make the same on all processes what may differ: running statistics, and who has trained which member.
 
-        Before evaluation and checkpoints; all processes must call it.
+        Running statistics of normalisation layers are averaged; other buffers of the network are as the first process
+        has them. Before evaluation and checkpoints; all processes must call it.
         """
         if self.members is None:
             self.average_buffers_(posterior)
+            self.share_buffers_(posterior.model)
             return
         for index in self.members.own:
             self.members.team.average_buffers_(posterior.parts[index])
@@ -191,6 +193,7 @@ class Team:
             state = self.share(part.state_dict() if self.rank == owner else None, owner)
             if index not in self.members.own:
                 part.load_state_dict(state)
+            self.share_buffers_(part.model, owner)
 
     @torch.no_grad()
     def average_buffers_(self, model: nn.Module) -> None:
@@ -203,6 +206,18 @@ class Team:
         self.average_(wide)
         for buffer, mean in zip(buffers, wide, strict=True):
             buffer.copy_(mean if buffer.is_floating_point() else mean.round())
+
+    @torch.no_grad()
+    def share_buffers_(self, model: nn.Module, source: int = 0) -> None:
+        """All buffers but running statistics become those of one process, also if they are not saved."""
+        known = {id(b) for layer in tracking_layers(model) for b in layer._buffers.values()}
+        own = {name: b for name, b in model.named_buffers() if id(b) not in known}
+        if self.world == 1 or not self.agree(bool(own)):
+            return
+        found = self.share(own if self.rank == source else None, source)
+        for name, buffer in own.items():
+            if name in found and not torch.equal(buffer.cpu(), found[name].cpu()):
+                buffer.resize_(found[name].shape).copy_(found[name])
 
     # -- inner --------------------------------------------------------------------------------------------------
 

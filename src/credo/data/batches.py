@@ -70,7 +70,8 @@ class Batches:
         self._skipped = 0
         if len(self) == 0:
             raise ValueError(
-                f"drop_last leaves no batch: a rank has {self._share} examples, batch_size is {batch_size}"
+                f"drop_last leaves no batch: there are {len(split)} examples, a batch of all ranks has "
+                f"{batch_size * world}"
             )
 
     @property
@@ -115,8 +116,14 @@ class Batches:
         share.epoch = self.epoch
         return share
 
+    @property
+    def last_size(self) -> int:
+        """Number of examples in this rank's last batch of an epoch."""
+        return min(self.batch_size, self._share - (len(self) - 1) * self.batch_size)
+
     def __len__(self) -> int:
-        full, rest = divmod(self._share, self.batch_size)
+        # Batches of all ranks together, so that the number of ranks does not matter.
+        full, rest = divmod(len(self.split), self.batch_size * self.world)
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from credo.core.distribute import distribute
+from credo.core.distribute import distribute, join
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
@@ -25,7 +26,7 @@ from credo.experiments.defaults import (
     method_with_defaults,
     model_with_defaults,
 )
-from credo.experiments.distributed import Distributed, make_distributed
+from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
 from credo.experiments.start import load_weights_
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
@@ -71,8 +72,23 @@ class Prepared:
         """The test set in order."""
         return in_order(self.dataset.test, batch_size)
 
-    def shared(self, options: Distributed) -> Prepared:
-        """The same for one of several processes: it has met the others, and its loader gives its part of each batch."""
+    def shared(self, options: Distributed, *, going_on: bool = False) -> Prepared:
+        """The same for one of several processes: it has met the others, and its loader gives its part of each batch.
+
+        A run that goes on by another number of processes gets as many MC groups as can be, up to those asked for.
+        """
+        world, parts = join(options.timeout), self.posterior.parts
+        members = len(parts) if parts[0] is not self.posterior else 1
+        if going_on:
+            asked, options = options.mc_groups, fitted(options, world.world, members)
+            if options.mc_groups != asked and world.is_first:
+                warnings.warn(
+                    f"mc_groups={asked} is not possible with {world.world} processes: going on with "
+                    f"mc_groups={options.mc_groups}, so a step has another number of draws.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        check_batch_size(self.loader.batch_size, options, world.world, members)
         team = distribute(self.posterior, **asdict(options))
         return replace(self, loader=self.loader.shard(team.data_rank, team.data_groups))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from credo.core.distribute import BATCHNORMS
@@ -43,6 +43,47 @@ def make_distributed(table: Mapping[str, Any]) -> Distributed:
     if given.get("compress", "bfloat16") != "bfloat16":
         raise ValueError(f"distributed.compress={given['compress']!r}: possible are 'bfloat16' and 'none'.")
     return Distributed(**given)
+
+
+def fitted(options: Distributed, world: int, members: int = 1) -> Distributed:
+    """The options with as many MC groups as so many processes allow, at most those that were asked for."""
+    each = _each(world, members)
+    return replace(options, mc_groups=max(n for n in range(1, max(options.mc_groups, 1) + 1) if each % n == 0))
+
+
+def check_batch_size(batch_size: int, options: Distributed, world: int, members: int = 1) -> None:
+    """Refuse a number of processes that cannot share each batch equally, naming those that can."""
+    parts, rest = divmod(_each(world, members), options.mc_groups)
+    if rest or batch_size % parts == 0:  # `distribute` says what is wrong with groups
+        return
+    possible = [n for n in range(1, 2 * world + 1) if _can_share(batch_size, options.mc_groups, n, members)]
+    groups = f" with mc_groups={options.mc_groups}" if options.mc_groups > 1 else ""
+    raise ValueError(
+        f"training.batch_size={batch_size} is the batch of all processes together, and {world} processes{groups} "
+        f"cannot divide it into {parts} equal parts. Start {_listed(possible)} processes{groups}, or begin a run with "
+        f"a batch_size that is a multiple of {parts}."
+    )
+
+
+def _can_share(batch_size: int, mc_groups: int, world: int, members: int) -> bool:
+    each = _each(world, members)
+    return (
+        (world <= members or world % members == 0) and each % mc_groups == 0 and batch_size % (each // mc_groups) == 0
+    )
+
+
+def _each(world: int, members: int) -> int:
+    """How many processes train one member."""
+    return max(1, world // members)
+
+
+def _listed(numbers: list[int]) -> str:
+    return " or ".join(filter(None, [", ".join(map(str, numbers[:-1])), *map(str, numbers[-1:])]))
+
+
+def restarted() -> bool:
+    """Whether torchrun has started these processes before and lost some of them."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def started_by_torchrun() -> bool:

@@ -52,7 +52,8 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
 
     def claim() -> None:
         for left_over in folder.glob(".*.part"):  # of a process killed while it wrote
-            left_over.unlink()
+            if not left_over.name.startswith(f".{CHECKPOINT}."):  # whoever resumes looks at these
+                left_over.unlink()
         write_text(folder / CONFIG, experiment.to_toml())
 
     first_does(team, claim)

@@ -17,13 +17,14 @@ import torch
 
 from credo.core.counts import checked_count
 from credo.core.distribute import join
+from credo.core.errors import LostProcessError
 from credo.core.files import earlier, finite, write_json, write_text
 from credo.core.posterior import Posterior
 from credo.core.team import Team
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, Prepared, in_order, prepare
-from credo.experiments.distributed import Distributed, started_by_torchrun
+from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
 from credo.experiments.folders import CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
 from credo.experiments.sizes import parameter_counts
 from credo.predict import Prediction, RegressionPrediction, predict, rescaled
@@ -106,7 +107,9 @@ class Run:
             if from_first(team, self.finished):
                 return
             prepared = prepare(experiment)
-            prepared = prepared if options is None else prepared.shared(options)
+            if options is not None:
+                going_on = from_first(team, (self.folder / CONFIG).exists() or restarted())
+                prepared = prepared.shared(options, going_on=going_on)
             # Only now: before, there is nothing to save, and who waits for other processes must be free to go.
             signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
             with claimed(self.folder, experiment, team), signals as stop:
@@ -154,19 +157,27 @@ class Run:
             earlier(self.folder / CHECKPOINT, 1).unlink(missing_ok=True)  # nothing is left to go back to
 
     def _predict(self, prepared: Prepared, draws: int, stop: StopRequest) -> Prediction:
-        """The test set, which several processes share."""
+        """The test set, which several processes share; asked to stop, all of them do."""
+
+        def stopped() -> TrainingStopped:
+            return TrainingStopped("All epochs are done and kept; the test numbers are still to be made.", stop.signal)
 
         def on_batch(count: int) -> None:
             if stop():
-                raise TrainingStopped(
-                    "All epochs are done and kept; the test numbers are still to be made.", stop.signal
-                )
+                raise stopped()
 
-        posterior = prepared.posterior
-        shard = None if posterior.team is None else "data"
-        prediction: Prediction = predict(
-            posterior, prepared.test_batches(), draws=draws, shard=shard, on_batch=on_batch
-        )
+        posterior, team = prepared.posterior, prepared.posterior.team
+        shard = None if team is None else "data"
+        try:
+            prediction: Prediction = predict(
+                posterior, prepared.test_batches(), draws=draws, shard=shard, on_batch=on_batch
+            )
+        except LostProcessError:
+            raise
+        except Exception as error:  # what fails for one fails for all: was any of them asked to stop?
+            if team is not None and team.agree(stop()):
+                raise stopped() from error
+            raise
         return prediction
 
 

@@ -214,14 +214,15 @@ class BBB(GaussianPosterior):
                 slopes.std.add_(std.grad)
             if not self.closed_form:
                 kl += slopes.add(partial(self._monte_carlo_kl, eps=eps), weight / self.step_draws) / self.step_draws
-        if self._is_attacked:
-            value, gradients, eps = self._attacked_pass(nll, slopes.at_mean, slopes.at_std)
+        for index in self._attacks():
+            value, gradients, eps = self._attacked_pass(nll, slopes.at_mean, slopes.at_std, index)
             data_term += value
             slopes.add_weights(self._whole(gradients), eps)
+            if not (self.closed_form or self._shares()):
+                own = partial(self._monte_carlo_kl, eps=self._normal())
+                kl += slopes.add(own, weight / self.step_draws) / self.step_draws
         if self.closed_form:
             kl = slopes.add(self._closed_kl, weight)
-        elif not self._shares():
-            kl = slopes.add(partial(self._monte_carlo_kl, eps=self._normal()), weight)
         self.descent.check(data_term + weight * kl, at=self.steps)
         self.rho.grad = self.spread.back_(slopes, self.rho.detach(), self.layout)
         for name, piece in self.layout.split(slopes.mean).items():
@@ -241,10 +242,10 @@ class BBB(GaussianPosterior):
             value, gradients = self._pass(nll, slopes.draw(), None, index, share)
             data_term += share * value
             slopes.add_weights(gradients, weight)
-        if self._is_attacked:
+        for index in self._attacks():
             with torch.no_grad():
                 mean, std = self._moments()
-            value, gradients, eps = self._attacked_pass(nll, mean, std)
+            value, gradients, eps = self._attacked_pass(nll, mean, std, index)
             data_term += value
             slopes.add_noise(gradients, eps, weight)
         self.descent.check(data_term + weight * slopes.kl, at=self.steps)
@@ -256,9 +257,9 @@ class BBB(GaussianPosterior):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return data_term, slopes.kl, squares
 
-    @property
-    def _is_attacked(self) -> bool:
-        return self.attack is not None and self.attack.weight > 0
+    def _attacks(self) -> range:
+        """The attacked passes of a step: as many as plain ones."""
+        return range(self.step_draws if self.attack is not None and self.attack.weight > 0 else 0)
 
     @property
     def _has_passes(self) -> bool:
@@ -270,18 +271,20 @@ class BBB(GaussianPosterior):
         share = 1.0 if self.attack is None else 1 - self.attack.weight
         return [share / self.step_draws] * self.step_draws if share > 0 else []
 
-    def _attacked_pass(self, nll: Nll, mean: Tensor, std: Tensor) -> tuple[float, dict[str, Tensor | None], Tensor]:
+    def _attacked_pass(
+        self, nll: Nll, mean: Tensor, std: Tensor, index: int
+    ) -> tuple[float, dict[str, Tensor | None], Tensor]:
         """The NLL at the worst weights near a new draw, times its share; derivatives by these weights; their noise."""
         attack = self.attack
         assert attack is not None
         check = partial(self.descent.check, at=self.steps)
         frozen = not attack.attack_statistics
         slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
-        self._reseed(self._draw_number(0), 1)  # a stream beside those of the plain draws
+        self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
-        index = 1 if attack.weight < 1 else 0
-        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, index, attack.weight)
-        return attack.weight * value, gradients, eps
+        before, share = len(self._shares()), attack.weight / self.step_draws
+        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, before + index, share)
+        return share * value, gradients, eps
 
     def _whole(self, gradients: dict[str, Tensor | None]) -> Tensor:
         """Derivatives as one vector, zero where there are none."""

@@ -103,12 +103,12 @@ class Ensemble(Posterior):
         bad = next((index for index, flag in enumerate(flags) if flag), None)
         if bad is not None:
             raise NonFiniteError(
-                f"The loss or gradient of member {bad} is not finite at step {self.steps}; no member has changed. Try "
-                "a smaller lr, or look at the inputs of this batch."
+                f"The loss, gradient or step of member {bad} is not finite at step {self.steps}; no member has "
+                "changed. Try a smaller lr, or look at the inputs of this batch."
             ) from failed.get(bad)
 
     def _update(self, updates: Sequence[Callable[[], Terms]]) -> Terms:
-        terms = [update() for update in updates]
+        terms = self._together(updates)
         self.steps += 1
         has_kl = all(t.kl is not None for t in terms)
         sums = [sum(t.loss for t in terms), sum(t.nll for t in terms), sum(t.penalty for t in terms)]
@@ -118,6 +118,18 @@ class Ensemble(Posterior):
             *sums, count = self.team.average_([], [*sums, count])
         loss, nll, penalty, kl = (value / count for value in sums)
         return Terms(loss=loss, nll=nll, penalty=penalty, kl=kl if has_kl else None)
+
+    def _together(self, updates: Sequence[Callable[[], Terms]]) -> list[Terms]:
+        """Every own member's update; one that fails so late has parted the processes, and the others must know."""
+        try:
+            return [update() for update in updates]
+        except NonFiniteError as error:
+            if self.team is not None and self.team.defers:
+                self.team.close(
+                    f"Process {self.team.rank} left the team when the update of a member failed ({error}). Start all "
+                    "processes again from the last checkpoint."
+                )
+            raise
 
     def config(self) -> dict[str, Any]:
         """The members' descriptions are added by whoever saves."""

@@ -57,9 +57,3 @@ def move_likelihood(descent: Descent | None, *, scale: float) -> None:
     """Update the likelihood's own parameters from gradients that are ready."""
     if descent is not None and any(p.grad is not None for p in descent.parameters.values()):
         descent.move(scale=scale)
-
-
-def step_likelihood(descent: Descent | None, count: int, *, at: int, scale: float) -> None:
-    """Both at once."""
-    ready_likelihood(descent, count, at=at)
-    move_likelihood(descent, scale=scale)

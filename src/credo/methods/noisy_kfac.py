@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -36,7 +37,12 @@ from credo.core.squares.plan import PlanChangedError
 from credo.core.weights import Layout, Random, one_device, parameters_at, substituted
 from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
 from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
-from credo.methods.learned_noise import likelihood_descent, likelihood_kept_on_error, step_likelihood
+from credo.methods.learned_noise import (
+    likelihood_descent,
+    likelihood_kept_on_error,
+    move_likelihood,
+    ready_likelihood,
+)
 from credo.methods.natural import Gathered, Split, average_, gaussian_prior, last_scale, momentum_change, precision_of
 from credo.methods.natural_checks import check_finite, check_loss, check_numbers, check_warmup
 
@@ -204,13 +210,12 @@ class NoisyKFAC(Posterior):
 
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
-        """A step whose passes are gathered and found finite; what it yields finds the new inverses and updates."""
+        """A step whose passes are gathered and whose new inverses and steps are found; what it yields takes them."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
             nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
-            self._check_gathered()
-            yield self._update
+            yield self._ready()
 
     def gather(self, nll: Nll) -> float:
         """One pass on a new draw whose gradients and factors the next `update` averages in; returns its NLL.
@@ -265,8 +270,7 @@ class NoisyKFAC(Posterior):
 
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""
-        self._check_gathered()
-        return self._update()
+        return self._ready()()
 
     @torch.no_grad()
     def _check_gathered(self) -> None:
@@ -278,7 +282,9 @@ class NoisyKFAC(Posterior):
         check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
 
     @torch.no_grad()
-    def _update(self) -> Terms:
+    def _ready(self) -> Callable[[], Terms]:
+        """All of an update that can fail, before anything is written; what it returns writes."""
+        self._check_gathered()
         found, blocks = self._gathered, self.blocks
         changes = [self._change(block, found) for block in blocks]
         _check_steps(blocks, changes, self.steps)
@@ -288,19 +294,23 @@ class NoisyKFAC(Posterior):
         kl = 0.0
         if self.noisy:  # before the first update there is no q, and it is that of the first q
             kl = self._kl(None if self.has_curvature else list(zip(changes, rates, strict=True)))
-        penalty = self.temperature / self.effective_size * kl
-        for block, change, rate in zip(blocks, changes, rates, strict=True):
+        nll, penalty = found.loss / found.count, self.temperature / self.effective_size * kl
+        ready_likelihood(self.descent, found.count, at=self.steps)
+        return partial(self._move, changes, rates, Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
+
+    @torch.no_grad()
+    def _move(self, changes: Sequence[Change], rates: Sequence[float | Tensor], terms: Terms) -> Terms:
+        for block, change, rate in zip(self.blocks, changes, rates, strict=True):
             block.take_(change)
             parameters = parameters_at(self.model, block.names)
             for name, piece in block.split(rate * change.step).items():
                 parameters[name].sub_(piece)
-        self.renewals += bool(found.curvatures)
-        step_likelihood(self.descent, found.count, at=self.steps, scale=self.lr_scale)
+        self.renewals += bool(self._gathered.curvatures)
+        move_likelihood(self.descent, scale=self.lr_scale)
         self.steps += 1
         self._last_scale = self.lr_scale
-        nll = found.loss / found.count
-        found.clear()
-        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
+        self._gathered.clear()
+        return terms
 
     def _change(self, block: Block, found: Gathered) -> Change:
         shift: float | Tensor = 0.0

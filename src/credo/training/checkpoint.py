@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from credo.core.errors import FileFormatError
-from credo.core.files import earlier, write_atomically
+from credo.core.files import earlier, left_overs, write_atomically
 
 FORMAT = 3
 # Format 1 differs in how records count epochs, 2 has no place within an epoch; whoever reads them sees to that.
@@ -38,13 +39,21 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, keep: int = 1) -> None
 
 
 def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) -> bytes | None:
-    """Content of the newest checkpoint that can be read, None if there is none.
+    """Content of the newest checkpoint that can be read; None if there is no file `path`: training starts again.
 
-    Falls back to an older one with a warning if the newest is damaged or missing; one of another configuration is
-    refused, as by `load_checkpoint`.
+    Falls back to an older one with a warning if the newest is damaged; one of another configuration is refused, as by
+    `load_checkpoint`.
     """
     found = [place for place in (earlier(path, age) for age in range(_OLDEST)) if place.exists()]
-    damaged: list[str] = [] if not found or found[0] == path else [f"{path} is missing"]
+    if found and found[0] != path:
+        warnings.warn(
+            f"{path} is missing, so training starts again; {_listed(found)} is not used. To go on from there, rename "
+            f"it to {path.name}.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
+    damaged: list[str] = []
     for place in found:
         content = place.read_bytes()
         try:
@@ -52,7 +61,7 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
         except _DamagedError as error:
             damaged.append(str(error))
             continue
-        check_fingerprint(place, state, fingerprint)
+        check_fingerprint(place, state, fingerprint, files=found)
         if damaged:
             warnings.warn(
                 f"{' '.join(damaged)} Going on from the checkpoint before it, {place}; what came after is trained "
@@ -62,8 +71,31 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
             )
         return content
     if damaged:
-        raise FileFormatError(" ".join(damaged))
+        raise FileFormatError(f"{' '.join(damaged)} Delete {_listed(found)} to start again.")
     return None
+
+
+def settle_interrupted(path: Path) -> None:
+    """Remove what killed writers left; where `path` is missing, a complete file of theirs takes its place.
+
+    That is what a kill between two renames leaves on a file system without links. Not while another training writes.
+    """
+    for place in left_overs(path):
+        if not path.exists() and not place.name.endswith(".link.part") and _is_complete(place):
+            place.replace(path)
+        place.unlink(missing_ok=True)
+
+
+def _is_complete(place: Path) -> bool:
+    try:
+        parse_checkpoint(place.read_bytes(), place)
+    except FileFormatError:
+        return False
+    return True
+
+
+def _listed(files: Sequence[Path]) -> str:
+    return " and ".join(map(str, files))
 
 
 def load_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -78,7 +110,7 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = _read(content)
     except Exception as error:  # a damaged archive makes its readers fail in every way there is
-        raise _DamagedError(f"{path} is not a complete checkpoint ({error}); delete it to start again.") from error
+        raise _DamagedError(f"{path} is not a complete checkpoint ({error}).") from error
     found = state.get("format") if isinstance(state, dict) else None
     if found not in _READABLE:
         known = ", ".join(map(str, _READABLE))
@@ -86,10 +118,12 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     return state
 
 
-def check_fingerprint(path: Path, state: dict[str, Any], fingerprint: dict[str, Any] | None) -> None:
-    """Refuse a state of another configuration, naming what differs."""
+def check_fingerprint(
+    path: Path, state: dict[str, Any], fingerprint: dict[str, Any] | None, *, files: Sequence[Path] = ()
+) -> None:
+    """Refuse a state of another configuration, naming what differs, and the files of it that there are."""
     if fingerprint is not None:
-        _compare(path, state.get("fingerprint") or {}, fingerprint)
+        _compare(path, state.get("fingerprint") or {}, fingerprint, files or [path])
 
 
 def _read(content: bytes) -> Any:
@@ -101,7 +135,7 @@ def _read(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any], files: Sequence[Path]) -> None:
     stored, wanted = _leaves(stored), _leaves(wanted)
     different = [key for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key)]
     if different:
@@ -109,7 +143,7 @@ def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None
         changes += f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise FileFormatError(
             f"{path} belongs to a run with other settings ({changes}). "
-            "Use the same settings, another place, or delete it."
+            f"Use the same settings, another place, or delete {_listed(files)} to start again."
         )
 
 

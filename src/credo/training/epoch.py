@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import CredoError
 from credo.core.posterior import Posterior, Terms
+from credo.core.team import Team
 from credo.data import Batches
 from credo.training.schedule import Schedule
 from credo.training.state import Progress, set_global_generators
@@ -41,11 +42,11 @@ def run_epoch(
 ) -> Terms:
     """Make the steps that are left of the epoch, counting them in `progress`; the means of the terms over all of it."""
     total = len(loader)
-    batches = _behind(loader, progress.step)
+    batches = _behind(loader, posterior.team, seed, progress)
     if progress.random is not None and posterior.team is None:
         set_global_generators(progress.random, posterior.device)
     while True:
-        batch = _next(batches, posterior, seed, progress)
+        batch = _next(batches, posterior.team, seed, progress.epoch, progress.step)
         if batch is _END:
             break
         posterior.lr_scale = scale(progress.epoch + progress.step / total)
@@ -59,27 +60,29 @@ def run_epoch(
     return Terms(**means)  # type: ignore[arg-type]
 
 
-def _behind(loader: Loader, step: int) -> Iterator[Any]:
-    """The epoch's batches after the first `step`; a loader that cannot skip is read over them."""
+def _behind(loader: Loader, team: Team | None, seed: int, progress: Progress) -> Iterator[Any]:
+    """The epoch's batches after those that are done; a loader that cannot skip is read over them."""
     if isinstance(loader, Batches):
-        loader.skip(step)
+        loader.skip(progress.step)
         return iter(loader)
+    if team is not None:  # a DataLoader's workers are seeded from here: parts of the data must not be augmented alike
+        torch.manual_seed(_hashed(seed, progress.epoch, "workers", team.data_rank))
     batches = iter(loader)
-    for _ in range(step):
-        next(batches, None)
+    for step in range(progress.step):
+        # Seeded as when they were trained on: a sampler draws the order of the epoch with the first batch.
+        _next(batches, team, seed, progress.epoch, step)
     return batches
 
 
-def _next(batches: Iterator[Any], posterior: Posterior, seed: int, progress: Progress) -> Any:
+def _next(batches: Iterator[Any], team: Team | None, seed: int, epoch: int, step: int) -> Any:
     """The next batch. With a team, global randomness is seeded for each step, so that no process' state need be kept.
 
     What a batch is made with (augmentation) is common to those who share it, what a pass draws (dropout) is each one's
     own.
     """
-    team = posterior.team
     if team is None:
         return next(batches, _END)
-    place = (seed, progress.epoch, progress.step)
+    place = (seed, epoch, step)
     torch.manual_seed(_hashed(*place, "batch", team.data_rank))
     batch = next(batches, _END)
     torch.manual_seed(_hashed(*place, "pass", team.rank))

@@ -15,10 +15,11 @@ from credo.core.errors import unknown
 from credo.core.posterior import Posterior, Terms
 from credo.training.epoch import BatchNll, Loader, OnStep, run_epoch, seeded_epoch
 from credo.training.pauses import Pauses
-from credo.training.scale import check_scale, check_shares
+from credo.training.scale import check_scale, check_shares, check_statistics, check_whole
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress
 from credo.training.stopping import StopRequest, TrainingStopped
+from credo.training.together import all_do, check_alike
 from credo.training.validation import MONITORS, judge, scores, validate
 
 
@@ -72,13 +73,23 @@ def train(
     After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
     another number of processes can go on.
     """
-    _check(loader, epochs, validation, monitor, patience, schedule)
-    check_scale(posterior, loader)
-    check_shares(posterior.team, loader)
+    team = posterior.team
+    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule))
+    wishes: dict[str, Any] = {
+        "epochs": epochs,
+        "len(loader)": len(loader),
+        "seed": seed,
+        "patience": patience,
+        "monitor": monitor,
+    }
+    wishes |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
+    wishes |= {"validation_draws": validation_draws, "schedule": schedule if isinstance(schedule, str) else "your own"}
+    given = {"checkpoint": checkpoint, "validation": validation}
+    check_alike(team, {**wishes, **{name: "none" if it is None else "given" for name, it in given.items()}})
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
-    pauses = Pauses(posterior.team, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
+    pauses = Pauses(team, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
     for earlier in progress.records:
         yield EpochRecord(**earlier)
@@ -96,8 +107,8 @@ def train(
 
         with seeded_epoch(loader, seed, progress.epoch, posterior.device):
             terms = run_epoch(posterior, loader, batch_nll, scale, progress, seed, after_step)
-        if posterior.team is not None:
-            posterior.team.settle_(posterior)
+        if team is not None:
+            team.settle_(posterior)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = judge(posterior, progress, metrics, monitor, keep=patience is not None)
         rate, seconds = posterior.lr_scale, clock.seconds()
@@ -143,6 +154,7 @@ def _pause(checkpoints: Checkpoints, pauses: Pauses, progress: Progress, total: 
 
 
 def _check(
+    posterior: Posterior,
     loader: Loader,
     epochs: int,
     validation: Iterable[Any] | None,
@@ -163,6 +175,10 @@ def _check(
         raise ValueError("The loader has no batches.")
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
+    check_scale(posterior, loader)
+    check_shares(posterior.team, loader)
+    check_whole(posterior.team, validation)
+    check_statistics(posterior, loader)
 
 
 def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:

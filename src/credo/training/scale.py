@@ -7,9 +7,11 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from credo.core.posterior import Posterior
+from credo.core.sync_batchnorm import is_synced
 from credo.core.team import Team
 from credo.data import Batches
 
@@ -61,6 +63,39 @@ def check_shares(team: Team | None, loader: Any) -> None:
                 "data. Use DataLoader(..., sampler=DistributedSampler(data, num_replicas=team.data_groups, "
                 "rank=team.data_rank)), with batch_size a part of the whole batch."
             )
+
+
+def check_whole(team: Team | None, validation: Any) -> None:
+    """Refuse validation data that are divided already: processes share the prediction of the whole by themselves."""
+    if team is None:
+        return
+    parts = validation.world if isinstance(validation, Batches) else 1
+    if isinstance(validation, DataLoader):
+        sampler = getattr(validation.batch_sampler, "sampler", validation.sampler)
+        parts = getattr(sampler, "num_replicas", 1)
+    if parts > 1:
+        raise ValueError(
+            f"The validation loader gives one of {parts} parts: give the whole validation set to every process; they "
+            "divide its batches by themselves."
+        )
+
+
+def check_statistics(posterior: Posterior, loader: Any) -> None:
+    """Refuse a last part of a single example where BatchNorm takes its statistics from it: there are none of one."""
+    team = posterior.team
+    if not isinstance(loader, Batches) or team is None or team.data_groups == 1 or loader.last_size != 1:
+        return
+    modules = list(posterior.modules())
+    # After a convolution one example has many positions to take statistics from.
+    if any(isinstance(module, nn.Conv1d) for module in modules):
+        return
+    if any(isinstance(module, nn.BatchNorm1d) and not is_synced(module) for module in modules):
+        whole = loader.batch_size * loader.world
+        raise ValueError(
+            f"{loader.data_size} examples in batches of {whole} leave each of {loader.world} processes a single one of "
+            "the last batch, and BatchNorm has no statistics of one example. Take them from the whole batch "
+            '(--sync-batchnorm, batchnorm="sync"), choose another batch_size, or Batches(..., drop_last=True).'
+        )
 
 
 def known_size(loader: Any) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.posterior import Posterior
-from credo.training.checkpoint import newest_checkpoint, parse_checkpoint, save_checkpoint
+from credo.training.checkpoint import newest_checkpoint, parse_checkpoint, save_checkpoint, settle_interrupted
 from credo.training.together import first_does, from_first
 
 
@@ -55,8 +55,7 @@ class Checkpoints:
         path, team = self.path, self.posterior.team
         if path is None:
             return Progress()
-        content = first_does(team, lambda: newest_checkpoint(path, fingerprint=self.fingerprint))
-        content = from_first(team, content)
+        content = from_first(team, first_does(team, lambda: self._newest(path)))
         if content is None:
             return Progress()
         state = parse_checkpoint(content, path)
@@ -67,6 +66,10 @@ class Checkpoints:
         if state["format"] == 1:  # which counted epochs from 0
             progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
         return progress
+
+    def _newest(self, path: Path) -> bytes | None:
+        settle_interrupted(path)
+        return newest_checkpoint(path, fingerprint=self.fingerprint)
 
     def begin_epoch(self) -> None:
         """Remember the loader's generators: to go on within this epoch, it is begun again and read up to there."""

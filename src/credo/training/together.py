@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from credo.core.errors import CredoError
 from credo.core.team import Team
@@ -44,3 +44,36 @@ def from_first(team: Team | None, value: Value) -> Value:
     """The value that the first process has, on all of them."""
     found: Value = value if team is None else team.share(value)
     return found
+
+
+def all_do(team: Team | None, action: Callable[[], None]) -> None:
+    """Every process does it; if it fails for one, all of them fail."""
+    if team is None or not several(team):
+        action()
+        return
+    failure: Exception | None = None
+    try:
+        action()
+    except Exception as error:
+        failure = error
+    if team.agree(failure is not None):
+        raise failure or CredoError("Another process failed and said why; this one stops with it.")
+
+
+def check_alike(team: Team | None, wishes: dict[str, Any]) -> None:
+    """Refuse, for all processes, to do what they do not all want alike; the names of what differs are in the error."""
+    if team is None or not several(team):
+        return
+    first: dict[str, Any] = team.share(wishes)
+    shares = team.average_([], [float(first.get(name) != value) for name, value in wishes.items()])
+    different = [name for name, share in zip(wishes, shares, strict=True) if share > 0]
+    if different:
+        here = "; ".join(f"{name}: {wishes[name]!r} here, {_elsewhere(first, wishes, name)}" for name in different)
+        raise ValueError(
+            f"The processes ask for different trainings ({here}). Give {' and '.join(different)} alike to all."
+        )
+
+
+def _elsewhere(first: dict[str, Any], wishes: dict[str, Any], name: str) -> str:
+    found = first.get(name)
+    return "another value in another process" if found == wishes[name] else f"{found!r} in process 0"

@@ -13,6 +13,7 @@ from credo.core.posterior import Posterior
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
 from credo.training.state import Progress
+from credo.training.together import from_first
 
 # Larger is better after multiplying by the sign.
 MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}
@@ -26,7 +27,9 @@ def validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, ep
         return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(epoch)  # a loader that shuffles must do so alike for everybody
-        return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
+        metrics = quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
+    # Early stopping and rates follow these: rounding that differs between machines must not part the processes.
+    return from_first(posterior.team, metrics)
 
 
 def judge(posterior: Posterior, progress: Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
