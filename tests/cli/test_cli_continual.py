@@ -33,11 +33,13 @@ def test_a_sequence_from_end_to_end(call: Call) -> None:
 
 def test_a_file_with_every_section(call: Call) -> None:
     Path("exp.toml").write_text(
-        '[continual]\ntasks = "split"\ncount = 5\nalone = true\n[model]\nname = "mlp"\nhidden = [16]\n'
+        '[continual]\ntasks = "split"\ncount = 5\nalone = true\njoint = true\n[model]\nname = "mlp"\nhidden = [16]\n'
         '[method]\nname = "bbb"\nlr = 0.01\n[training]\nepochs = 1\n'
     )
     result = json.loads(call("continual", "exp.toml", "training.batch_size=64", "--json").stdout)
-    assert len(result["alone"]) == 5
+    assert len(result["alone"]) == len(result["joint"]) == 5
+    assert result["summary"]["joint_accuracy"] == pytest.approx(sum(result["joint"]) / 5)
+    assert min(result["joint"]) > 0.5
     gains = [result["matrix"][i][i] - result["alone"][i] for i in range(1, 5)]
     assert result["summary"]["forward_transfer"] == pytest.approx(sum(gains) / 4)
     assert result["training"]["batch_size"] == 64

@@ -14,7 +14,7 @@ from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.experiments.config import assigned
 from credo.experiments.continual import make_continual, run_continual
 from credo.experiments.runs import RESULT
-from credo.report.continual import write_continual_report
+from credo.report.continual import NAMES, write_continual_report
 
 
 def continual_command(
@@ -35,8 +35,8 @@ def continual_command(
         credo continual method.name=map continual.carry=fisher
         credo continual method.name=map continual.carry=nothing
 
-    Sections: continual (tasks = permuted, split or split-single; count, carry, restart, coreset, prior, alone), and
-    data, model, method, training as for `credo train`. The table has the accuracy on every task after each.
+    Sections: continual (tasks = permuted, split or split-single; count, carry, restart, coreset, prior, alone,
+    joint), and data, model, method, training as for `credo train`. The table has the accuracy on every task after each.
     """
     with errors_explained():
         given = make_continual(_tables(arguments or []))
@@ -80,5 +80,4 @@ def _print(title: str, result: dict[str, Any]) -> None:
     tasks, matrix = result["tasks"], result["matrix"]
     rows = [[f"after {name}", *row, *[None] * (len(tasks) - len(row))] for name, row in zip(tasks, matrix, strict=True)]
     print_table(title, ["accuracy on", *tasks], rows)
-    names = {"accuracy": "ACC", "backward_transfer": "BWT", "forward_transfer": "FWT"}
-    print_table("summary", ["", "value"], [[names[key], value] for key, value in result["summary"].items()])
+    print_table("summary", ["", "value"], [[NAMES[key], value] for key, value in result["summary"].items()])

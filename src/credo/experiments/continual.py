@@ -16,6 +16,7 @@ from credo.continual import (
     Sequel,
     Task,
     forward_transfer,
+    learn_jointly,
     permuted_tasks,
     run_sequence,
     split_tasks,
@@ -40,7 +41,8 @@ KINDS = ("permuted", "split", "split-single")
 class Continual:
     """The tasks and how they follow each other; see `credo.continual.Learner`.
 
-    `alone` also trains every task by itself, for the forward transfer. `prior` is the first prior's std.
+    `alone` also trains every task by itself, for the forward transfer, `joint` all at once, as the upper bound. `prior`
+    is the first prior's std.
     """
 
     tasks: str = "permuted"
@@ -52,6 +54,7 @@ class Continual:
     prior: float = 1.0
     draws: int = 32
     alone: bool = False
+    joint: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,10 +162,18 @@ def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequel]:
         summary = done.summary()
         if alone is not None:
             summary["forward_transfer"] = forward_transfer(done.matrix, alone)
-        write_json(
-            folder / RESULT,
-            {**given.to_dict(), "versions": versions(), **asdict(done), "alone": alone, "summary": summary},
-        )
+        joint = learned_jointly(given, dataset, tasks)[0] if given.continual.joint else None
+        if joint is not None:
+            summary["joint_accuracy"] = sum(joint) / len(joint)
+        others = {"alone": alone, "joint": joint, "summary": summary}
+        write_json(folder / RESULT, {**given.to_dict(), "versions": versions(), **asdict(done), **others})
+
+
+def learned_jointly(given: ContinualExperiment, dataset: Dataset, tasks: list[Task]) -> tuple[list[float], float]:
+    """Accuracy on each task of the same learner after all of them at once, and the seconds of training."""
+    learner = make_learner(given, dataset)
+    seconds = sum(record.seconds for record in learn_jointly(learner, tasks))
+    return [learner.accuracy(task) for task in tasks], seconds
 
 
 def _alone(given: ContinualExperiment, dataset: Dataset, tasks: list[Task], index: int, folder: Path) -> float:

@@ -14,7 +14,12 @@ from credo.report.html import environment, style_sheet
 from credo.report.scales import axis, percent, share_axis
 from credo.report.svg import curve, dot, plot
 
-NAMES = {"accuracy": "ACC", "backward_transfer": "BWT", "forward_transfer": "FWT"}
+NAMES = {
+    "accuracy": "ACC",
+    "backward_transfer": "BWT",
+    "forward_transfer": "FWT",
+    "joint_accuracy": "ACC of all tasks at once",
+}
 
 
 def write_continual_report(result: Mapping[str, Any], path: Path | str) -> Path:

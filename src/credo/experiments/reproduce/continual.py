@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from credo.continual import learn_jointly
 from credo.data import load_dataset
-from credo.experiments.continual import make_continual, make_learner, make_tasks, run_continual
+from credo.experiments.continual import learned_jointly, make_continual, make_tasks, run_continual
 from credo.experiments.reproduce.tables import Cell, Table, run_cells
 from credo.experiments.runs import versions
 
@@ -112,9 +111,7 @@ def run_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {**about, "seed": given.experiment.training.seed, "versions": versions()}
     dataset = load_dataset(**given.experiment.data)
     tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
-    learner = make_learner(given, dataset)
-    seconds = sum(record.seconds for record in learn_jointly(learner, tasks))
-    accuracies = [learner.accuracy(task) for task in tasks]
+    accuracies, seconds = learned_jointly(given, dataset, tasks)
     return {
         "tasks": [task.name for task in tasks],
         "matrix": [accuracies],
