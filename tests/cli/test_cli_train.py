@@ -108,10 +108,11 @@ def test_a_signal_saves_and_exits_with_its_code(
         patch.setattr("credo.cli.train.say", say)
         call("train", *QUICK, "--run", "here", code=code)
     assert said[-1].startswith("Training was asked to stop and did, after step 1 of 1 of epoch 2; the state is in here")
-    assert said[-1].endswith("Run the same command again to go on.")
+    assert said[-1].endswith("the same call or command goes on from there.")
     assert not Run("here").finished
-    found = json.loads(call("train", *QUICK, "--json", "--run", "here").stdout)
-    assert found["test"] == expected["test"]
+    resumed = call("train", *QUICK, "--json", "--run", "here")
+    assert "going on from the last checkpoint" in resumed.stderr
+    assert json.loads(resumed.stdout)["test"] == expected["test"]
 
 
 def test_when_to_save_may_change_on_the_way(call: Call) -> None:

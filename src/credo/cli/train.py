@@ -12,7 +12,7 @@ import typer
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.experiments.config import Experiment, read_experiment
 from credo.experiments.distributed import first_here
-from credo.experiments.runs import Run
+from credo.experiments.runs import CHECKPOINT, Run
 from credo.training import TrainingStopped
 
 
@@ -88,6 +88,8 @@ def train_command(
         place = Run(run or default_folder(experiment))
         _tell(f"run folder: {place.folder}")
         before = place.finished
+        if not before and (place.folder / CHECKPOINT).exists():
+            _tell("going on from the last checkpoint; epochs that were done before are shown again")
         _train(place, experiment, draws)
         if not first_here():
             return
@@ -107,7 +109,7 @@ def _train(place: Run, experiment: Experiment, draws: int) -> None:
             text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             _tell(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
     except TrainingStopped as stopped:
-        _tell(f"{stopped} Run the same command again to go on.")
+        _tell(str(stopped))
         raise typer.Exit(128 + (stopped.signal or signal.SIGTERM)) from None
 
 

@@ -149,7 +149,7 @@ def _pause(checkpoints: Checkpoints, pauses: Pauses, progress: Progress, total: 
         where = f"after step {progress.step} of {total} of epoch {progress.epoch + 1}"
         saved = "nothing was saved: there is no checkpoint="
         if checkpoints.path is not None:
-            saved = f"the state is in {checkpoints.path}, and the same call goes on from there"
+            saved = f"the state is in {checkpoints.path}, and the same call or command goes on from there"
         raise TrainingStopped(f"Training was asked to stop and did, {where}; {saved}.", asked)
 
 
