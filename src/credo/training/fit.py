@@ -75,17 +75,10 @@ def train(
     """
     team = posterior.team
     all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule))
-    wishes: dict[str, Any] = {
-        "epochs": epochs,
-        "len(loader)": len(loader),
-        "seed": seed,
-        "patience": patience,
-        "monitor": monitor,
-    }
-    wishes |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    wishes |= {"validation_draws": validation_draws, "schedule": schedule if isinstance(schedule, str) else "your own"}
-    given = {"checkpoint": checkpoint, "validation": validation}
-    check_alike(team, {**wishes, **{name: "none" if it is None else "given" for name, it in given.items()}})
+    options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
+    options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
+    options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
+    check_alike(team, options | _in_words(schedule=schedule, checkpoint=checkpoint, validation=validation))
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
@@ -123,6 +116,15 @@ def train(
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # a schedule's last rate is not meant for steps after it
+
+
+def _in_words(**things: Any) -> dict[str, str]:
+    """What can be compared between processes: names as they are, of other things only whether they are given."""
+    name = things.pop("schedule")
+    return {
+        "schedule": name if isinstance(name, str) else "your own",
+        **{key: "none" if thing is None else "given" for key, thing in things.items()},
+    }
 
 
 class _Clock:
