@@ -1,11 +1,13 @@
 """The study of Shridhar et al. (2019): its networks, what is measured of them, and its tables."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from credo.data import load_dataset
 from credo.experiments.config import make_experiment, prepare
@@ -106,6 +108,16 @@ def test_foreign_data_that_are_not_there_are_left_out(monkeypatch: pytest.Monkey
     assert bayesian_cnn._foreign(replace(digits, name="mnist")) == {}
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the cells of `records` ran: other sums of the same numbers differ in their last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:
     cell = next(cell for cell in bayesian_cnn.uncertainty_cells("smoke") if cell.arguments["data"] == "mnist")
     whole = records[cell.name]["epochs"]

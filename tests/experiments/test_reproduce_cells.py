@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,23 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
     again = Work()
     assert len(list(run_cells(again, CELLS, tmp_path, jobs=1))) == 4
     assert (work.done, again.done) == ([0, 1], [2, 3])
+
+
+def test_a_record_says_how_long_its_cell_took_and_whether_that_was_all_of_it(tmp_path: Path) -> None:
+    def work(arguments: dict[str, Any], place: Path) -> dict[str, Any]:
+        place.mkdir(parents=True, exist_ok=True)
+        if arguments["value"] == fails_at:
+            raise ZeroDivisionError
+        time.sleep(0.05)
+        return {}
+
+    fails_at: int | None = 1
+    with pytest.raises(ZeroDivisionError):
+        list(run_cells(work, CELLS[:2], tmp_path, jobs=1))
+    fails_at = None
+    walls = [record["wall"] for _, record in run_cells(work, CELLS[:2], tmp_path, jobs=1)]
+    assert [wall["resumed"] for wall in walls] == [False, True]
+    assert all(wall["seconds"] >= 0.05 for wall in walls)
 
 
 def test_a_record_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -113,7 +131,7 @@ def test_workers_give_the_numbers_of_this_process(tmp_path: Path, monkeypatch: p
     there = {c.name: r for c, r in run_cells(weight_sampling.train_cell, cells, tmp_path / "there", jobs=2)}
     for records in (here, there):
         assert len(records) == 2
-        assert all(record.pop("seconds") > 0 for record in records.values())
+        assert all(record.pop("wall")["seconds"] >= record.pop("seconds") > 0 for record in records.values())
     assert here == there
 
 

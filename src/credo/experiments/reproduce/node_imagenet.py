@@ -180,7 +180,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     if variant == "sgd":
         numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)
     counts = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
-    about = {"network": "resnet50", "variant": variant, "seconds": seconds}
+    about = {"network": "resnet50", "variant": variant, "seed": 0, "seconds": seconds}
     return {**about, "parameters": counts, "numbers": numbers, "versions": versions()}
 
 

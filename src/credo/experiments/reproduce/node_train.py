@@ -41,7 +41,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
             numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)
     about = {key: arguments[key] for key in ("network", "variant")}
     sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
-    return {**about, "seconds": seconds, "parameters": sizes, "numbers": numbers, "versions": versions()}
+    return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
 
 
 def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -54,7 +54,11 @@ def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     shift = shift_study(posterior, dataset.test, kinds=kinds, examples=asked["examples"], draws=asked["draws"])
     about = {key: arguments[key] for key in ("network", "variant", "gamma")}
     clean = scores(prediction.probs, prediction.targets)
-    return {**about, "seconds": seconds, "numbers": clean, "shift": shift, "versions": versions()}
+    return {**about, **_kept(arguments["experiment"], seconds), "numbers": clean, "shift": shift}
+
+
+def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
+    return {"seed": make_experiment(tables).training.seed, "seconds": seconds, "versions": versions()}
 
 
 def trained(tables: Tables, folder: Path, *, members: int) -> tuple[Posterior, Dataset, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
     """Run the cells that have no record yet, `jobs` at a time on one thread each, and yield every record.
 
     `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
-    killed reproduction goes on where it stopped. A record of other arguments is refused.
+    killed reproduction goes on where it stopped. A record of other arguments is refused. `wall` says how long the cell
+    took from its beginning to its record; after a kill that is only the last part, and `resumed` is true.
     """
     waiting = []
     for cell in cells:
@@ -84,9 +86,12 @@ def _one_thread_here() -> Iterator[None]:
 
 
 def _run_one(work: Work, cell: Cell, folder: Path) -> dict[str, Any]:
-    record = work(cell.arguments, folder / "runs" / cell.name)
+    place = folder / "runs" / cell.name
+    resumed, start = place.exists(), time.perf_counter()
+    record = work(cell.arguments, place)
+    wall = {"seconds": time.perf_counter() - start, "resumed": resumed}
     path = folder / f"{cell.name}.json"
-    write_json(path, {**record, "arguments": cell.arguments})
+    write_json(path, {**record, "wall": wall, "arguments": cell.arguments})
     # Read back: a fresh record and a stored one are the same to the last digit.
     return _stored(path, cell)
 

@@ -143,4 +143,5 @@ def _at_mean(posterior: Posterior, batches: Batches) -> float:
 
 
 def _who(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: arguments[key] for key in ("network", "kind", "value")} | {"versions": versions()}
+    about = {key: arguments[key] for key in ("network", "kind", "value")}
+    return {**about, "seed": arguments["experiment"]["training"]["seed"], "versions": versions()}
