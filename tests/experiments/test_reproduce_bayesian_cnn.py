@@ -74,6 +74,15 @@ def test_tables_share_their_networks() -> None:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As cells run: several threads may sum the same numbers in another order, and differ in the last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Three networks of scale smoke: one of LeNet-5 that is watched, and two that are compared."""
@@ -108,16 +117,6 @@ def test_foreign_data_that_are_not_there_are_left_out(monkeypatch: pytest.Monkey
     assert bayesian_cnn._foreign(replace(digits, name="mnist")) == {}
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the cells of `records` ran: other sums of the same numbers differ in their last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:
     cell = next(cell for cell in bayesian_cnn.uncertainty_cells("smoke") if cell.arguments["data"] == "mnist")
     whole = records[cell.name]["epochs"]
