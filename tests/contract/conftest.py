@@ -100,6 +100,8 @@ METHODS: dict[str, Row] = {
     ),
     "ensemble of node-bnn": Row(ensemble_of(NodeBNN, lr=0.05, side="out", kl="mean"), penalised=True),
     "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature_init=0.5), kl=True),
+    "bbb relative spread": Row(of(BBB, lr=0.05, spread="relative", relative_std=0.3, noise="lrt"), kl=True),
+    "bbb one spread a layer": Row(of(BBB, lr=0.05, spread="relative-layer", relative_std=0.3, draws=2), kl=True),
     "bbb scale mixture": Row(of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }
