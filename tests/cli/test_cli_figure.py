@@ -54,10 +54,11 @@ def test_uncertainty_as_a_picture_with_its_numbers(call: Call) -> None:
     asked = ("figure", "uncertainty", "--scale", "smoke")
     found = json.loads(call(*asked, "--out", "u.svg", "--json").stdout)
     assert (found["figure"], found["scale"], found["seed"]) == ("u.svg", "smoke", 0)
-    assert {when: epoch["epoch"] for when, epoch in found["training"].items()} == {"first": 1, "last": 3}
-    for epoch in found["training"].values():
+    first, last = (found["panels"]["training"][when] for when in ("first", "last"))
+    assert first["train_accuracy"] != last["train_accuracy"]
+    for epoch in (first, last):
         assert epoch["softmax"]["aleatoric"] > epoch["softmax"]["epistemic"] > 0
-    assert len(found["turned"]["epistemic"]) == len(found["turned"]["degrees"]) == 7
+    assert len(found["panels"]["turned"]["epistemic"]) == len(found["panels"]["turned"]["degrees"]) == 7
     assert "<svg" in Path("u.svg").read_text()
     call(*asked, "--out", "again.svg")
     assert Path("again.svg").read_bytes() == Path("u.svg").read_bytes()
