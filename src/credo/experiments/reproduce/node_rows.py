@@ -81,9 +81,11 @@ _IBNN = {
     "spread": 0.3,
     "std_init": 0.1,
     "lr": 5e-4,
-    "node_lr": 0.3,
     "node_options": {"momentum": 0.0, "nesterov": False},  # with it the nodes of trained networks run away
 }
+# A step is `node_lr` times K, and a component's gradient comes from a K-th of the batch: at 16 components four times this
+# rate undoes the network in its first steps.
+_NODE_RATE = 1.2
 _SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}}
 
 
@@ -94,7 +96,7 @@ def tuned_method(variant: str) -> dict[str, Any]:
     if variant in ("sgd", "ensemble"):
         return {"name": "map", "lr": 5e-4, **_SGD}
     count = int(variant.removeprefix("ibnn-"))
-    return {**_IBNN, "components": count, **_SGD}
+    return {**_IBNN, "components": count, "node_lr": _NODE_RATE / count, **_SGD}
 
 
 _SCRATCH_SGD = {
