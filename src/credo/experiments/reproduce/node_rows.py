@@ -83,8 +83,8 @@ _IBNN = {
     "lr": 5e-4,
     "node_options": {"momentum": 0.0, "nesterov": False},  # with it the nodes of trained networks run away
 }
-# A step is `node_lr` times K, and a component's gradient comes from a K-th of the batch: at 16 components four times this
-# rate undoes the network in its first steps.
+# A step is `node_lr` times K, and a component's gradient comes from a K-th of the batch: at 16 components four times
+# this rate undoes the network in its first steps.
 _NODE_RATE = 1.2
 _SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}}
 
