@@ -14,6 +14,8 @@ def test_summary_by_name(call: Call) -> None:
     last = result.stdout.splitlines()[-2].replace("│", " ").split()
     assert last == ["all", "54", "layers", "25,557,032", "24,579"]
     assert "layer1.0.downsample.0" in result.stdout
+    norms = result.stdout.splitlines()[-3].replace("│", " ").split()
+    assert norms == ["others", "53", "BatchNorm2d", "53,120", "–"]
     assert "1,040 weights a node" in result.stderr
     found = json.loads(call("summary", "mlp", "inputs=[4]", "hidden=[3]", "classes=2", "--json").stdout)
     assert (found["weights"], found["nodes"], len(found["layers"])) == (4 * 3 + 3 + 3 * 2 + 2, 7, 2)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from credo.core import meeting
 from credo.core.distribute import join
@@ -46,6 +46,35 @@ def test_who_was_killed_while_asking_is_not_waited_for() -> None:
 def test_nobody_comes() -> None:
     with pytest.raises(RuntimeError, match="ranks 1, 2 did not come"):
         meeting._named(HashStore(), 3, timedelta(seconds=0.05))
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """A store as torchrun keeps it, and what it tells its workers."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+def test_the_same_is_said_once_by_each_start(agent: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(meeting.first_to_say, ["Unknown key."] * 4)) == 1
+    assert meeting.first_to_say("Another error.")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert meeting.first_to_say("Unknown key.")
+
+
+def test_who_cannot_ask_says_it(agent: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = timedelta(seconds=0.3)
+    monkeypatch.setenv("MASTER_PORT", "9")  # nobody is there
+    assert [meeting.first_to_say("Unknown key.", wait) for _ in range(2)] == [True, True]
+    monkeypatch.delenv("MASTER_PORT")
+    assert [meeting.first_to_say("Unknown key.", wait) for _ in range(2)] == [True, True]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    assert [meeting.first_to_say("Unknown key.") for _ in range(2)] == [True, True]
 
 
 def test_alone_there_is_nobody_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:

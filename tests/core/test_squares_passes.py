@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from squares_small import nll, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -9,32 +10,6 @@ from credo.core.squares.plan import SquarePlan
 from credo.core.squares.run import gradients_and_squares, per_example_squares
 from credo.core.squares.sums import square_sums
 from credo.core.weights import substituted
-
-
-def small_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(4, 4, 3, padding=1, bias=False),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(4 * 25, 3),
-    )
-
-
-def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(6, 2, 5, 5, generator=generator, dtype=dtype), torch.randint(3, (6,), generator=generator)
-
-
-X, Y = batch()
-
-
-def nll(net: nn.Module) -> Tensor:
-    return F.cross_entropy(net(X), Y)
 
 
 def leaves(net: nn.Module) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from benchmarks.exchange import METHODS
 from benchmarks.methods import posterior_of, step_of
+from forks import run
 from torch import nn
-from worker import run
 
 from credo.core.distribute import distribute
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from builds import conv, dropping, normed
+from forks import run
 from torch import Tensor, nn
-from worker import conv, dropping, normed, run
 
 from credo.cli.app import app
 from credo.core.distribute import distribute, join

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from one_process import credo_here
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from credo.cli.app import app
 from credo.training.checkpoint import load_checkpoint
 
 EPOCHS, STEPS = 4, 41  # 1,294 examples in batches of 32
@@ -34,6 +34,7 @@ TRAIN = [
     "--draws=8",
     "--run",
 ]
+LAUNCHER = Path(__file__).with_name("launcher.py")
 PATIENCE = 120.0  # seconds until a test on a very busy machine gives up
 
 
@@ -45,22 +46,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train_here(folder: Path, *, code: int = 0) -> str:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        result = CliRunner().invoke(app, [*TRAIN, str(folder)])
-    finally:
-        torch.set_num_threads(before)
-    assert result.exit_code == code, result.output
-    return result.output
+def train_here(folder: Path) -> str:
+    return credo_here([*TRAIN, str(folder)])
 
 
 @contextmanager
 def started(folder: Path, *, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Two workers under torchrun's launcher."""
-    launcher = Path(__file__).with_name("launcher.py")
-    command = [sys.executable, str(launcher), "2", str(restarts), *TRAIN, str(folder)]
+    command = [sys.executable, str(LAUNCHER), "2", str(restarts), *TRAIN, str(folder)]
     with subprocess.Popen(command, env=environment(), stdout=-1, stderr=-2, text=True) as process:
         try:
             yield process
@@ -134,6 +127,13 @@ def reference_table_rows(reference: Path) -> int:
     return train_here(reference).count("accuracy")
 
 
+def test_an_error_that_all_have_is_said_once() -> None:
+    command = [sys.executable, str(LAUNCHER), "2", "0", "train", "method.nam=bbb"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("error: Unknown option of bbb 'nam'") == 1, done.stderr
+
+
 def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, restarts=2) as launcher:
@@ -143,7 +143,7 @@ def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_p
         output, _ = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 0, output
     assert "another process was lost" in output
-    assert "torchrun --max-restarts" in output
+    assert re.search(r"torchrun starts all of them again, from the last checkpoint \(restart [12] of 2\)", output)
     assert_same_run(folder, reference)
 
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 from exchange_worker import network  # noqa: E402
-from worker import load  # noqa: E402
+from forks import load  # noqa: E402
 
 sys.path.pop(0)
 

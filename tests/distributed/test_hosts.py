@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_process import credo_here
 from safetensors.torch import load_file
-from typer.testing import CliRunner
-
-from credo.cli.app import app
 
 TRAIN = [
     "train",
@@ -37,13 +35,7 @@ PATIENCE = 150.0  # seconds until a test on a very busy machine gives up
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a single process."""
     folder = tmp_path_factory.mktemp("runs") / "one"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        result = CliRunner().invoke(app, [*TRAIN, str(folder)])
-    finally:
-        torch.set_num_threads(before)
-    assert result.exit_code == 0, result.output
+    credo_here([*TRAIN, str(folder)])
     return folder
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from worker import ATTACK, BUILDS, FOUR, RESUMED_BY_FOUR, SEVERAL, SEVERAL_OF_FOUR, SINGLE, load  # noqa: E402
+from builds import ATTACK, BUILDS, FOUR, RESUMED_BY_FOUR, SEVERAL, SEVERAL_OF_FOUR, SINGLE  # noqa: E402
+from forks import load  # noqa: E402
 
 sys.path.pop(0)
 

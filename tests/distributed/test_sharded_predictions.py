@@ -17,8 +17,8 @@ from credo import BBB, predict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from forks import load  # noqa: E402
 from predict_worker import BUILDS, CASES, DRAWS, asked, batches  # noqa: E402
-from worker import load  # noqa: E402
 
 sys.path.pop(0)
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from bbb_outputs import seen_in_training
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,23 +26,6 @@ def mlp() -> nn.Sequential:
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(10, 3, generator=generator, dtype=torch.float64), torch.randint(2, (10,), generator=generator)
-
-
-def seen_in_training(posterior: BBB, x: Tensor, steps: int) -> Tensor:
-    """What `steps` steps with a rate of 0 see as the network's output, [steps, ...]."""
-    outputs: list[Tensor] = []
-
-    def nll(net: nn.Module) -> Tensor:
-        out = net(x)
-        outputs.append(out.detach())
-        return out.square().mean()
-
-    posterior.step(nll)  # layers that need weight draws are found here
-    outputs.clear()
-    for _ in range(steps):
-        posterior.step(nll)
-    assert len(outputs) == steps
-    return torch.stack(outputs)
 
 
 # -- draws ------------------------------------------------------------------------------------------------------

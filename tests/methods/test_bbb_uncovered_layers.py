@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from bbb_outputs import seen_in_training
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,23 +12,6 @@ from torch.nn import functional as F
 from credo.methods import BBB
 
 ACTIVATION = pytest.mark.parametrize("noise", ["lrt", "flipout"])
-
-
-def seen_in_training(posterior: BBB, x: Tensor, steps: int) -> Tensor:
-    """What `steps` steps with a rate of 0 see as the network's output, [steps, ...]."""
-    outputs: list[Tensor] = []
-
-    def nll(net: nn.Module) -> Tensor:
-        out = net(x)
-        outputs.append(out.detach())
-        return out.square().mean()
-
-    posterior.step(nll)  # layers that need weight draws are found here
-    outputs.clear()
-    for _ in range(steps):
-        posterior.step(nll)
-    assert len(outputs) == steps
-    return torch.stack(outputs)
 
 
 class Twice(nn.Module):

@@ -1,6 +1,7 @@
 """Weights and nodes of networks: the published table, and what a summary says."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -60,11 +61,31 @@ def test_what_a_summary_says() -> None:
     assert [(layer.path, layer.inputs, layer.outputs) for layer in found.layers] == [("0", 4, 6), ("2", 8, 2)]
     assert "2 layers, 68 weights, 12 nodes, 6 weights a node" in str(found)
     assert json.loads(json.dumps(found.to_dict()))["layers"][1]["kind"] == "Conv1d"
+    assert found.to_dict()["others"] == [{"kind": "BatchNorm1d", "count": 1, "weights": 12}]
+    assert re.search(r"^others +1 BatchNorm1d +12 +–$", str(found), flags=re.MULTILINE)
     none = summary(nn.BatchNorm1d(3))
     assert (none.nodes, none.to_dict()["ratio"]) == (0, None)
     assert "weights a node" not in str(none)
     with pytest.raises(ValueError, match="needs a network"):
         summary("resnet50")  # type: ignore[arg-type]
+
+
+class Tied(nn.Module):
+    """An embedding with the weight of the last layer, attention, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last, self.scale = nn.Embedding(7, 4), nn.Linear(4, 7), nn.Parameter(torch.ones(3))
+        self.embedding.weight = self.last.weight
+        self.look = nn.MultiheadAttention(4, 2)
+
+
+def test_every_weight_is_in_one_row() -> None:
+    found = summary(Tied())
+    # The projections of attention before the last one are no layers of their own.
+    assert [(each.kind, each.weights) for each in found.others] == [("Tied", 3), ("MultiheadAttention", 48 + 12)]
+    for each in (found, of("mlp"), of("resnet20"), of("wrn-28-10")):
+        assert sum(row.weights for row in (*each.layers, *each.others)) == each.weights
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import killed_runs
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from killed_runs import FLOATS, IMAGES, LABELS, SIZE, Killed, assert_equal, network, recorded
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 import credo
 from credo.data import Batches
@@ -17,13 +19,7 @@ from credo.data.splits import Split
 from credo.training import pauses
 from credo.training.checkpoint import load_checkpoint
 
-EPOCHS, SIZE, STEPS = 3, 22, 4
-IMAGES = torch.randint(256, (SIZE, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-LABELS = torch.randint(3, (SIZE,), generator=torch.Generator().manual_seed(2))
-
-
-class Killed(Exception):  # noqa: N818 - nothing is wrong
-    pass
+EPOCHS, STEPS = 3, 4
 
 
 class Noisy(Dataset):
@@ -36,68 +32,24 @@ class Noisy(Dataset):
         return IMAGES[index].float() / 255 + 0.1 * torch.randn(1, 4, 4), LABELS[index]
 
 
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 3)
-    )
-
-
 def darker(x: Tensor, generator: torch.Generator) -> Tensor:
     return x * torch.rand(len(x), 1, 1, 1, generator=generator)
 
 
 METHODS: dict[str, Callable[[], credo.Posterior]] = {
-    "map": lambda: credo.MAP(network(), data_size=SIZE, prior=1.0, lr=0.05),
-    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2),
+    **killed_runs.METHODS,
     "vogn": lambda: credo.VOGN(network(), data_size=SIZE, lr=0.05),
-    "ensemble": lambda: credo.Ensemble(
-        [credo.BBB(network(s), data_size=SIZE, lr=0.05, seed=s, noise="flipout") for s in range(2)]
-    ),
 }
-FLOATS = TensorDataset(IMAGES.float() / 255, LABELS)
 LOADERS: dict[str, Callable[[], Any]] = {
-    "batches": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment="flip-crop"),
+    **killed_runs.LOADERS,
     "augmented by a function": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment=darker),
     "loader": lambda: DataLoader(Noisy(), batch_size=6, shuffle=True),
     "loader with generator": lambda: DataLoader(
         Noisy(), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)
     ),
-    "loader with a sampler's generator": lambda: DataLoader(
-        FLOATS, batch_size=6, sampler=RandomSampler(FLOATS, generator=torch.Generator().manual_seed(9))
-    ),
     "list": lambda: list(DataLoader(FLOATS, batch_size=6)),
 }
-
-
-def run(posterior: credo.Posterior, loader: Any, *, kill_at: Any = None, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Records without wall times, and the steps that were made; killed after that step of that epoch."""
-    steps: list[tuple[int, int]] = []
-
-    def on_step(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
-        steps.append((epoch, done))
-        if (epoch, done) == kill_at:
-            raise Killed
-
-    records = []
-    for record in credo.train(posterior, loader, epochs=EPOCHS, schedule="cosine", seed=5, on_step=on_step, **options):
-        records.append({**asdict(record), "seconds": 0.0})
-    return records, steps
-
-
-def assert_equal(a: Any, b: Any, path: str = "") -> None:
-    if isinstance(a, Tensor):
-        assert torch.equal(a, b), path
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            assert_equal(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for index, (one, two) in enumerate(zip(a, b, strict=True)):
-            assert_equal(one, two, f"{path}/{index}")
-    else:
-        assert a == b, path
+run = partial(recorded, epochs=EPOCHS)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -1,92 +1,36 @@
 """A killed run that goes on equals one that was never stopped, bit for bit."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import killed_runs
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from killed_runs import FLOATS, IMAGES, LABELS, SIZE, Killed, assert_equal, network, recorded
+from torch import nn
+from torch.utils.data import DataLoader
 
 import credo
-from credo.data import Batches
-from credo.data.splits import Split
 from credo.training import make_schedule
 
-EPOCHS, SIZE = 4, 22
-IMAGES = torch.randint(256, (SIZE, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-LABELS = torch.randint(3, (SIZE,), generator=torch.Generator().manual_seed(2))
-
-
-class Killed(Exception):  # noqa: N818 - nothing is wrong
-    pass
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 3)
-    )
-
-
+EPOCHS = 4
 METHODS: dict[str, Callable[[], credo.Posterior]] = {
-    "map": lambda: credo.MAP(network(), data_size=SIZE, prior=1.0, lr=0.05),
-    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2),
+    **killed_runs.METHODS,
     "bbb lrt": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, noise="lrt"),
     "mc-dropout": lambda: credo.MCDropout(network(), data_size=SIZE, optimizer="sgd", lr=0.1),
-    "ensemble": lambda: credo.Ensemble(
-        [credo.BBB(network(s), data_size=SIZE, lr=0.05, seed=s, noise="flipout") for s in range(2)]
-    ),
 }
-
-
-def floats() -> TensorDataset:
-    return TensorDataset(IMAGES.float() / 255, LABELS)
-
-
 LOADERS: dict[str, Callable[[], Any]] = {
-    "batches": lambda: Batches(Split(IMAGES, LABELS), batch_size=6, augment="flip-crop"),
-    "loader": lambda: DataLoader(floats(), batch_size=6, shuffle=True),
+    **killed_runs.LOADERS,
+    "loader": lambda: DataLoader(FLOATS, batch_size=6, shuffle=True),
     "loader with generator": lambda: DataLoader(
-        floats(), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)
-    ),
-    "loader with a sampler's generator": lambda: DataLoader(
-        floats(), batch_size=6, sampler=RandomSampler(floats(), generator=torch.Generator().manual_seed(9))
+        FLOATS, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(9)
     ),
 }
 
 
-def run(
-    posterior: credo.Posterior, loader: Any, *, kill_at: tuple[int, int] | None = None, **options: Any
-) -> list[Any]:
-    """Records of the run, without wall times; killed after that step of that epoch."""
-
-    def on_step(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
-        if (epoch, done) == kill_at:
-            raise Killed
-
-    options = {"epochs": EPOCHS, "schedule": "cosine", "seed": 5, **options}
-    records = []
-    for record in credo.train(posterior, loader, on_step=on_step, **options):
-        records.append({**asdict(record), "seconds": 0.0})
-    return records
-
-
-def assert_equal(a: Any, b: Any, path: str = "") -> None:
-    if isinstance(a, Tensor):
-        assert torch.equal(a, b), path
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            assert_equal(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for index, (one, two) in enumerate(zip(a, b, strict=True)):
-            assert_equal(one, two, f"{path}/{index}")
-    else:
-        assert a == b, path
+def run(posterior: credo.Posterior, loader: Any, **options: Any) -> list[Any]:
+    return recorded(posterior, loader, **{"epochs": EPOCHS, **options})[0]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -170,7 +114,7 @@ def test_validation_does_not_disturb_the_run(tmp_path: Path) -> None:
     without = METHODS["bbb"]()
     run(without, LOADERS["loader"]())
     looked = METHODS["bbb"]()
-    run(looked, LOADERS["loader"](), validation=DataLoader(floats(), batch_size=5, shuffle=True))
+    run(looked, LOADERS["loader"](), validation=DataLoader(FLOATS, batch_size=5, shuffle=True))
     assert_equal(looked.state_dict(), without.state_dict())
 
 

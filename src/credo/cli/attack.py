@@ -38,18 +38,31 @@ _JUDGES = 32
 _CHUNK = 250
 _DRAWS = 10
 
+Epsilon = Annotated[
+    float,
+    typer.Option(
+        help="How far an input may be changed (fgsm, pgd): each of its values with linf, the Euclidean length of the "
+        "whole change with l2. Images run from 0 to 1, so that 0.03 is about 8 of 255 grey levels; other inputs are "
+        "in the units of their data."
+    ),
+]
+Threat = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What the attacker knows. {'. '.join(f'{name}: {text}' for name, text in THREATS.items())}. "
+        "Default: fresh; fixed for minimal."
+    ),
+]
+
 
 def attack_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
     attack: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS)}.")] = "pgd",
-    epsilon: Annotated[float, typer.Option(help="Radius of the ball, in the inputs' units (fgsm, pgd).")] = 0.1,
+    epsilon: Epsilon = 0.1,
     norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)} (fgsm, pgd; minimal is always l2).")] = "linf",
     steps: Annotated[int | None, typer.Option(help="Gradient steps: 40 for pgd, 200 at most for minimal.")] = None,
     draws: Annotated[int, typer.Option(help="Networks whose gradients are averaged at each step.")] = _DRAWS,
-    threat: Annotated[
-        str | None,
-        typer.Option(help=f"What the attacker knows: {', '.join(THREATS)}. Default: fresh; fixed for minimal."),
-    ] = None,
+    threat: Threat = None,
     confidence: Annotated[
         float, typer.Option(help="Logits to go beyond the boundary (minimal); more fools other networks, too.")
     ] = 1e-3,

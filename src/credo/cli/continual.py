@@ -35,8 +35,18 @@ def continual_command(
         credo continual method.name=map continual.carry=fisher
         credo continual method.name=map continual.carry=nothing
 
-    Sections: continual (tasks = permuted, split or split-single; count, carry, restart, coreset, prior, alone,
-    joint), and data, model, method, training as for `credo train`. The table has the accuracy on every task after each.
+    Sections: data, model, method and training as for `credo train`, and continual with these keys:
+
+    - tasks: permuted (the inputs' values in another order for each), split (the classes in groups, a last layer for
+      each) or split-single (one last layer for all); count: how many tasks.
+    - carry: what is kept of a task: posterior (it is the prior of the next), fisher (elastic weight consolidation, for
+      method.name=map and other points; strength multiplies its Fisher information) or nothing (fine-tuning).
+    - restart: whether each task begins with the first weights; by default where carry=posterior.
+    - coreset: so many examples of each task are kept back, and learned last, before predicting.
+    - prior: standard deviation of the first prior. draws: weight draws of a prediction.
+    - alone, joint: also train each task by itself, for the forward transfer; all at once, for the upper bound.
+
+    The table has the accuracy on every task after each.
     """
     with errors_explained():
         given = make_continual(_tables(arguments or []))

@@ -66,12 +66,7 @@ def evaluate_command(
     with errors_explained():
         place = Run(run, join() if started_by_torchrun() else None)
         first = place.team is None or place.team.is_first
-        if samples and place.dataset().classes is None:
-            raise ValueError("--samples counts right labels; this run is a regression.")
-        sets = {str(path): load_attack_set(path) for path in attack_set or ()}
-        _check_sets(sets, place)
-        if shift:
-            check_shift(place.dataset())
+        sets = _checked(place, attack_set or [], samples=bool(samples), shift=shift)
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
@@ -87,13 +82,19 @@ def evaluate_command(
         if as_json:
             print_json(every)
             return
-        print_metrics(str(run), metrics)
-        if on_sets:
-            _print_sets(on_sets)
-        if shifted is not None:
-            names = ["severity", "accuracy", "NLL", "ECE"]
-            print_table("corrupted images, means over kinds", names, shift_rows(shifted))
+        _print_all(str(run), metrics, on_sets, shifted)
         say(f"written to {place.folder / 'evaluation.json'}")
+
+
+def _checked(run: Run, attack_sets: list[Path], *, samples: bool, shift: bool) -> dict[str, AttackSet]:
+    """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
+    if samples and run.dataset().classes is None:
+        raise ValueError("--samples counts right labels; this run is a regression.")
+    sets = {str(path): load_attack_set(path) for path in attack_sets}
+    _check_sets(sets, run)
+    if shift:
+        check_shift(run.dataset())
+    return sets
 
 
 def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
 
 
 def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
-    """Refuse all sets that do not fit, before anything is measured."""
+    """Refuse all sets that do not fit."""
     if not sets:
         return
     dataset = run.dataset()
@@ -147,6 +148,15 @@ def _on_sets(run: Run, sets: dict[str, AttackSet], options: dict[str, Any], bins
 def _scores(posterior: Posterior, split: Split, options: dict[str, Any], bins: int) -> dict[str, float]:
     numbers = measure(predict(posterior, in_order(split), **options), bins=bins, intervals=False)
     return {name: numbers[name] for name in _ON_SETS}
+
+
+def _print_all(title: str, metrics: dict[str, Any], on_sets: dict[str, Any], shifted: dict[str, Any] | None) -> None:
+    print_metrics(title, metrics)
+    if on_sets:
+        _print_sets(on_sets)
+    if shifted is not None:
+        names = ["severity", "accuracy", "NLL", "ECE"]
+        print_table("corrupted images, means over kinds", names, shift_rows(shifted))
 
 
 def _print_sets(on_sets: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from credo.core.errors import CredoError
 from credo.core.files import finite
+from credo.core.meeting import first_to_say
 from credo.data import DownloadError
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -66,7 +67,10 @@ def _is_number(text: str) -> bool:
 
 @contextmanager
 def errors_explained() -> Iterator[None]:
-    """Expected errors become one message and an exit code; `CREDO_DEBUG=1` shows the traceback."""
+    """Expected errors become one message and an exit code; `CREDO_DEBUG=1` shows the traceback.
+
+    An error that all processes of torchrun have alike is printed by one of them.
+    """
     if os.environ.get("CREDO_DEBUG"):
         yield
         return
@@ -76,6 +80,7 @@ def errors_explained() -> Iterator[None]:
         say("Stopped. Run the same command again to go on from the last checkpoint.")
         raise typer.Exit(130) from None
     except (CredoError, DownloadError, ValueError, TypeError, OSError) as error:
-        notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        if first_to_say(str(error)):
+            notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         usage = isinstance(error, ValueError | FileNotFoundError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None

@@ -22,6 +22,21 @@ _NAMES = {
 }
 _SWEEP_NAMES = {"kept": "weights left"}
 
+Scope = Annotated[
+    str,
+    typer.Option(
+        help="global: rank all weights together, so that some layers lose more than others; layer: rank those of each "
+        "layer, which all lose the same share."
+    ),
+]
+Structure = Annotated[
+    str,
+    typer.Option(
+        help="weights: single weights become zero, and the network keeps its shape; units: whole units (channels of a "
+        "convolution) with their biases and what the next layer reads from them, which --compact can then remove."
+    ),
+]
+
 
 def prune_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
@@ -32,8 +47,8 @@ def prune_command(
         float | None, typer.Option(help="Instead of a rate: all that score less than this go.")
     ] = None,
     by: Annotated[str, typer.Option(help="Score: snr (|mean|/std) or magnitude (|mean|).")] = "snr",
-    scope: Annotated[str, typer.Option(help="Rank all weights together (global) or in each layer.")] = "global",
-    structure: Annotated[str, typer.Option(help="Prune single weights or whole units.")] = "weights",
+    scope: Scope = "global",
+    structure: Structure = "weights",
     compact: Annotated[bool, typer.Option("--compact", help="Also remove units without weights.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the pruned run; default RUN-pruned.")] = None,
     sweep: Annotated[

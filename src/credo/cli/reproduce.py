@@ -55,14 +55,7 @@ def reproduce_command(
         if study == "list":
             _list_studies(as_json)
             return
-        if study not in STUDIES:
-            raise ValueError(unknown("study", study, STUDIES))
-        if scale not in SCALES:
-            raise ValueError(unknown("scale", scale, SCALES))
-        known = {str(key): key for key in STUDIES[study].table}
-        for name in table or ():
-            if name not in known:
-                raise ValueError(unknown(f"table of {study}", name, known))
+        known = _known_tables(study, scale, table or [])
         folder = output or default_folder(study, scale)
         choice = _choice(study, rows, data, root)
         records: dict[str, dict[str, Any]] = {}
@@ -84,6 +77,19 @@ def _list_studies(as_json: bool) -> None:
         print_json(titles)
     else:
         print_table("studies", ["name", "what"], list(titles.items()))
+
+
+def _known_tables(study: str, scale: str, wanted: list[str]) -> dict[str, int | str]:
+    """The study's tables by name, once all that was named is found to exist."""
+    if study not in STUDIES:
+        raise ValueError(unknown("study", study, STUDIES))
+    if scale not in SCALES:
+        raise ValueError(unknown("scale", scale, SCALES))
+    known = {str(key): key for key in STUDIES[study].table}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(unknown(f"table of {study}", name, known))
+    return known
 
 
 def _choice(study: str, rows: str | None, data: str | None = None, root: Path | None = None) -> dict[str, Any]:

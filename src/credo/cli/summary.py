@@ -29,7 +29,8 @@ def summary_command(
         credo summary lenet5 inputs=[3,32,32] classes=100
         credo summary runs/first
 
-    Nothing is trained, and a network by name takes no memory for its weights.
+    Layers of other types, as BatchNorm, have weights but no nodes: a row for each type. Nothing is trained, and a
+    network by name takes no memory for its weights.
     """
     with errors_explained():
         found = _sizes(model, options or [])
@@ -37,6 +38,7 @@ def summary_command(
             print_json(found.to_dict())
             return
         rows = [[layer.path, layer.kind, f"{layer.weights:,}", f"{layer.inputs:,}"] for layer in found.layers]
+        rows += [["others", f"{each.count} {each.kind}", f"{each.weights:,}", "–"] for each in found.others]
         rows.append(["all", f"{len(found.layers)} layers", f"{found.weights:,}", f"{found.nodes:,}"])
         print_table(found.name, ["layer", "kind", "weights", "nodes"], rows)
         if found.nodes:

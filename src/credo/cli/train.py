@@ -15,6 +15,41 @@ from credo.experiments.distributed import first_here
 from credo.experiments.runs import CHECKPOINT, Run
 from credo.training import TrainingStopped
 
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Also save the state after every so many steps (training.checkpoint_every).")
+]
+CheckpointMinutes = Annotated[
+    float | None,
+    typer.Option(help="Also save it after so many minutes, 10 by default; 0: not (training.checkpoint_minutes)."),
+]
+
+# What only processes that torchrun started can use.
+MCGroups = Annotated[
+    int | None,
+    typer.Option(
+        help="Under torchrun: so many processes share a part of the data and average their draws, as that many "
+        "times method.draws; the others divide the batch (distributed.mc_groups)."
+    ),
+]
+NoiseOfParts = Annotated[
+    str | None,
+    typer.Option(
+        help="Under torchrun: own: each part of the data has its own draws, for less noise at no cost; shared: the "
+        "same for all, and then the numbers of one process (distributed.noise)."
+    ),
+]
+Compress = Annotated[
+    str | None, typer.Option(help="Under torchrun: bfloat16 halves what is sent at each step (distributed.compress).")
+]
+SyncBatchNorm = Annotated[
+    bool,
+    typer.Option(
+        "--sync-batchnorm",
+        help="Under torchrun: BatchNorm takes statistics of the whole batch, not of each process' part: for parts "
+        "of few examples (distributed.batchnorm=sync).",
+    ),
+]
+
 
 def train_command(
     arguments: Annotated[
@@ -24,39 +59,12 @@ def train_command(
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA-MODEL-METHOD.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the final test numbers.")] = 32,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Also save the state after every so many steps (training.checkpoint_every).")
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float | None,
-        typer.Option(help="Also save it after so many minutes, 10 by default; 0: not (training.checkpoint_minutes)."),
-    ] = None,
-    mc_groups: Annotated[
-        int | None,
-        typer.Option(
-            help="Under torchrun: so many processes share a part of the data and average their draws, as that many "
-            "times method.draws; the others divide the batch (distributed.mc_groups)."
-        ),
-    ] = None,
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            help="Under torchrun: own: each part of the data has its own draws, for less noise at no cost; shared: the "
-            "same for all, and then the numbers of one process (distributed.noise)."
-        ),
-    ] = None,
-    compress: Annotated[
-        str | None,
-        typer.Option(help="Under torchrun: bfloat16 halves what is sent at each step (distributed.compress)."),
-    ] = None,
-    sync_batchnorm: Annotated[
-        bool,
-        typer.Option(
-            "--sync-batchnorm",
-            help="Under torchrun: BatchNorm takes statistics of the whole batch, not of each process' part: for parts "
-            "of few examples (distributed.batchnorm=sync).",
-        ),
-    ] = False,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_minutes: CheckpointMinutes = None,
+    mc_groups: MCGroups = None,
+    noise: NoiseOfParts = None,
+    compress: Compress = None,
+    sync_batchnorm: SyncBatchNorm = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
     """Train a network into a run folder, or go on with one that was interrupted.

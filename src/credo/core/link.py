@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -145,8 +146,7 @@ class Link:
             why = re.sub(r"^\[[^]]*\]\s*", "", str(error).strip()).partition("\n")[0].partition(". This is")[0]
             self._broken = (
                 f"Process {self.rank} of {self.size}: another process was lost or did not answer in time, and this "
-                "step was not made. Start all of them again from the last checkpoint; torchrun --max-restarts=3 does "
-                f"it by itself. ({why})"
+                f"step was not made. {_what_now()} ({why})"
             )
             raise LostProcessError(self._broken) from error
 
@@ -155,6 +155,16 @@ class Link:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # processes cannot be pickled: what is loaded is alone
+
+
+def _what_now() -> str:
+    """What becomes of a team that lost a process, by what torchrun tells its workers."""
+    most, done = (int(os.environ.get(f"TORCHELASTIC_{key}", "0")) for key in ("MAX_RESTARTS", "RESTART_COUNT"))
+    if done < most:
+        return f"torchrun starts all of them again, from the last checkpoint (restart {done + 1} of {most})."
+    if most:
+        return f"torchrun has used up its restarts ({most}): start all of them again from the last checkpoint."
+    return "Start all of them again from the last checkpoint; torchrun --max-restarts=3 does it by itself."
 
 
 def _packed(thing: Any) -> bytes:

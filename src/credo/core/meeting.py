@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import uuid
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 _PAUSE = 0.02
@@ -26,6 +27,19 @@ def meeting_place(wait: timedelta) -> tuple[Store, int, int]:
     store.set_timeout(wait)
     place = _named(store, world, wait) if rank == 0 else _asked(store, rank)
     return PrefixStore(place, store), rank, world
+
+
+def first_to_say(text: str, wait: timedelta = timedelta(seconds=2)) -> bool:
+    """Whether no other process of this start has asked this about the same text; true where torchrun keeps no store."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"credo says {start} {hashlib.sha256(text.encode()).hexdigest()}"
+    try:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return bool(TCPStore(*place, is_master=False, timeout=wait).add(key, 1) == 1)
+    except (KeyError, ValueError, RuntimeError):  # better said twice than not at all
+        return True
 
 
 def _asked(store: Store, rank: int) -> str:

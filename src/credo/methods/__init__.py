@@ -9,8 +9,9 @@ from credo.methods.ivon import IVON
 from credo.methods.kfac import KFAC
 from credo.methods.node import NodeBNN
 from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.ogn import OGN
 from credo.methods.point import MAP
-from credo.methods.vogn import OGN, VOGN
+from credo.methods.vogn import VOGN
 
 METHODS: dict[str, type[Posterior]] = {
     "map": MAP,

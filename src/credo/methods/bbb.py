@@ -116,8 +116,7 @@ class BBB(GaussianPosterior):
         self.closed_form = uses_closed_form(self.prior, kl, like)
         initialise_mean_(parameters, mean_init, self.prior, self.layout, self.generator)
         mean = self.layout.flatten(parameters).detach()
-        first = self.spread.first(mean, std_init, relative_std, rho_init, self.generator, self.layout)
-        self.rho = nn.Parameter(first)
+        self.rho = nn.Parameter(self.spread.first(mean, std_init, relative_std, rho_init, self.generator, self.layout))
         self._by_weight: set[str] = set()
         self.descent = Descent(
             trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate, undecayed=("rho",)

@@ -30,8 +30,10 @@ from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
 from credo.core.weights import Random, parameters_at, substituted
 from credo.methods.learned_noise import likelihood_kept_on_error
-from credo.methods.natural import Gathered, NaturalGaussian, halves, precision_of
+from credo.methods.natural import NaturalGaussian
 from credo.methods.natural_checks import check_loss, check_numbers
+from credo.methods.natural_gathered import Gathered
+from credo.methods.natural_split import halves, precision_of
 from credo.methods.natural_update import Update
 
 ESTIMATORS = ("price", "squares")

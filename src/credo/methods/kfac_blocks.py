@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,9 @@ from credo.core.kronecker import (
     product,
     to_matrix,
 )
-from credo.core.kronecker_layers import KroneckerLayer
+from credo.core.kronecker_layers import KroneckerLayer, kronecker_layers
+from credo.core.kronecker_taps import CurvaturePlan
+from credo.core.weights import parameters_at
 
 Tensors = tuple[Tensor, ...]
 
@@ -230,3 +232,19 @@ class DiagonalBlock(Block):
     def log_determinant(self, inverse: Tensors) -> float:
         """−Σ log(curvature + damping)."""
         return float(2 * inverse[0].double().log().sum())
+
+
+def make_blocks(
+    model: nn.Module,
+    names: Sequence[str],
+    random: Sequence[str],
+    aliases: Mapping[str, tuple[str, ...]],
+    diagonal: Sequence[str],
+) -> tuple[CurvaturePlan, list[Block]]:
+    """How curvatures are found; and the blocks: Kronecker ones of layers, diagonal ones of all other parameters."""
+    taps = kronecker_layers(model, names, random, aliases, diagonal)
+    covered = {name for tap in taps for name in tap.names}
+    others = parameters_at(model, [name for name in names if name not in covered])
+    blocks: list[Block] = [KroneckerBlock(tap, tap.weight in random) for tap in taps]
+    blocks += [DiagonalBlock(name, parameter, name in random) for name, parameter in others.items()]
+    return CurvaturePlan(model, taps, [*others], aliases), blocks

@@ -1,9 +1,7 @@
-"""What natural-gradient methods share: a Gaussian that gathers passes and updates, and its parts."""
+"""What natural-gradient methods share: a Gaussian that gathers passes and updates."""
 
 from __future__ import annotations
 
-import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,17 +10,17 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from credo.core.batchnorm import statistics_kept_on_error
 from credo.core.inputs import same_inputs
 from credo.core.posterior import GaussianPosterior, Nll, Terms
-from credo.core.prior import Gaussian, Prior, Value, make_prior
-from credo.core.squares.rules import widened
-from credo.core.team import Team
-from credo.core.weights import Layout, Random, one_device, parameters_at, random_names
+from credo.core.prior import Gaussian, Prior, Value
+from credo.core.weights import Random, one_device, parameters_at
 from credo.methods.learned_noise import likelihood_descent, move_likelihood, ready_likelihood
-from credo.methods.natural_checks import check_finite, refuse_loss
+from credo.methods.natural_checks import check_finite
+from credo.methods.natural_gathered import Gathered, average_
+from credo.methods.natural_split import Split, gaussian_prior
 from credo.methods.natural_update import Part, Update
 
 
@@ -218,174 +216,3 @@ class NaturalGaussian(GaussianPosterior, ABC):
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None if self.descent is None else self.descent.optimizer
-
-
-class Split:
-    """The trainable parameters of a network: the random ones first, then the rest; as vectors in single precision or
-    more.
-    """
-
-    def __init__(self, model: nn.Module, random: Random) -> None:
-        chosen = random_names(model, random)
-        rest = [name for name, p in model.named_parameters() if p.requires_grad and name not in chosen]
-        self.model, self.random, self.rest = model, tuple(chosen), tuple(rest)
-        self.layout, self.random_layout, self.rest_layout = (
-            Layout(parameters_at(model, names), least=torch.float32) for names in ([*chosen, *rest], chosen, rest)
-        )
-
-    def narrowed(self, masks: Mapping[str, Tensor]) -> tuple[Split, Tensor]:
-        """The same without pruned weights, and which entries of all trainable ones stay."""
-        new = copy.copy(self)
-        new.layout, chosen = self.layout.narrowed(masks)
-        new.random_layout, _ = self.random_layout.narrowed(masks)
-        new.rest_layout, _ = self.rest_layout.narrowed(masks)
-        return new, chosen
-
-    def parts(self, momentum: Tensor, curvature: Tensor) -> tuple[Part, Part]:
-        """The random parameters and the rest, each with its slices."""
-        border = self.random_layout.size
-        return (
-            Part(parameters_at(self.model, self.random), momentum[:border], curvature[:border], self.random_layout),
-            Part(parameters_at(self.model, self.rest), momentum[border:], curvature[border:], self.rest_layout),
-        )
-
-    def rates(self, lr: float | Mapping[str, float]) -> float | Tensor:
-        """One rate, or a vector of rates from values by name glob."""
-        values = [*lr.values()] if isinstance(lr, Mapping) else [lr]
-        if not all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values):
-            raise ValueError(f"lr={lr} must be a non-negative number, or such numbers by parameter name.")
-        return self.layout.fill(lr, what="lr")
-
-
-class Gathered:
-    """Sums over the passes since the last update: losses, gradients, and estimates of the curvature."""
-
-    def __init__(self) -> None:
-        self.leaves: Mapping[str, Tensor] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.count = 0
-        self.loss = 0.0
-        self.gradients: dict[str, Tensor] = {}
-        self.curvatures: dict[str, Tensor] = {}
-        self.curvature_weight = 1.0
-        self.flat_curvature: Tensor | None = None
-
-    def add(
-        self, loss: float, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], weight: float = 1.0
-    ) -> None:
-        """One pass, its curvatures to be multiplied by `weight`; its tensors are used up."""
-        gradients = {name: widened(g) for name, g in gradients.items()}
-        if self.count:
-            torch._foreach_add_([*self.gradients.values()], [gradients[n] for n in self.gradients])
-            if curvatures:
-                relative = weight / self.curvature_weight
-                torch._foreach_add_(
-                    [*self.curvatures.values()], [curvatures[n] for n in self.curvatures], alpha=relative
-                )
-        else:
-            self.gradients, self.curvatures, self.curvature_weight = gradients, dict(curvatures), weight
-        self.count += 1
-        self.loss += loss
-
-    def check_free(self) -> None:
-        """Refuse to take a draw that is in the network's place for the means."""
-        if self.leaves is not None:
-            raise RuntimeError("A draw is in the network's place already: trials, steps and draws do not nest.")
-
-    @contextmanager
-    def trying(self, leaves: Mapping[str, Tensor]) -> Iterator[None]:
-        """While open, `leaves` are the weights in the network's place; trials do not nest."""
-        self.check_free()
-        self.leaves = leaves
-        try:
-            yield
-        finally:
-            self.leaves = None
-
-    @contextmanager
-    def dropped_on_error(self, team: Team | None = None) -> Iterator[None]:
-        """If what is inside fails, nothing stays gathered, and the team is told."""
-        try:
-            yield
-        except BaseException as error:
-            self.clear()
-            if team is not None:
-                team.failed(error)
-            raise
-
-
-def average_(found: Gathered, posterior: Any) -> None:
-    """In a team, what was gathered becomes the mean over all processes' passes, as of one pass; and losses are checked.
-
-    Also the gradients of the likelihood's own parameters.
-    """
-    team, descent = posterior.team, posterior.descent
-    if team is None or not team.defers:
-        return
-    own = [*descent.parameters.values()] if descent is not None else []
-    gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
-    curvatures = [*found.curvatures.values()]
-    if found.flat_curvature is not None:
-        curvatures.append(found.flat_curvature)
-    with found.dropped_on_error(team):
-        torch._foreach_mul_(gradients, 1 / found.count)
-        if curvatures:
-            torch._foreach_mul_(curvatures, found.curvature_weight / found.count)
-        tensors = [*found.gradients.values(), *curvatures]
-        (found.loss,) = team.average_step_(tensors, [found.loss / found.count], own)
-        found.count, found.curvature_weight = 1, 1.0
-        refuse_loss(found.loss, posterior)
-
-
-def momentum_change(scale: float, last: float | Tensor | None) -> float | Tensor:
-    """What the momentum is multiplied by where steps were `last` times as long as rates say, and now are `scale`."""
-    if isinstance(last, Tensor):
-        return torch.where(last > 0, scale / last, 1.0)
-    return 1.0 if last is None or last in (0.0, scale) else scale / last
-
-
-def last_scale(state: Mapping[str, Any], lr: float | Mapping[str, float], split: Split) -> float | Tensor | None:
-    """The last step's scale as saved, relative to the rates `lr` instead of those it was saved with."""
-    saved, last = state.get("lr", lr), state["last_scale"]  # without them in older states
-    if last is None or saved == lr:
-        return cast(float | Tensor | None, last)
-    before, now = split.rates(saved), split.rates(lr)
-    if isinstance(now, float | int) and not now:
-        return math.inf
-    return cast(float | Tensor, before / now * (last.to("cpu") if isinstance(last, Tensor) else last))
-
-
-def halves(value: float | Tensor, border: int) -> tuple[float | Tensor, float | Tensor]:
-    """A vector cut in two; a number twice."""
-    return (value[:border], value[border:]) if isinstance(value, Tensor) else (value, value)
-
-
-def gaussian_prior(
-    prior: Prior | Mapping[str, Any] | float | None, precision: Value | None, split: Split, data_size: int, device: Any
-) -> Gaussian:
-    """The Gaussian prior over the random parameters, given as such or by its precision."""
-    if prior is not None and precision is not None:
-        raise ValueError("prior and prior_precision were given: they exclude each other.")
-    if precision is not None:
-        prior = Gaussian(0.0, _each(precision, lambda value: value**-0.5))
-    bound = make_prior(prior).bind(split.random_layout, data_size=data_size, device=device)
-    if type(bound) is not Gaussian:
-        raise ValueError(f"Natural-gradient methods need a Gaussian prior; got {type(bound).__name__}.")
-    return bound
-
-
-def _each(value: Value, function: Any) -> Value:
-    for entry in value.values() if isinstance(value, Mapping) else (value,):
-        if not bool((torch.as_tensor(entry) > 0).all()):
-            raise ValueError(f"prior_precision={value} must be positive.")
-    if isinstance(value, Mapping):
-        return {name: function(entry) for name, entry in value.items()}
-    return function(value)  # type: ignore[no-any-return]
-
-
-def precision_of(prior: Gaussian) -> float | Tensor:
-    """1/std² of a Gaussian prior."""
-    return prior.std**-2

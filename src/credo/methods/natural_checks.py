@@ -38,6 +38,12 @@ def check_paper_tau(temperature: float, decay: float) -> None:
         )
 
 
+def check_augmentation(factor: float) -> None:
+    """Refuse a factor of the data's size that cannot be meant."""
+    if not 0 < factor < math.inf:
+        raise ValueError(f"augmentation={factor} must be positive and finite.")
+
+
 def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, temperature: float) -> None:
     """Refuse hyper-parameters that cannot be meant."""
     for name, value in (("momentum", momentum), ("curvature_decay", decay)):

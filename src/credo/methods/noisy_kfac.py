@@ -22,31 +22,23 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.counts import checked_count
 from credo.core.descent import scalar_loss
-from credo.core.errors import NonFiniteError, unknown
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
-from credo.core.kronecker_layers import kronecker_layers
-from credo.core.kronecker_taps import CurvaturePlan
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, Value
 from credo.core.rows import WHOLE
 from credo.core.squares.plan import PlanChangedError
-from credo.core.weights import Layout, Random, one_device, parameters_at, substituted
-from credo.methods.kfac_blocks import Block, Change, DiagonalBlock, KroneckerBlock
-from credo.methods.kfac_labels import check_can_sample, recorded_calls, sampled_curvature
-from credo.methods.learned_noise import (
-    likelihood_descent,
-    likelihood_kept_on_error,
-    move_likelihood,
-    ready_likelihood,
-)
-from credo.methods.natural import Gathered, Split, average_, gaussian_prior, last_scale, momentum_change, precision_of
-from credo.methods.natural_checks import check_finite, check_loss, check_numbers, check_warmup
-
-FISHERS = ("empirical", "sampled")
+from credo.core.weights import Random, one_device, parameters_at, substituted
+from credo.methods.kfac_blocks import Block, Change, make_blocks
+from credo.methods.kfac_checks import check_options, check_steps
+from credo.methods.kfac_labels import recorded_calls, sampled_curvature
+from credo.methods.kfac_update import BlockPrior, Rule, change_of, part, total_kl, trust
+from credo.methods.learned_noise import likelihood_descent, likelihood_kept_on_error, move_likelihood, ready_likelihood
+from credo.methods.natural_checks import check_finite, check_loss
+from credo.methods.natural_gathered import Gathered, average_
+from credo.methods.natural_split import Split, gaussian_prior, last_scale, momentum_change
 
 
 class NoisyKFAC(Posterior):
@@ -106,33 +98,22 @@ class NoisyKFAC(Posterior):
             "augmentation": augmentation,
             "momentum_correction": momentum_correction,
         }
-        _check(self._config, self.likelihood)
+        check_options(self._config, self.likelihood)
         self.step_draws, self.effective_size = int(draws), data_size * augmentation
         self.split = Split(model, random)
         device = one_device(parameters_at(model, self.split.layout.names))
         self.prior = gaussian_prior(prior, prior_precision, self.split, self.data_size, device)
         rates = self.split.rates(lr)
         self.rates: float | Tensor = rates if not isinstance(rates, Tensor) else rates.to(device)
-        self._make_blocks()
+        names = self.split.layout.names
+        self.plan, blocks = make_blocks(model, names, self.split.random, self._aliases, self._config["diagonal"])
+        self._blocks = nn.ModuleList(blocks)
         self.renewals: Tensor
         self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
         self.descent = likelihood_descent(self.likelihood)
         self.noisy = True
         self._gathered = Gathered()
         self._last_scale: float | Tensor | None = None
-
-    def _make_blocks(self) -> None:
-        names, random = self.split.layout.names, self.split.random
-        taps = kronecker_layers(self.model, names, random, self._aliases, self._config["diagonal"])
-        covered = {name for tap in taps for name in tap.names}
-        others = parameters_at(self.model, [name for name in names if name not in covered])
-        self.plan = CurvaturePlan(self.model, taps, [*others], self._aliases)
-        self._blocks = nn.ModuleList(
-            [
-                *(KroneckerBlock(tap, tap.weight in random) for tap in taps),
-                *(DiagonalBlock(name, p, name in random) for name, p in others.items()),
-            ]
-        )
 
     @property
     def blocks(self) -> list[Block]:
@@ -150,6 +131,11 @@ class NoisyKFAC(Posterior):
         final, start, steps = (self._config[key] for key in ("temperature", "temperature_start", "warmup_steps"))
         return float(final if not steps else start + (final - start) * min(1.0, self.steps / steps))
 
+    @property
+    def variance_scale(self) -> float:
+        """τ/N."""
+        return self.temperature / self.effective_size
+
     # -- the distribution --------------------------------------------------------------------------------------------
 
     def draw(self) -> dict[str, Tensor]:
@@ -164,9 +150,8 @@ class NoisyKFAC(Posterior):
 
     def std(self) -> dict[str, Tensor]:
         """Standard deviation of each weight by itself, √(τ/N · G'⁻¹ᵢᵢ A'⁻¹ⱼⱼ); zero before the first step."""
-        scale = self.temperature / self.effective_size
         random = [block for block in self.blocks if block.is_random]
-        return self._by_name({b: (scale * b.variance(b.current(b.inverses))).sqrt() for b in random})
+        return self._by_name({b: (self.variance_scale * b.variance(b.current(b.inverses))).sqrt() for b in random})
 
     def _by_name(self, matrices: Mapping[Block, Tensor]) -> dict[str, Tensor]:
         """The blocks' matrices as the random parameters, in their order and precision."""
@@ -180,26 +165,8 @@ class NoisyKFAC(Posterior):
         self._gathered.check_free()
         if not (self.noisy and self.has_curvature):
             return {}
-        scale = math.sqrt(self.temperature / self.effective_size)
+        scale = math.sqrt(self.variance_scale)
         return self._by_name({b: b.noise(self.generator).mul_(scale) for b in self.blocks if b.is_random})
-
-    def _prior_of(self, block: Block, value: float | Tensor) -> float | Tensor:
-        """The prior's mean or precision for a block."""
-        return _part(block, value, self.split.random_layout)
-
-    @torch.no_grad()
-    def _kl(self, moved: Sequence[tuple[Change, float | Tensor]] | None = None) -> float:
-        """KL(q ‖ p) in nats; with `moved`, as it will be after these changes, their steps times the second."""
-        scale, total = self.temperature / self.effective_size, 0.0
-        means = parameters_at(self.model, self.split.random)
-        for index, block in ((i, b) for i, b in enumerate(self.blocks) if b.is_random):
-            offset, inverse = block.matrix(means) - self._prior_of(block, self.prior.mean), None
-            if moved is not None:
-                change, rate = moved[index]
-                offset, inverse = offset - rate * change.step, change.inverse
-            precision = self._prior_of(block, precision_of(self.prior))
-            total += block.kl(offset, precision, scale, inverse or block.current(block.inverses))
-        return total
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -264,10 +231,6 @@ class NoisyKFAC(Posterior):
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         self._gathered.add(0.0, gradients, found)
 
-    def _likelihood_gradients(self) -> dict[str, Tensor]:
-        parameters = self.descent.parameters if self.descent is not None else {}
-        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
-
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""
         return self._ready()()
@@ -278,23 +241,28 @@ class NoisyKFAC(Posterior):
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
         average_(found, self)
-        gathered = ({**found.gradients, **self._likelihood_gradients()}, found.curvatures)
+        own = self.descent.parameters if self.descent is not None else {}
+        gradients = found.gradients | {name: p.grad for name, p in own.items() if p.grad is not None}
+        gathered = (gradients, found.curvatures)
         check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
 
     @torch.no_grad()
     def _ready(self) -> Callable[[], Terms]:
         """All of an update that can fail, before anything is written; what it returns writes."""
         self._check_gathered()
-        found, blocks = self._gathered, self.blocks
-        changes = [self._change(block, found) for block in blocks]
-        _check_steps(blocks, changes, self.steps)
-        rates = [_part(block, self.rates, self.split.layout) for block in blocks]
-        shrink = self.lr_scale * self._trust(changes, rates)
+        found, blocks, layout = self._gathered, self.blocks, self.split.layout
+        means = parameters_at(self.model, layout.names)
+        prior, rule = BlockPrior(self.prior, self.split.random_layout), self._rule()
+        changes = [change_of(block, found, means, prior, rule, layout) for block in blocks]
+        check_steps(blocks, changes, self.steps)
+        rates = [part(block, self.rates, layout) for block in blocks]
+        shrink = self.lr_scale * trust(changes, rates, self.lr_scale, self._config["clip"])
         rates = [rate * shrink for rate in rates]
         kl = 0.0
         if self.noisy:  # before the first update there is no q, and it is that of the first q
-            kl = self._kl(None if self.has_curvature else list(zip(changes, rates, strict=True)))
-        nll, penalty = found.loss / found.count, self.temperature / self.effective_size * kl
+            moved = None if self.has_curvature else list(zip(changes, rates, strict=True))
+            kl = total_kl(blocks, means, prior, rule.scale, moved)
+        nll, penalty = found.loss / found.count, rule.scale * kl
         ready_likelihood(self.descent, found.count, at=self.steps)
         return partial(self._move, changes, rates, Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
 
@@ -312,39 +280,15 @@ class NoisyKFAC(Posterior):
         self._gathered.clear()
         return terms
 
-    def _change(self, block: Block, found: Gathered) -> Change:
-        shift: float | Tensor = 0.0
-        gradient = block.matrix(found.gradients) / found.count
-        if block.is_random:
-            shift = self.temperature / self.effective_size * self._prior_of(block, precision_of(self.prior))
-            means = parameters_at(self.model, block.names)
-            gradient += shift * (block.matrix(means) - self._prior_of(block, self.prior.mean))
-        curvature = inverse = None
-        if found.curvatures:
-            count = int(self.renewals) + 1  # the first estimates are averaged plainly, as in Martens and Grosse (2015)
-            keep = min(1 - 1 / count, self._config["curvature_decay"])
-            curvature = block.average(found.curvatures, keep, 1 / found.count)
-        if self._is_inverse_due():
-            inverse = block.invert(curvature or block.current(block.averages), self._config["damping"] + shift)
-        change = momentum_change(self.lr_scale, self._last_scale) if self._config["momentum_correction"] else 1.0
-        keep = self._config["momentum"] * _part(block, change, self.split.layout)
-        momentum = block.momentum * keep + gradient
-        return Change(
-            curvature, inverse, momentum, block.precondition(momentum, inverse or block.current(block.inverses))
-        )
-
-    def _is_inverse_due(self) -> bool:
+    def _rule(self) -> Rule:
+        options = self._config
+        change = momentum_change(self.lr_scale, self._last_scale) if options["momentum_correction"] else 1.0
+        # The first estimates are averaged plainly, as in Martens and Grosse (2015).
+        decay = min(1 - 1 / (int(self.renewals) + 1), options["curvature_decay"])
         # The first batches' factors change fast, and an inverse of the very first alone makes training diverge.
-        every = self._config["inverse_every"]
-        return self.steps < every or self.steps % every == 0 or not self.has_curvature
-
-    def _trust(self, changes: Sequence[Change], rates: Sequence[float | Tensor]) -> float:
-        """What keeps lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, at `clip` (Ba et al. 2017)."""
-        if self._config["clip"] is None:
-            return 1.0
-        each = ((r**2 * c.step * c.momentum).double().sum() for c, r in zip(changes, rates, strict=True))
-        form = self.lr_scale**2 * float(sum(each))
-        return min(1.0, math.sqrt(self._config["clip"] / form)) if form > 0 else 1.0
+        every = options["inverse_every"]
+        invert = self.steps < every or self.steps % every == 0 or not self.has_curvature
+        return Rule(self.variance_scale, options["momentum"] * change, decay, options["damping"], invert)
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights of the pass that comes."""
@@ -378,41 +322,3 @@ class NoisyKFAC(Posterior):
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None if self.descent is None else self.descent.optimizer
-
-
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
-def _part(block: Block, value: float | Tensor, layout: Layout) -> float | Tensor:
-    """A number, or a block's part of a flat vector, in the shape of its matrix."""
-    return value if not isinstance(value, Tensor) else block.matrix(layout.split(value, cast=False))
-
-
-def _check_steps(blocks: Sequence[Block], changes: Sequence[Change], at: int) -> None:
-    for block, change in zip(blocks, changes, strict=True):
-        if not bool(torch.isfinite(change.step).all()):
-            raise NonFiniteError(
-                f"The step of {' and '.join(block.names)} is not finite at step {at}; parameters are still those "
-                "before it. Try more damping."
-            )
-
-
-def _check(options: Mapping[str, Any], likelihood: Likelihood) -> None:
-    check_numbers(
-        momentum=options["momentum"],
-        decay=options["curvature_decay"],
-        damping=options["damping"],
-        draws=options["draws"],
-        temperature=options["temperature"],
-    )
-    if options["clip"] is not None and not options["clip"] > 0:
-        raise ValueError(f"clip={options['clip']} must be positive, or None for no clipping.")
-    for name in ("factor_every", "inverse_every"):
-        checked_count(name, options[name], what="steps")
-    if not 0 < options["augmentation"] < math.inf:
-        raise ValueError(f"augmentation={options['augmentation']} must be positive and finite.")
-    check_warmup(options["temperature_start"], options["warmup_steps"])
-    if options["fisher"] not in FISHERS:
-        raise ValueError(unknown("fisher", str(options["fisher"]), FISHERS))
-    if options["fisher"] == "sampled":
-        check_can_sample(likelihood)

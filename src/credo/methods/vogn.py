@@ -5,8 +5,7 @@ precision, τ the temperature, γ the damping. Each step, with per-example gradi
 
     m ← β₁m + mean gᵢ + δ̃(μ − μ₀),    s ← βs + (1 − β)·mean gᵢ²,    μ ← μ − lr·m/(s + δ̃ + γ)
 
-(Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1). OGN is the same
-at the mean, without noise.
+(Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1).
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ from credo.core.squares.sums import square_sums
 from credo.core.weights import Random, parameters_at, substituted
 from credo.methods.adversarial import NAME as ADVERSARIAL
 from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
-from credo.methods.at_mean import AtMean
 from credo.methods.learned_noise import likelihood_gradients, likelihood_kept_on_error, put_back_
-from credo.methods.natural import Gathered, NaturalGaussian, halves, last_scale, momentum_change, precision_of
-from credo.methods.natural_checks import check_loss, check_numbers, check_paper_tau, check_warmup
+from credo.methods.natural import NaturalGaussian
+from credo.methods.natural_checks import check_augmentation, check_loss, check_numbers, check_paper_tau, check_warmup
+from credo.methods.natural_gathered import Gathered
+from credo.methods.natural_split import halves, last_scale, momentum_change, precision_of
 from credo.methods.natural_update import Update
 
 
@@ -81,8 +81,7 @@ class VOGN(NaturalGaussian):
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         check_numbers(momentum=momentum, decay=curvature_decay, damping=damping, draws=draws, temperature=temperature)
-        if not 0 < augmentation < math.inf:
-            raise ValueError(f"augmentation={augmentation} must be positive and finite.")
+        check_augmentation(augmentation)
         if curvature_init is not None and not 0 <= curvature_init < math.inf:
             raise ValueError(f"curvature_init={curvature_init} must not be negative.")
         check_warmup(temperature_start, warmup_steps)
@@ -314,52 +313,3 @@ class _Pass:
         ratio = other.weight / self.weight
         torch._foreach_add_([*self.squares.values()], [other.squares[n] for n in self.squares], alpha=ratio)
         return self
-
-
-class OGN(AtMean):
-    """Online Gauss-Newton: VOGN's update at the mean, without noise; a point estimate under the same prior.
-
-    Options are VOGN's, but for those of its noise (`draws`, `curvature_init`, `paper_tau`).
-    """
-
-    _noise_options = ("draws", "noise", "curvature_init", "paper_tau", "temperature_start", "warmup_steps")
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        data_size: int,
-        lr: float | Mapping[str, float] = 1e-2,
-        prior_precision: Value | None = None,
-        prior: Prior | Mapping[str, Any] | float | None = None,
-        momentum: float = 0.9,
-        averaged: bool = False,
-        curvature_decay: float = 0.999,
-        damping: float = 0.1,
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        momentum_correction: bool = True,
-        random: Random = "all",
-        likelihood: Likelihood | Mapping[str, Any] | str | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(model, data_size=data_size, seed=seed)
-        self._run_by(
-            VOGN(
-                model,
-                data_size=data_size,
-                lr=lr,
-                prior_precision=prior_precision,
-                prior=prior,
-                momentum=momentum,
-                averaged=averaged,
-                curvature_decay=curvature_decay,
-                damping=damping,
-                temperature=temperature,
-                augmentation=augmentation,
-                momentum_correction=momentum_correction,
-                random=random,
-                likelihood=likelihood,
-                seed=seed,
-            )
-        )

@@ -22,16 +22,26 @@ class LayerSize:
 
 
 @dataclass(frozen=True)
+class OtherLayers:
+    """The layers of one type that have weights but no nodes, such as normalisation: how many, and their parameters."""
+
+    kind: str
+    count: int
+    weights: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """The sizes of a network.
 
-    `weights` are all parameters, also those of other layers; `nodes` the inputs of all Linear and Conv layers together,
+    `weights` are all parameters, also those of `others`; `nodes` the inputs of all Linear and Conv layers together,
     which is the number of random variables of `credo.NodeBNN(side="in")` for one component.
     """
 
     name: str
     layers: tuple[LayerSize, ...]
     weights: int
+    others: tuple[OtherLayers, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -46,15 +56,15 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """All of it, JSON-able."""
         sizes = {"weights": self.weights, "nodes": self.nodes, "ratio": self.ratio if self.nodes else None}
-        return {"name": self.name, **sizes, "layers": [asdict(layer) for layer in self.layers]}
+        listed = {"layers": [asdict(layer) for layer in self.layers], "others": [asdict(each) for each in self.others]}
+        return {"name": self.name, **sizes, **listed}
 
     def __str__(self) -> str:
-        widths = [max((len(layer.path) for layer in self.layers), default=5), 8]
-        lines = [f"{'layer':{widths[0]}}  {'kind':{widths[1]}}  {'weights':>12}  {'nodes':>8}"]
-        lines += [
-            f"{layer.path:{widths[0]}}  {layer.kind:{widths[1]}}  {layer.weights:>12,}  {layer.inputs:>8,}"
-            for layer in self.layers
-        ]
+        rows = [("layer", "kind", "weights", "nodes")]
+        rows += [(layer.path, layer.kind, f"{layer.weights:,}", f"{layer.inputs:,}") for layer in self.layers]
+        rows += [("others", f"{each.count} {each.kind}", f"{each.weights:,}", "–") for each in self.others]
+        first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+        lines = [f"{row[0]:{first}}  {row[1]:{second}}  {row[2]:>12}  {row[3]:>8}" for row in rows]
         end = f"{self.name}: {len(self.layers)} layers, {self.weights:,} weights, {self.nodes:,} nodes"
         return "\n".join([*lines, end + (f", {self.ratio:,.0f} weights a node" if self.nodes else "")])
 
@@ -69,7 +79,18 @@ def summary(model: nn.Module) -> Summary:
     spec: Any = getattr(model, "credo_spec", None)
     layers = tuple(_size(path, layer) for path, layer in model.named_modules() if isinstance(layer, _KINDS))
     name = spec["name"] if spec else type(model).__name__
-    return Summary(name, layers, sum(p.numel() for p in model.parameters()))
+    return Summary(name, layers, sum(p.numel() for p in model.parameters()), _others(model))
+
+
+def _others(model: nn.Module) -> tuple[OtherLayers, ...]:
+    """All that has parameters which no Linear or Conv layer has."""
+    listed = {id(p) for layer in model.modules() if isinstance(layer, _KINDS) for p in layer.parameters()}
+    found: dict[str, list[int]] = {}
+    for layer in model.modules():
+        own = [p.numel() for p in layer.parameters(recurse=False) if id(p) not in listed]
+        if own:
+            found.setdefault(type(layer).__name__, []).append(sum(own))
+    return tuple(OtherLayers(kind, len(sizes), sum(sizes)) for kind, sizes in found.items())
 
 
 def _size(path: str, layer: nn.Module) -> LayerSize:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,13 +11,13 @@ from torch import Tensor, nn
 
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
-from credo.core.posterior import Posterior, Terms
-from credo.training.epoch import BatchNll, Loader, OnStep, run_epoch, seeded_epoch
+from credo.core.posterior import Posterior
+from credo.training.epoch import BatchNll, Loader, OnStep
+from credo.training.loop import Loop
 from credo.training.pauses import Pauses
 from credo.training.scale import check_scale, check_shares, check_statistics, check_whole
 from credo.training.schedule import Plateau, Schedule, make_schedule
-from credo.training.state import Checkpoints, Progress
-from credo.training.stopping import StopRequest, TrainingStopped
+from credo.training.state import Checkpoints
 from credo.training.together import all_do, check_alike
 from credo.training.validation import MONITORS, judge, scores, validate
 
@@ -86,32 +85,17 @@ def train(
     progress = checkpoints.resume()
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    batch_nll = nll or _likelihood_nll(posterior)
+    loop = Loop(posterior, loader, nll or _likelihood_nll(posterior), checkpoints, pauses, progress, seed, on_step)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
-        clock = _Clock(progress.seconds)
-        posterior.train()
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
-        checkpoints.begin_epoch()
-
-        def after_step(terms: Terms, clock: _Clock = clock) -> None:
-            if on_step is not None:
-                on_step(progress.epoch + 1, progress.step, len(loader), terms)
-            _pause(checkpoints, pauses, progress, len(loader), clock)
-
-        with seeded_epoch(loader, seed, progress.epoch, posterior.device):
-            terms = run_epoch(posterior, loader, batch_nll, scale, progress, seed, after_step)
-        if team is not None:
-            team.settle_(posterior)
+        terms = loop.epoch(scale)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = judge(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate, seconds = posterior.lr_scale, clock.seconds()
-        progress.finish_epoch()
+        rate, seconds = posterior.lr_scale, loop.seconds()
         record = EpochRecord(
-            progress.epoch, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
+            progress.epoch + 1, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )
-        progress.records.append(asdict(record))
-        checkpoints.save(progress)
-        pauses.saved()
+        loop.finish(asdict(record))
         yield record
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
@@ -125,34 +109,6 @@ def _in_words(**things: Any) -> dict[str, str]:
         "schedule": name if isinstance(name, str) else "your own",
         **{key: "none" if thing is None else "given" for key, thing in things.items()},
     }
-
-
-class _Clock:
-    """Seconds of an epoch, with those before it was interrupted."""
-
-    def __init__(self, before: float) -> None:
-        self.start = time.perf_counter() - before
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start
-
-
-def _pause(checkpoints: Checkpoints, pauses: Pauses, progress: Progress, total: int, clock: _Clock) -> None:
-    """Save if it is time to, and end training if somebody asked for that."""
-    save, stop = pauses.after(progress.epoch * total + progress.step)
-    # After the last step the epoch's own checkpoint follows.
-    if not stop and (not save or progress.step >= total):
-        return
-    progress.seconds = clock.seconds()
-    checkpoints.save(progress)
-    pauses.saved()
-    if stop:
-        asked = pauses.stop.signal if isinstance(pauses.stop, StopRequest) else None
-        where = f"after step {progress.step} of {total} of epoch {progress.epoch + 1}"
-        saved = "nothing was saved: there is no checkpoint="
-        if checkpoints.path is not None:
-            saved = f"the state is in {checkpoints.path}, and the same call or command goes on from there"
-        raise TrainingStopped(f"Training was asked to stop and did, {where}; {saved}.", asked)
 
 
 def _check(

@@ -1,0 +1,97 @@
+"""What the passes before a natural-gradient update found, gathered, and averaged over the processes of a team."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.squares.rules import widened
+from credo.core.team import Team
+from credo.methods.natural_checks import refuse_loss
+
+
+class Gathered:
+    """Sums over the passes since the last update: losses, gradients, and estimates of the curvature."""
+
+    def __init__(self) -> None:
+        self.leaves: Mapping[str, Tensor] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.count = 0
+        self.loss = 0.0
+        self.gradients: dict[str, Tensor] = {}
+        self.curvatures: dict[str, Tensor] = {}
+        self.curvature_weight = 1.0
+        self.flat_curvature: Tensor | None = None
+
+    def add(
+        self, loss: float, gradients: Mapping[str, Tensor], curvatures: Mapping[str, Tensor], weight: float = 1.0
+    ) -> None:
+        """One pass, its curvatures to be multiplied by `weight`; its tensors are used up."""
+        gradients = {name: widened(g) for name, g in gradients.items()}
+        if self.count:
+            torch._foreach_add_([*self.gradients.values()], [gradients[n] for n in self.gradients])
+            if curvatures:
+                relative = weight / self.curvature_weight
+                torch._foreach_add_(
+                    [*self.curvatures.values()], [curvatures[n] for n in self.curvatures], alpha=relative
+                )
+        else:
+            self.gradients, self.curvatures, self.curvature_weight = gradients, dict(curvatures), weight
+        self.count += 1
+        self.loss += loss
+
+    def check_free(self) -> None:
+        """Refuse to take a draw that is in the network's place for the means."""
+        if self.leaves is not None:
+            raise RuntimeError("A draw is in the network's place already: trials, steps and draws do not nest.")
+
+    @contextmanager
+    def trying(self, leaves: Mapping[str, Tensor]) -> Iterator[None]:
+        """While open, `leaves` are the weights in the network's place; trials do not nest."""
+        self.check_free()
+        self.leaves = leaves
+        try:
+            yield
+        finally:
+            self.leaves = None
+
+    @contextmanager
+    def dropped_on_error(self, team: Team | None = None) -> Iterator[None]:
+        """If what is inside fails, nothing stays gathered, and the team is told."""
+        try:
+            yield
+        except BaseException as error:
+            self.clear()
+            if team is not None:
+                team.failed(error)
+            raise
+
+
+def average_(found: Gathered, posterior: Any) -> None:
+    """In a team, what was gathered becomes the mean over all processes' passes, as of one pass; and losses are checked.
+
+    Also the gradients of the likelihood's own parameters.
+    """
+    team, descent = posterior.team, posterior.descent
+    if team is None or not team.defers:
+        return
+    own = [*descent.parameters.values()] if descent is not None else []
+    gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
+    curvatures = [*found.curvatures.values()]
+    if found.flat_curvature is not None:
+        curvatures.append(found.flat_curvature)
+    with found.dropped_on_error(team):
+        torch._foreach_mul_(gradients, 1 / found.count)
+        if curvatures:
+            torch._foreach_mul_(curvatures, found.curvature_weight / found.count)
+        tensors = [*found.gradients.values(), *curvatures]
+        (found.loss,) = team.average_step_(tensors, [found.loss / found.count], own)
+        found.count, found.curvature_weight = 1, 1.0
+        refuse_loss(found.loss, posterior)

@@ -1,0 +1,30 @@
+"""What is said when a process of the team is lost: whether torchrun starts all again, or the user must."""
+
+import pytest
+import torch
+
+from credo.core.errors import LostProcessError
+from credo.core.link import Link
+
+
+@pytest.mark.parametrize(
+    ("most", "done", "said", "unsaid"),
+    [
+        (None, None, "Start all of them again from the last checkpoint; torchrun --max-restarts=3 does", "restart 1"),
+        ("0", "0", "torchrun --max-restarts=3 does it by itself", "restart 1"),
+        ("3", "0", r"torchrun starts all of them again, from the last checkpoint \(restart 1 of 3\)", "--max-restarts"),
+        ("3", "2", r"restart 3 of 3", "--max-restarts"),
+        ("3", "3", r"torchrun has used up its restarts \(3\): start all of them again", "starts all"),
+    ],
+)
+def test_who_starts_again(
+    most: str | None, done: str | None, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("MAX_RESTARTS", most), ("RESTART_COUNT", done)):
+        monkeypatch.delenv(f"TORCHELASTIC_{key}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"TORCHELASTIC_{key}", value)
+    with pytest.raises(LostProcessError, match=said) as caught, Link(None, torch.device("cpu"))._watched():
+        raise RuntimeError("[gloo.cc:1] Connection closed by peer")
+    assert unsaid not in str(caught.value)
+    assert str(caught.value).endswith("(Connection closed by peer)")

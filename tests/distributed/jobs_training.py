@@ -1,0 +1,177 @@
+"""What each process does where several train: steps, resuming, noise, traffic, statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from builds import (
+    BUILDS,
+    FOUR,
+    RESUMED_BY_FOUR,
+    SEVERAL,
+    SEVERAL_OF_FOUR,
+    SINGLE,
+    STEPS,
+    data,
+    normed,
+    numbers,
+    steps_of,
+    trained,
+)
+from forks import load
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credo.core.distribute import distribute
+from credo.methods import MAP, Ensemble
+
+
+def same_as_one(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    shared: dict[str, Any] = {"noise": "shared", "batchnorm": "sync"}
+    found = {name: trained(BUILDS[name](), **shared) for name in (FOUR if world == 4 else BUILDS)}
+    if world < 4:
+        found |= {f"{name} single": trained(BUILDS[name](dtype=torch.float32), **shared) for name in SINGLE}
+    for name in SEVERAL_OF_FOUR if world == 4 else SEVERAL:
+        if world == 1:
+            found |= {f"{name} × {k}": trained(BUILDS[name](draws=k), **shared) for k in (2, 4)}
+        else:
+            found[f"{name} × {world}"] = trained(BUILDS[name](draws=world // 2), mc_groups=2, **shared)
+    return found
+
+
+def stopped_halfway(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    found = {}
+    for name, build in BUILDS.items():
+        posterior = build()
+        team = distribute(posterior, noise="shared", batchnorm="sync")
+        steps_of(posterior, range(STEPS // 2))
+        team.settle_(posterior)
+        found[name] = posterior.state_dict()
+        team.close()
+    return found
+
+
+def gone_on(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    states = load(folder, "stopped_halfway", 2)[0]
+    found = {}
+    for name in RESUMED_BY_FOUR if world == 4 else BUILDS:
+        posterior = BUILDS[name]()
+        posterior.load_state_dict(states[name])
+        found[name] = trained(posterior, steps=range(STEPS // 2, STEPS), noise="shared", batchnorm="sync")
+    return found
+
+
+def own_noise(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, build in BUILDS.items():
+        if name.startswith("ensemble"):
+            continue
+        posterior = build()
+        with torch.no_grad():
+            for parameter in posterior.parameters():
+                parameter.add_(rank)  # all are to begin with those of the first process
+        team = distribute(posterior)
+        x, y = data(posterior)
+        outputs: list[Tensor] = []
+
+        def nll(net: nn.Module, x: Tensor = x[0], y: Tensor = y[0], seen: list[Tensor] = outputs) -> Tensor:
+            seen.append(net(x))
+            return F.cross_entropy(seen[-1], y)
+
+        for _ in range(3):
+            posterior.step(nll)
+        found[name] = {
+            "outputs": outputs[-1].detach(),
+            "state": numbers(posterior),
+            "traffic": (team.reductions, team.bytes_sent),
+            "parameters": [p.numel() for p in posterior.parameters() if p.requires_grad],
+        }
+        team.settle_(posterior)
+        found[name]["settled"] = numbers(posterior)
+        team.close()
+    return found
+
+
+def gathered(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One update from two parts of a batch."""
+    found = {}
+    for name in ("vogn", "ivon", "noisy-kfac", "ogn"):
+        posterior: Any = BUILDS[name]()
+        team = distribute(posterior, noise="shared", batchnorm="sync")
+        x, y = (d[0, team.data_rank :: team.data_groups] for d in data(posterior))
+        for part in (slice(len(x) // 2), slice(len(x) // 2, None)):
+            posterior.gather(lambda net, s=part, x=x, y=y: F.cross_entropy(net(x[s]), y[s]))
+        posterior.update()
+        found[name] = {"state": numbers(posterior), "reductions": team.reductions}
+        team.close()
+    return found
+
+
+def compressed(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    posterior = BUILDS["vogn"](dtype=torch.float32)
+    team = distribute(posterior, compress="bfloat16")
+    generator = torch.Generator().manual_seed(rank)
+    own = torch.randn(10_001, generator=generator) * torch.rand(10_001, generator=generator).mul(8).exp()
+    mean = own.clone()
+    losses = team.average_step_([mean], [1 / 3 + rank])
+    traffic = team.reductions, team.bytes_sent
+    direct = own.to(torch.bfloat16)
+    dist.all_reduce(direct)
+    terms = steps_of(posterior, range(3))
+    found = {"own": own, "mean": mean, "losses": losses, "traffic": traffic, "direct": direct.float() / world}
+    return found | {"state": numbers(posterior), "terms": [t.loss for t in terms]}
+
+
+class Following(nn.Module):
+    """A network that follows its inputs by buffers of its own, one of which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = normed(0)
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("largest", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.lerp_(x.mean(0), 0.1)
+            self.largest.copy_(x.abs().max() * 1000)
+        return self.inner(x - self.seen)
+
+
+def own_buffers(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Before and after settling: of one network, and of the second of two members."""
+    found = {}
+    one = MAP(Following(), data_size=100)
+    two = Ensemble([MAP(Following(), data_size=100, seed=seed) for seed in range(2)])
+    for name, posterior in {"one": one, "two": two}.items():
+        team = distribute(posterior)
+        x, y = data(posterior.parts[-1])
+        for t in range(3):
+            batch = x[t] + rank
+            posterior.step(lambda net, x=batch, y=y[t]: F.cross_entropy(net(x), y))  # type: ignore[misc]
+        network: Any = posterior.parts[-1].model
+        before = network.seen.clone(), network.largest.clone()
+        team.settle_(posterior)
+        found[name] = {"before": before, "after": (network.seen, network.largest), "running": network.inner[1]._buffers}
+        team.close()
+    return found
+
+
+def evaluated_apart(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One process alone makes a pass in eval mode, through synchronised layers without running statistics."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+    posterior = MAP(nn.Sequential(*layers).double(), data_size=100)
+    team = distribute(posterior, batchnorm="sync", timeout=5)
+    x = data(posterior)[0][0]
+    steps_of(posterior, range(1))
+    posterior.model.eval()
+    found = {"output": posterior.model(x) if rank == 0 else None}
+    team.barrier()
+    hidden = posterior.model[0](x)
+    team.close()
+    return found | {"expected": (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()}

@@ -1,0 +1,23 @@
+"""What training by Bayes by Backprop sees of a network."""
+
+import torch
+from torch import Tensor, nn
+
+from credo.methods import BBB
+
+
+def seen_in_training(posterior: BBB, x: Tensor, steps: int) -> Tensor:
+    """What `steps` steps with a rate of 0 see as the network's output, [steps, ...]."""
+    outputs: list[Tensor] = []
+
+    def nll(net: nn.Module) -> Tensor:
+        out = net(x)
+        outputs.append(out.detach())
+        return out.square().mean()
+
+    posterior.step(nll)  # layers that need weight draws are found here
+    outputs.clear()
+    for _ in range(steps):
+        posterior.step(nll)
+    assert len(outputs) == steps
+    return torch.stack(outputs)
