@@ -22,6 +22,7 @@ from credo.cli import (
     summary,
     train,
 )
+from credo.core.denormals import flush_denormals
 from credo.version import __version__
 
 # In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
@@ -82,4 +83,5 @@ app.command("demo")(demo.demo_command)
 
 def main() -> None:
     """Entry point of the console script."""
+    flush_denormals()
     app()

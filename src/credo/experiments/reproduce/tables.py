@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from credo.core.denormals import flush_denormals
 from credo.core.files import write_json
 
 SCALES = ("smoke", "cpu", "paper")
@@ -60,7 +61,7 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
                 record_now = _run_one(work, cell, folder)
             yield cell, record_now
         return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         futures = {pool.submit(_run_one, work, cell, folder): cell for cell in waiting}
         for future in as_completed(futures):
@@ -68,6 +69,11 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
     finally:
         # After an error the cells that nobody waits for must not run first.
         pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    _one_thread()
+    flush_denormals()
 
 
 def _one_thread() -> None:
