@@ -33,7 +33,8 @@ class Case:
 
 
 _METHOD = {"name": "bbb", "lr": 0.01, "prior": 0.15, "std_init": 0.15, "temperature": 0.01, "random": ["*"]}
-_TUNE = {**_METHOD, "lr": 1e-3, "std_init": 0.02}
+# Adam at 1e-3 ended a trial of 400 steps below the weights it began with (90.9 against 91.7 %).
+_TUNE = {**_METHOD, "lr": 2e-4, "std_init": 0.02}
 _PAPER_TRAINING = {
     "epochs": 200,
     "batch_size": 100,

@@ -49,9 +49,9 @@ _CPU: dict[str, dict[str, Any]] = {
             "draws": 1,
             "temperature": 3.0,
             "curvature_init": 0.3,
-            "curvature_decay": 0.998,
+            "curvature_decay": 0.999,
         },
-        "training": {"epochs": 16},
+        "training": {"epochs": 48},
     },
     "vcl": {"method": {**_BBB, "lr": 2e-3, "noise": "weights"}, "training": {"epochs": 15}},
     "ewc": {"method": _MAP, "training": {"epochs": 5}, "continual": {"carry": "fisher", "strength": 10.0}},
@@ -61,8 +61,8 @@ _CPU: dict[str, dict[str, Any]] = {
 # Its tasks have a fifth of the examples: more epochs, a slower average, and no time to come back from new means.
 _CPU_SPLIT: dict[str, dict[str, Any]] = {
     "vogn": {
-        "method": {**_CPU["vogn"]["method"], "temperature": 1.0, "curvature_init": 0.1, "curvature_decay": 0.9995},
-        "training": {"epochs": 60},
+        "method": {**_CPU["vogn"]["method"], "temperature": 1.0, "curvature_init": 0.1, "curvature_decay": 0.9998},
+        "training": {"epochs": 30},
         "continual": {"restart": False},
     },
     "ewc": {**_CPU["ewc"], "continual": {"carry": "fisher", "strength": 100.0}},
