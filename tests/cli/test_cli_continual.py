@@ -1,12 +1,15 @@
 """`credo continual` from a file or from keys, resumed, refused; its report; its reproduction at scale smoke."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from credo.continual import learn_jointly
+from credo.experiments import continual
 from credo.experiments.continual import make_continual
 from credo.experiments.reproduce import STUDIES
 from credo.report.continual import render_continual
@@ -44,6 +47,43 @@ def test_a_file_with_every_section(call: Call) -> None:
     assert result["summary"]["forward_transfer"] == pytest.approx(sum(gains) / 4)
     assert result["training"]["batch_size"] == 64
     assert Path("runs/continual-digits-split-bbb/report.html").exists()
+
+
+@pytest.mark.parametrize("method", [(), ("method.name=map", "continual.carry=fisher", "continual.joint=true")])
+def test_the_recorded_settings_make_the_same_sequence(call: Call, method: tuple[str, ...]) -> None:
+    call("continual", *QUICK, *method)
+    first = json.loads(Path("seq/result.json").read_text())
+    again = json.loads(call("continual", "seq/config.toml", "--run", "again", "--json").stdout)
+    assert Path("again/config.toml").read_text() == Path("seq/config.toml").read_text()
+    assert (again["matrix"], again["joint"]) == (first["matrix"], first["joint"])
+    call("continual", "seq/config.toml", "--run", "seq")
+
+
+def test_all_at_once_goes_on_from_its_last_epoch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("continual", *QUICK, "continual.joint=true", "method.name=map", "continual.carry=nothing")
+    call(*asked)
+    whole = json.loads(Path("seq/result.json").read_text())["joint"]
+    shutil.rmtree("seq")
+    seen = []
+
+    def killed(learner: Any, tasks: Any, **options: Any) -> Any:
+        for record in learn_jointly(learner, tasks, **options):
+            seen.append(record.epoch)
+            if len(seen) == 1:
+                raise ValueError("killed")
+            yield record
+
+    monkeypatch.setattr(continual, "learn_jointly", killed)
+    call(*asked, code=2)
+    assert Path("seq/joint.pt").exists()
+    call(*asked)
+    assert seen == [1, 1, 2], "the first epoch is only read again"
+    assert json.loads(Path("seq/result.json").read_text())["joint"] == whole
+
+
+def test_naming_the_default_method_changes_nothing(call: Call) -> None:
+    result = json.loads(call("continual", *QUICK, "method.name=vogn", "--json").stdout)
+    assert (result["method"]["damping"], result["method"]["curvature_init"]) == (0.0, 0.1)
 
 
 def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refused) -> None:

@@ -20,8 +20,9 @@ from credo.models import build_model
 ROOT = Path(__file__).parents[2]
 
 
-def run(program, path, *options):
-    command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--peers", "none", "--json", str(path)]
+def run(program, path, *options, peers=True):
+    command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--json", str(path)]
+    command += ["--peers", "none"] if peers else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -143,3 +144,18 @@ def test_a_twin_has_every_layer_replaced_and_nothing_else():
     after = {name: type(module) for name, module in net.named_modules()}
     assert after == {name: Other if kind in (nn.Linear, nn.Conv2d) else kind for name, kind in before.items()}
     assert list(after.values()).count(Other) == 20
+
+
+def test_compaction_as_a_user_runs_it(tmp_path):
+    output, record = run("compaction", tmp_path / "compaction.json", peers=False)
+    assert list(record["numbers"]) == ["lenet5", "resnet20"]
+    for kinds in record["numbers"].values():
+        whole, pruned, small = (kinds[kind] for kind in ("whole", "pruned", "compact"))
+        assert whole["parameters"] == pruned["parameters"] > small["parameters"]
+        assert whole["file_bytes"] > pruned["file_bytes"] >= small["file_bytes"] > 0
+        assert small["memory_bytes"] == 4 * small["parameters"]
+        assert whole["ratio"]["median"] == 1
+        assert all(kind["milliseconds"] > 0 for kind in kinds.values())
+    assert "lenet5 compact" in output
+    # Inner units by halves: conv1 3→3 channels, conv2 3→8, then 8·25→60→42→10, with biases.
+    assert record["numbers"]["lenet5"]["compact"]["parameters"] == 15_888

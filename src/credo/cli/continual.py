@@ -72,7 +72,8 @@ def _tables(arguments: list[str]) -> dict[str, Any]:
     if len(files) > 1:
         raise ValueError(f"One TOML file at most, got {', '.join(map(str, files))}. Changes are written key=value.")
     tables: dict[str, Any] = {"training": {"epochs": 30, "batch_size": 64}}
-    if not any("=" in a and a.startswith("method.name") for a in arguments):
+    named = [a.partition("=")[2] for a in arguments if a.startswith("method.name=")]
+    if named in ([], ["vogn"]):
         # Settings under which the default network learns the digits' permutations.
         curvature = {"damping": 0.0, "curvature_init": 0.1, "curvature_decay": 0.98}
         tables["method"] = {"name": "vogn", "lr": 0.01, **curvature}

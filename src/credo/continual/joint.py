@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from credo.data import Batches, Split
 from credo.training import EpochRecord, train
 
 
-def learn_jointly(learner: Learner, tasks: Sequence[Task]) -> Iterator[EpochRecord]:
+def learn_jointly(
+    learner: Learner, tasks: Sequence[Task], *, checkpoint: Path | str | None = None
+) -> Iterator[EpochRecord]:
     """Train on the examples of all tasks together, yielding epochs; then `learner.accuracy(task)` is the upper bound.
 
-    With several heads every example is judged by the outputs of its own task alone. Forgets what was known before.
+    With several heads every example is judged by the outputs of its own task alone. Forgets what was known before. If
+    `checkpoint` exists, training goes on from it.
     """
     heads = {task.head: task.classes for task in tasks}
     starts = dict(zip(heads, _starts([*heads.values()]), strict=True))
@@ -38,6 +42,7 @@ def learn_jointly(learner: Learner, tasks: Sequence[Task]) -> Iterator[EpochReco
         schedule=learner.schedule,
         seed=learner.seed,
         nll=partial(_own_head_nll, owners),
+        checkpoint=checkpoint,
     )
     last = head_of(network, sum(heads.values()))
     belief = belief_of(posterior) if learner.carry == "posterior" else None

@@ -27,7 +27,7 @@ from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.data import Dataset, load_dataset
 from credo.experiments.checks import check_kinds
-from credo.experiments.config import Experiment, make_experiment
+from credo.experiments.config import Experiment, Training, make_experiment
 from credo.experiments.runs import CONFIG, RESULT, versions
 from credo.experiments.toml import dump_toml
 from credo.methods import METHODS
@@ -74,8 +74,9 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
     for section in ("continual", "method", "training"):
         if not isinstance(tables.get(section, {}), Mapping):
             raise ValueError(f"{section} must be a section: [{section}] in TOML, {section}.KEY=… on the command line.")
+    usual = {f.name: f.default for f in fields(Training)}  # a recorded sequence has them all
     for option in _WITHOUT:
-        if tables.get("training", {}).get(option) not in (None, "none"):
+        if tables.get("training", {}).get(option) not in (None, "none", usual[option]):
             raise ValueError(f"training.{option} has no meaning for a sequence of tasks; leave it out.")
     given = {key: value for key, value in dict(tables.get("continual", {})).items() if value not in (None, "none")}
     known = {f.name: f.default for f in fields(Continual)}
@@ -89,7 +90,7 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
             raise ValueError(unknown(f"continual.{name}", getattr(continual, name), choices))
     method = dict(tables.get("method", {"name": "vogn"}))
     for option in ("prior", "prior_precision"):
-        if method.get(option) is not None:
+        if method.get(option) not in (None, "none"):
             raise ValueError(
                 f"method.{option}: the prior is that of the tasks before; the first one's std is continual.prior."
             )
@@ -162,17 +163,19 @@ def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequel]:
         summary = done.summary()
         if alone is not None:
             summary["forward_transfer"] = forward_transfer(done.matrix, alone)
-        joint = learned_jointly(given, dataset, tasks)[0] if given.continual.joint else None
+        joint = learned_jointly(given, dataset, tasks, folder)[0] if given.continual.joint else None
         if joint is not None:
             summary["joint_accuracy"] = sum(joint) / len(joint)
         others = {"alone": alone, "joint": joint, "summary": summary}
         write_json(folder / RESULT, {**given.to_dict(), "versions": versions(), **asdict(done), **others})
 
 
-def learned_jointly(given: ContinualExperiment, dataset: Dataset, tasks: list[Task]) -> tuple[list[float], float]:
+def learned_jointly(
+    given: ContinualExperiment, dataset: Dataset, tasks: list[Task], folder: Path
+) -> tuple[list[float], float]:
     """Accuracy on each task of the same learner after all of them at once, and the seconds of training."""
     learner = make_learner(given, dataset)
-    seconds = sum(record.seconds for record in learn_jointly(learner, tasks))
+    seconds = sum(record.seconds for record in learn_jointly(learner, tasks, checkpoint=folder / "joint.pt"))
     return [learner.accuracy(task) for task in tasks], seconds
 
 

@@ -76,7 +76,8 @@ def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
     rows: list[list[Any]] = []
     notes = [
         "Ours beside the paper's; – where the paper has no such row. One seed. Validation: CIFAR-10's test set. AUROC: "
-        "right predictions against wrong ones, score max p. s/epoch: ours is the median on one CPU thread.",
+        "right predictions against wrong ones, score max p. s/epoch: ours is the median on one CPU thread "
+        "of a machine that may do other things, too, so not for comparing methods.",
     ]
     for network, optimiser in chosen_rows("paper"):
         record = records.get(f"{network}-{optimiser}")
