@@ -78,7 +78,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "`with optimizer.sampled_params(train=True):` before it."
             )
         self._refuse_other_gradients()
-        with self._alone(), statistics_kept_on_error(posterior.model), gathered.dropped_on_error():
+        kept = statistics_kept_on_error(posterior.model)
+        with self._alone(), kept, gathered.dropped_on_error(self._engine.team):
             posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
             loss = None if closure is None else self._passes(closure)
             self.terms = posterior.update()
@@ -88,7 +89,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone."""
         self._refuse_other_gradients()
         kept = statistics_kept_on_error(self.posterior.model)
-        with self._alone(), kept, self._engine._gathered.dropped_on_error():
+        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team):
             return self._passes(closure)
 
     def sampled_params(self, train: bool = False) -> AbstractContextManager[nn.Module]:
@@ -184,7 +185,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     @contextmanager
     def _trial(self) -> Iterator[nn.Module]:
         kept = statistics_kept_on_error(self.posterior.model)
-        with self._alone(), kept, self._engine._gathered.dropped_on_error(), torch.enable_grad():
+        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team), torch.enable_grad():
             try:
                 with self.posterior.trial() as net:
                     yield net
@@ -215,7 +216,9 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             self._in_use = False
 
     def _record(self, loss: float) -> None:
-        self._engine._gathered.loss += loss
+        gathered = self._engine._gathered
+        gathered.loss += loss
+        gathered.is_silent = gathered.is_silent or math.isnan(loss)
 
     @property
     def _engine(self) -> Any:
@@ -289,7 +292,10 @@ class IVON(PosteriorOptimizer):
             if theirs in options:
                 options[ours] = options.pop(theirs)
         if options.pop("sync", False):
-            raise ValueError("sync=True: this optimiser does not average over processes.")
+            raise ValueError(
+                "sync=True: to average over processes, leave it out and call credo.distribute(optimizer.posterior) in "
+                "each before the first step; every process then steps on its own part of each batch."
+            )
         if options.get("estimator") == "gradsq":
             options["estimator"] = "squares"
         if options.get("clip") == math.inf:

@@ -1,5 +1,6 @@
 """FGSM and PGD: the closed-form optimum on linear networks, bounds kept exactly, restarts, targets, modes."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.attacks import fgsm, pgd
+from credo.attacks import fgsm, minimal, pgd, random_search, success_rate
 from credo.attacks.balls import Ball
 from credo.attacks.common import gradient_of, losses
 
@@ -236,6 +237,7 @@ def test_progress_and_batches() -> None:
         ({"x": torch.full((4, FEATURES), torch.nan)}, "outside bounds"),
         ({"x": torch.ones(4, FEATURES, dtype=torch.int64)}, "real numbers"),
         ({"y": torch.zeros(3, dtype=torch.int64)}, r"labels must be integers \[4\]"),
+        ({"y": torch.tensor([0, -1, 1, 0])}, "labels begin at -1; classes are counted from 0"),
         ({"targets": torch.zeros(4, dtype=torch.int64)}, "A target equals its label"),
         ({"logits": lambda x: x.detach()}, "random_search"),
         ({"logits": lambda x: x[:, :1]}, "two classes or more"),
@@ -247,6 +249,24 @@ def test_refusals(change: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {"logits": linear(), "x": x, "y": y, "epsilon": 0.1, **change}
     with pytest.raises((ValueError, credo.NonFiniteError), match=words):
         pgd(arguments.pop("logits"), arguments.pop("x"), arguments.pop("y"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        partial(fgsm, epsilon=0.1),
+        partial(pgd, epsilon=0.1, loss="margin"),
+        partial(random_search, epsilon=0.1, steps=2),
+        minimal,
+        partial(minimal, targets=None),
+        success_rate,
+    ],
+)
+def test_labels_that_the_function_has_no_class_for_are_refused(attack: Any) -> None:
+    with pytest.raises(ValueError, match="labels run to 6, but the function has 3 classes, 0 to 2"):
+        attack(linear(), inputs(4), torch.tensor([0, 6, 1, 3]))
+    with pytest.raises(ValueError, match="targets run to 3, but the function has 3 classes"):
+        attack(linear(), inputs(4), torch.tensor([0, 2, 1, 0]), targets=torch.tensor([1, 1, 3, 1]))
 
 
 def test_a_posterior_itself_is_refused() -> None:

@@ -146,6 +146,31 @@ def test_what_cannot_be_merged_is_refused() -> None:
         credo.merge([mixture, mixture])
 
 
+def test_any_iterable_can_be_merged() -> None:
+    torch.manual_seed(0)
+    parts = [wide(0.1), wide(0.2)]
+    once = credo.merge(part for part in parts)
+    torch.testing.assert_close(once.std(), credo.merge(parts).std(), rtol=0, atol=0)
+
+
+def test_temperatures_must_agree_and_stay() -> None:
+    warm, cold = (partial(credo.BBB, data_size=10, std_init=0.1, temperature=t) for t in (1.0, 0.1))
+    with pytest.raises(ValueError, match=r"different temperatures, 1, 0\.1:"):
+        credo.merge([warm(nn.Linear(3, 2)), cold(nn.Linear(3, 2))])
+    assert credo.merge([cold(nn.Linear(3, 2)), cold(nn.Linear(3, 2))]).temperature == 0.1
+    assert credo.merge([wide(0.1), wide(0.1)]).temperature == 1.0
+
+
+def test_the_damping_of_each_part_counts() -> None:
+    """Precision N·(s + γ) + δ of a part: merged, two of N·γ are in it and one δ."""
+    parts = [
+        credo.VOGN(nn.Linear(3, 2), data_size=10, damping=0.3, curvature_init=0.5, prior_precision=2.0)
+        for _ in range(2)
+    ]
+    found = credo.merge(parts).std()["weight"].pow(-2)
+    torch.testing.assert_close(found, torch.full((2, 3), 2 * 10 * (0.5 + 0.3) + 2.0), rtol=1e-4, atol=0)
+
+
 def test_compare_is_the_kl_of_each_layer() -> None:
     torch.manual_seed(0)
     a = credo.BBB(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data_size=10, std_init=0.1)

@@ -140,3 +140,9 @@ def test_compiled_parts_are_refused() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="Did you mean 'weight'"):
         check_squares(nn.Linear(2, 2), ["wieght"])
+
+
+def test_a_loss_in_the_place_of_a_function_is_refused() -> None:
+    net = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"nll is a Tensor; a function of the network is wanted.*lambda net: F\."):
+        per_example_squares(net, mean_loss(net(FLAT)))  # type: ignore[arg-type]

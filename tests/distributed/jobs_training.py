@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.distribute import distribute
+from credo.core.errors import LostProcessError, NonFiniteError
 from credo.methods import MAP, Ensemble
+from credo.optim import PosteriorOptimizer
 
 
 def same_as_one(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -108,6 +111,51 @@ def gathered(rank: int, world: int, folder: Path) -> dict[str, Any]:
         found[name] = {"state": numbers(posterior), "reductions": team.reductions}
         team.close()
     return found
+
+
+def by_optimizer(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """The steps of `same_as_one`, made by optimisers: with closures, and by a block before each step."""
+    found = {}
+    for name in ("vogn", "ogn", "ivon", "kfac", "noisy-kfac"):
+        for way in ("closure", "block"):
+            optimizer = PosteriorOptimizer(BUILDS[name]())
+            team = distribute(optimizer.posterior, noise="shared", batchnorm="sync")
+            x, y = (d[:, team.data_rank :: team.data_groups] for d in data(optimizer.posterior))
+            network = optimizer.posterior.model
+            for t in range(STEPS):
+                if way == "closure":
+                    optimizer.step(lambda net=network, x=x[t], y=y[t]: F.cross_entropy(net(x), y))
+                    continue
+                with optimizer.sampled_params(train=True):
+                    F.cross_entropy(network(x[t]), y[t]).backward()
+                optimizer.step()
+            team.settle_(optimizer.posterior)
+            found[f"{name} by {way}"] = numbers(optimizer.posterior)
+            team.close()
+    return found
+
+
+def optimizer_fails(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """On the second process: a loss that is NaN, then an error of its closure."""
+    optimizer = PosteriorOptimizer(BUILDS["ivon"]())
+    distribute(optimizer.posterior, timeout=60)
+    network = optimizer.posterior.model
+    x, y = (d[0] for d in data(optimizer.posterior))
+    found: dict[str, Any] = {}
+
+    def bad() -> Tensor:
+        raise KeyError("no such label")
+
+    def loss(scale: float = 1.0) -> Tensor:
+        return F.cross_entropy(network(x), y) * scale
+
+    start = time.perf_counter()
+    for name, closure in {"not finite": lambda: loss(torch.nan), "alone": bad}.items():
+        try:
+            optimizer.step(closure if rank else loss)
+        except (NonFiniteError, LostProcessError, KeyError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found | {"seconds": time.perf_counter() - start}
 
 
 def compressed(rank: int, world: int, folder: Path) -> dict[str, Any]:

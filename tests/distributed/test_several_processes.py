@@ -160,6 +160,25 @@ def test_parts_of_a_batch_are_gathered_and_reduced_once(folder: Path) -> None:
             assert found[name]["reductions"] == 1 + 2 * 2 * layers, name  # BatchNorm: two a layer and pass
 
 
+@pytest.mark.parametrize("way", ["closure", "block"])
+def test_optimizers_make_the_steps_of_one_posterior(folder: Path, way: str) -> None:
+    one = load(folder, "same_as_one", 1)[0]
+    first, second = load(folder, "by_optimizer", 2)
+    for name in ("vogn", "ogn", "ivon", "kfac", "noisy-kfac"):
+        found = first[f"{name} by {way}"]
+        assert differing(found, second[f"{name} by {way}"]) == set(), name
+        assert distance(found, one[name]["state"]) < 1e-8, name
+
+
+def test_an_optimizers_loss_that_is_not_finite_on_one_process_is_the_error_of_all(folder: Path) -> None:
+    first, second = load(folder, "optimizer_fails", 2)
+    assert first["not finite"].startswith("NonFiniteError: The loss")
+    assert first["not finite"] == second["not finite"]
+    assert second["alone"] == "KeyError: 'no such label'"
+    assert first["alone"].startswith("LostProcessError: ")
+    assert first["seconds"] < 20  # of a timeout of 60
+
+
 def expected_entries(name: str, sizes: list[int]) -> int:
     """What the documentation says of the vector that a step reduces."""
     total, tensors = sum(sizes), len(sizes)

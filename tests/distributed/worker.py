@@ -7,10 +7,12 @@ import torch
 from forks import Job, run
 from jobs_failures import hanging, killed, late_failure, not_finite, one_member_overflows, refused, wrong_batch
 from jobs_training import (
+    by_optimizer,
     compressed,
     evaluated_apart,
     gathered,
     gone_on,
+    optimizer_fails,
     own_buffers,
     own_noise,
     same_as_one,
@@ -25,6 +27,8 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (refused, (2,)),
     (not_finite, (2,)),
     (gathered, (1, 2)),
+    (by_optimizer, (2,)),
+    (optimizer_fails, (2,)),
     (compressed, (2, 4)),
     (killed, (2,)),
     (hanging, (2,)),

@@ -231,7 +231,7 @@ def test_ivon_opts_names_mean_what_they_mean_there() -> None:
         ({"ess": 0.0}, "ess=0.0 must be positive"),
         ({"ess": 40.0, "temperature": 1.0}, "without temperature"),
         ({"ess": 40.0, "beta1": 0.9, "momentum": 0.9}, "beta1 is ivon-opt's name for momentum"),
-        ({"ess": 40.0, "sync": True}, "does not average over processes"),
+        ({"ess": 40.0, "sync": True}, r"leave it out and call credo\.distribute\(optimizer\.posterior\)"),
         ({"ess": 40.0, "hess_approx": "gradsqr"}, "Unknown estimator 'gradsqr'"),
     ],
 )

@@ -90,6 +90,7 @@ def margins(outputs: Tensor, y: Tensor, targets: Tensor | None) -> Tensor:
     Of the best other class over the label; with targets, of the target over the best other class.
     """
     scores = label_scores(outputs)
+    check_classes(scores, y, targets)
     if targets is None:
         return _best_other(scores, y) - _of(scores, y)
     return _of(scores, targets) - _best_other(scores, targets)
@@ -100,6 +101,7 @@ def losses(outputs: Tensor, y: Tensor, targets: Tensor | None, kind: str) -> Ten
     if kind == "margin":
         return torch.stack([margins(one[None], y, targets) for one in outputs]).mean(0)
     log_probs = outputs.log_softmax(-1).mean(0)
+    check_classes(log_probs, y, targets)
     return -_of(log_probs, y) if targets is None else _of(log_probs, targets)
 
 
@@ -149,8 +151,21 @@ def check_inputs(x: Tensor, y: Tensor, bounds: tuple[float, float], targets: Ten
     for name, labels in (("labels", y), ("targets", targets)):
         if labels is not None and (labels.shape != (len(x),) or labels.dtype.is_floating_point):
             raise ValueError(f"{name} must be integers [{len(x)}]; got {labels.dtype} of shape {list(labels.shape)}.")
+        if labels is not None and int(labels.min()) < 0:
+            raise ValueError(f"{name} begin at {int(labels.min())}; classes are counted from 0.")
     if targets is not None and bool((targets == y).any()):
         raise ValueError("A target equals its label: there is nothing to change there.")
+
+
+def check_classes(scores: Tensor, y: Tensor, targets: Tensor | None) -> None:
+    """Refuse labels that the function has no output for, which are known only once it has answered."""
+    classes = scores.shape[1]
+    for name, labels in (("labels", y), ("targets", targets)):
+        if labels is not None and int(labels.max()) >= classes:
+            raise ValueError(
+                f"{name} run to {int(labels.max())}, but the function has {classes} classes, 0 to {classes - 1}: are "
+                "these the labels of its data?"
+            )
 
 
 def _of(scores: Tensor, labels: Tensor) -> Tensor:

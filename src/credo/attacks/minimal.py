@@ -24,6 +24,7 @@ from credo.attacks.common import (
     OnProgress,
     answers,
     attackable,
+    check_classes,
     check_inputs,
     gradient_of,
     joined,
@@ -79,6 +80,7 @@ def minimal(
             reach = None if goals is None else goals[rows]
             with torch.no_grad():
                 outputs = answers(logits, part)
+            check_classes(outputs[0], labels, reach)
             toward = _runner_up(outputs, labels) if isinstance(targets, str) else reach
             search = _Search(outputs, labels, reach, toward, confidence, precision, box(bounds, x))
             best, gradients = search.run(logits, part, steps)

@@ -7,7 +7,8 @@ precisions add, Λ = Σ Λᵢ − (n − 1)·Λ₀, and the means are weighted b
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
-from credo.core.weights import Layout, inverse_softplus, parameters_at
+from credo.core.weights import Layout, all_names, inverse_softplus, parameters_at
 from credo.methods import BBB
 
 Tensors = dict[str, Tensor]
@@ -48,6 +49,7 @@ class Belief:
         data_size: int,
         prior: Gaussian | float | None = None,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+        temperature: float = 1.0,
     ) -> BBB:
         """A mean-field posterior with these moments on `model`, whose weights become the means.
 
@@ -58,7 +60,9 @@ class Belief:
         missing = [name for name in names if name not in dict(model.named_parameters())]
         if missing:
             raise ValueError(f"{type(model).__name__} has no parameter {', '.join(missing[:5])}: another network?")
-        posterior = BBB(model, data_size=data_size, prior=prior, random=names, likelihood=likelihood)
+        posterior = BBB(
+            model, data_size=data_size, prior=prior, random=names, likelihood=likelihood, temperature=temperature
+        )
         with torch.no_grad():
             for name, parameter in parameters_at(model, names).items():
                 parameter.copy_(self.mean[name])
@@ -77,23 +81,27 @@ def belief_of(posterior: Posterior) -> Belief:
     return Belief(mean(), std())
 
 
-def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = None) -> BBB:
+def merge(posteriors: Iterable[Posterior], *, prior: Gaussian | float | None = None) -> BBB:
     """The posterior of all data together, from posteriors of its parts: q₁·…·qₙ / pⁿ⁻¹.
 
     Exact where each factor is (linear models of independent weights). `prior` is the one that all were trained with,
     read from them unless given. Networks with hidden layers must have started from the same weights, or their units do
-    not correspond. What has no noise (points, BatchNorm's statistics) must be the same in all. The result is a BBB on a
-    copy of the first one's network, with the sum of their data sizes.
+    not correspond. What has no noise (points, BatchNorm's statistics) must be the same in all, and so must the
+    temperature. Damping (VOGN, NoisyKFAC) is a part of each one's precision, which nothing takes out again: it counts
+    once for every part, so train them with little or none. The result is a BBB on a copy of the first one's network,
+    with the sum of their data sizes and their temperature.
     """
+    posteriors = list(posteriors)
     if len(posteriors) < 2:
         raise ValueError(f"{len(posteriors)} posterior given: merging needs at least two.")
     beliefs = [belief_of(posterior) for posterior in posteriors]
-    layout = Layout(beliefs[0].mean)
+    layout = Layout(beliefs[0].mean, known=all_names(posteriors[0].model))
     shapes = {name: tensor.shape for name, tensor in beliefs[0].mean.items()}
     for index, belief in enumerate(beliefs[1:], 1):
         if {name: tensor.shape for name, tensor in belief.mean.items()} != shapes:
             raise ValueError(f"Posterior {index} has other random parameters than the first: they must be the same.")
     _check_rest(posteriors, set(shapes))
+    temperature = _common_temperature(posteriors)
     common = _bound(_common_prior(posteriors) if prior is None else prior, layout, posteriors[0])
     precisions = [layout.flatten(b.std).pow(-2) for b in beliefs]
     shared = torch.as_tensor(common.std, dtype=layout.dtype, device=precisions[0].device).pow(-2)
@@ -109,8 +117,13 @@ def merge(posteriors: Sequence[Posterior], *, prior: Gaussian | float | None = N
     mean = (weighted - times * shared * common.mean) / precision
     product = Belief(_copies(layout.split(mean)), _copies(layout.split(precision.rsqrt())))
     size = sum(posterior.data_size for posterior in posteriors)
-    likelihood = posteriors[0].likelihood.config()
-    return product.posterior(copy.deepcopy(posteriors[0].model), data_size=size, prior=common, likelihood=likelihood)
+    return product.posterior(
+        copy.deepcopy(posteriors[0].model),
+        data_size=size,
+        prior=common,
+        likelihood=posteriors[0].likelihood.config(),
+        temperature=temperature,
+    )
 
 
 def compare(a: Posterior, b: Posterior) -> dict[str, float]:
@@ -146,6 +159,17 @@ def _common_prior(posteriors: Sequence[Posterior]) -> Gaussian:
         if not same:
             raise ValueError("The posteriors have different priors. Give the one to divide by as prior=.")
     return first
+
+
+def _common_temperature(posteriors: Sequence[Posterior]) -> float:
+    """The temperature of all, at which the likelihood of each part counts 1/temperature times."""
+    values = [float(getattr(posterior, "temperature", 1.0)) for posterior in posteriors]
+    if not all(math.isclose(value, values[0], rel_tol=1e-6) for value in values):
+        raise ValueError(
+            f"The posteriors have different temperatures, {', '.join(f'{value:g}' for value in values)}: the data of "
+            "one would count more than those of another. Train all at the same, and past a warm-up of it."
+        )
+    return values[0]
 
 
 def _check_rest(posteriors: Sequence[Posterior], random: set[str]) -> None:

@@ -36,8 +36,7 @@ class Kept:
         mean, std = self.of(network, task)
         if not std:
             return first
-        if isinstance(first.mean, Tensor) or isinstance(first.std, Tensor):
-            raise ValueError("The first prior must be one of numbers, not vectors: new heads need one, too.")
+        check_first(first)
         return Gaussian({**mean, "*": first.mean}, {**std, "*": first.std})
 
     @torch.no_grad()
@@ -82,6 +81,15 @@ class Kept:
             if group in groups:
                 groups[group][name] = value
         return cls(**groups)
+
+
+def check_first(prior: Gaussian) -> None:
+    """Refuse a first prior that says nothing of parameters still to come."""
+    if not prior.is_uniform:
+        raise ValueError(
+            "The first prior must be one of numbers, not of vectors or values by name: new heads need one, too. Give "
+            "Gaussian(mean, std) with two numbers, or the std alone."
+        )
 
 
 def head_of(network: nn.Module, classes: int) -> set[str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.continual.beliefs import Belief, Tensors, belief_of
-from credo.continual.kept import Kept
+from credo.continual.kept import Kept, check_first
 from credo.continual.tasks import Task
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
@@ -79,6 +79,8 @@ class Learner:
             raise ValueError(f"strength={strength} must be positive: it multiplies the Fisher information.")
         self.build, self.make, self.carry = build, make, carry
         self.prior = prior if isinstance(prior, Gaussian) else Gaussian(0.0, prior)
+        if carry != "nothing":
+            check_first(self.prior)
         self.restart = carry == "posterior" if restart is None else restart
         self.epochs, self.batch_size = checked_count("epochs", epochs), checked_count("batch_size", batch_size)
         self.schedule, self.seed = schedule, seed

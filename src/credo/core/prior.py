@@ -96,6 +96,11 @@ class _Located(Prior):
         """The scale parameter: a Gaussian's standard deviation, a Laplace's b."""
         return self._read("scale")
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one mean and one scale are those of all weights, however many there are."""
+        return not any(isinstance(value, Mapping | Tensor) for value in self._given.values())
+
     def _read(self, key: str) -> float | Tensor:
         number: float | None = getattr(self, f"_{key}")
         vector: Tensor | None = getattr(self, f"{key}_vector")

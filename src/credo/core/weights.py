@@ -28,11 +28,15 @@ NORMS = (
 class Layout:
     """Where each of some named tensors lies in one flat vector, in the widest of their precisions, at least `least`.
 
-    After `narrowed` some entries have no place in it: `flatten` leaves them out and `split` gives zeros for them.
+    After `narrowed` some entries have no place in it: `flatten` leaves them out and `split` gives zeros for them. With
+    `known`, all names of the network that they are of, `fill` refuses values for names that are not among these.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, least: torch.dtype | None = None) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], *, least: torch.dtype | None = None, known: Iterable[str] | None = None
+    ) -> None:
         self.names = tuple(tensors)
+        self.known = None if known is None else tuple(known)
         self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
         self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         self.sizes = [tensor.numel() for tensor in tensors.values()]
@@ -94,8 +98,19 @@ class Layout:
         """One number, or a vector from numbers and tensors by name glob (the first glob that matches wins)."""
         if not isinstance(values, Mapping):
             return values
+        self.check_names(values, what=what)
         pieces = {name: self._value_for(name, values, what) for name in self.names}
         return self.flatten(pieces)
+
+    def check_names(self, values: Mapping[str, Any], *, what: str) -> None:
+        """Refuse keys that match no parameter of the network: nothing would come of their values."""
+        if self.known is None:
+            return
+        for pattern in values:
+            # "*" is for the rest, of which there may be none.
+            if pattern != "*" and not any(fnmatch.fnmatchcase(name, pattern) for name in self.known):
+                wrong = unknown(f"parameter or glob in {what[0].lower()}{what[1:]}", pattern, self.known)
+                raise ValueError(f"{wrong} A glob must match whole names, as 'head.*' or '*.bias' do.")
 
     def _value_for(self, name: str, values: Mapping[str, float | Tensor], what: str) -> Tensor:
         for pattern, value in values.items():
@@ -107,6 +122,11 @@ class Layout:
                     shapes = f"shape {list(tensor.shape)}, which does not fit {list(self.shapes[name])}"
                     raise ValueError(f"{what} for {name!r} has {shapes}.") from error
         raise ValueError(f"{what} gives no value for {name!r}; add it, or a glob such as '*' for the rest.")
+
+
+def all_names(model: nn.Module) -> list[str]:
+    """Names of every parameter: frozen ones too, and all names of tied ones."""
+    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
 def aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -27,9 +27,10 @@ from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.data import Dataset, load_dataset
 from credo.experiments.checks import check_kinds
-from credo.experiments.config import Experiment, Training, make_experiment
+from credo.experiments.config import Experiment, make_experiment
 from credo.experiments.runs import CONFIG, RESULT, versions
 from credo.experiments.toml import dump_toml
+from credo.experiments.training import Training
 from credo.methods import METHODS
 from credo.models import build_model
 

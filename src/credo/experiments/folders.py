@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from credo.training.together import first_does, is_first
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
 LOCK = ".lock"
+REPORT = "report.html"  # of a sequence of tasks
 # Settings that may change when a run goes on: they are about the machine, not about what is learned.
 _FREE = {"training.checkpoint_every", "training.checkpoint_minutes", "distributed.mc_groups", "distributed.timeout"}
 
@@ -26,7 +28,32 @@ def recorded(folder: Path) -> Experiment:
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` makes one.")
+    if is_sequence(folder):
+        raise ValueError(f"{folder} is a sequence of tasks, not a run: {_about_sequence(folder)}.")
     return make_experiment(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def is_sequence(folder: Path) -> bool:
+    """Whether `credo continual` wrote the folder."""
+    path = folder / CONFIG
+    return path.exists() and "continual" in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def sequence_result(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished sequence of tasks."""
+    if not (folder / RESULT).exists():
+        raise FileNotFoundError(f"{folder} is a sequence of tasks: {_about_sequence(folder)}.")
+    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    return result
+
+
+def _about_sequence(folder: Path) -> str:
+    if not (folder / RESULT).exists():
+        return "it is not finished; the same `credo continual` command goes on where it stopped"
+    return (
+        f"its report is {folder / REPORT} (`credo report {folder}` writes it again), its numbers are in "
+        f"{folder / RESULT}"
+    )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, make_prior
 from credo.core.rows import WHOLE
 from credo.core.taps import LayerUseError
-from credo.core.weights import Layout, Random, one_device, parameters_at, random_names, substituted
+from credo.core.weights import Layout, Random, all_names, one_device, parameters_at, random_names, substituted
 from credo.methods.activation_noise import NOISES, noisy
 from credo.methods.adversarial import NAME as ADVERSARIAL
 from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
@@ -108,7 +108,7 @@ class BBB(GaussianPosterior):
         self.step_draws, self.temperature = int(draws), temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         parameters = parameters_at(model, random_names(model, random))
-        self.layout = Layout(parameters)
+        self.layout = Layout(parameters, known=all_names(model))
         device = one_device(parameters)
         self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=device)
         self.kl_name, self.spread = kl, make_spread(spread)

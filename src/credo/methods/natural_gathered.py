@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ class Gathered:
         """Forget all."""
         self.count = 0
         self.loss = 0.0
+        self.is_silent = False  # a pass did not say what its loss was
         self.gradients: dict[str, Tensor] = {}
         self.curvatures: dict[str, Tensor] = {}
         self.curvature_weight = 1.0
@@ -92,6 +94,9 @@ def average_(found: Gathered, posterior: Any) -> None:
         if curvatures:
             torch._foreach_mul_(curvatures, found.curvature_weight / found.count)
         tensors = [*found.gradients.values(), *curvatures]
-        (found.loss,) = team.average_step_(tensors, [found.loss / found.count], own)
+        # NaN for what is not known would be taken for a pass that failed.
+        loss = 0.0 if found.is_silent else found.loss / found.count
+        (found.loss,) = team.average_step_(tensors, [loss], own)
         found.count, found.curvature_weight = 1, 1.0
         refuse_loss(found.loss, posterior)
+        found.loss = math.nan if found.is_silent else found.loss

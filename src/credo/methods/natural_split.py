@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.prior import Gaussian, Prior, Value, make_prior
-from credo.core.weights import Layout, Random, parameters_at, random_names
+from credo.core.weights import Layout, Random, all_names, parameters_at, random_names
 from credo.methods.natural_update import Part
 
 
@@ -24,8 +24,10 @@ class Split:
         chosen = random_names(model, random)
         rest = [name for name, p in model.named_parameters() if p.requires_grad and name not in chosen]
         self.model, self.random, self.rest = model, tuple(chosen), tuple(rest)
+        known = all_names(model)
         self.layout, self.random_layout, self.rest_layout = (
-            Layout(parameters_at(model, names), least=torch.float32) for names in ([*chosen, *rest], chosen, rest)
+            Layout(parameters_at(model, names), least=torch.float32, known=known)
+            for names in ([*chosen, *rest], chosen, rest)
         )
 
     def narrowed(self, masks: Mapping[str, Tensor]) -> tuple[Split, Tensor]:
@@ -81,6 +83,8 @@ def gaussian_prior(
     """The Gaussian prior over the random parameters, given as such or by its precision."""
     if prior is not None and precision is not None:
         raise ValueError("prior and prior_precision were given: they exclude each other.")
+    if isinstance(precision, Mapping):
+        split.layout.check_names(precision, what="prior_precision")
     if precision is not None:
         prior = Gaussian(0.0, _each(precision, lambda value: value**-0.5))
     bound = make_prior(prior).bind(split.random_layout, data_size=data_size, device=device)

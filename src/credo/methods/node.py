@@ -32,7 +32,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.rows import WHOLE
-from credo.core.weights import Layout, parameters_at, random_names
+from credo.core.weights import Layout, all_names, parameters_at, random_names
 from credo.methods.node_layers import Layers, folded, node_layers
 from credo.methods.node_noise import ExampleNoise
 from credo.methods.node_setup import check_choices, initial_nodes, node_descent
@@ -243,7 +243,8 @@ class NodeBNN(Posterior):
         self.weight_prior: Prior | None = None
         if given is not None:
             parameters = dict(self.model.named_parameters())
-            self.layout = Layout({name: parameters[name] for name in random_names(self.model, "all")})
+            random = {name: parameters[name] for name in random_names(self.model, "all")}
+            self.layout = Layout(random, known=all_names(self.model))
             self.weight_prior = make_prior(given).bind(self.layout, data_size=self.data_size, device=self.device)
 
     def config(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from credo.core.descent import Descent, OptimizerChoice, scalar_loss
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
-from credo.core.weights import Layout, Random, random_names
+from credo.core.weights import Layout, Random, all_names, random_names
 
 
 class MAP(Posterior):
@@ -55,7 +55,8 @@ class MAP(Posterior):
         self.prior: Prior | None = None
         if prior is not None:
             parameters = dict(model.named_parameters())
-            self.layout = Layout({name: parameters[name] for name in random_names(model, random)})
+            chosen = {name: parameters[name] for name in random_names(model, random)}
+            self.layout = Layout(chosen, known=all_names(model))
             self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
             self._config["random"] = list(self.layout.names)
         self.descent = Descent(trainable(self), optimizer, lr, optimizer_options, clip_norm)

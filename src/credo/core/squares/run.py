@@ -68,6 +68,11 @@ def per_example_squares(
     embedding that `max_norm` renormalises for the pass. Raises `UnsupportedModelError` where squares could not be
     right.
     """
+    if not callable(nll):
+        raise ValueError(
+            f"nll is a {type(nll).__name__}; a function of the network is wanted that computes the batch's mean loss, "
+            "since squares are gathered while it runs: lambda net: F.cross_entropy(net(x), y)."
+        )
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     plan = SquarePlan(model, trainable if names is None else names)
     with _gradients_aside(plan.others) as forget, frozen_statistics(model), _embeddings_kept(model):
