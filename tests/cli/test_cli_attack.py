@@ -1,6 +1,8 @@
 """`credo attack`: accuracies that the library also gives, a file to go on with, refusals."""
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import pytest
 import torch
 
 from credo import predict
-from credo.attacks import load_attack_set
+from credo.attacks import fgsm, load_attack_set, minimal, pgd, posterior_logits
+from credo.attacks.sets import chunk_seed
+from credo.cli.attack_options import ATTACKS, attack_options
 from credo.experiments.runs import Run
 
 Call = Callable[..., Any]
@@ -79,6 +83,70 @@ def test_a_class_to_reach_and_restarts(call: Call, refused: Call, digits_run: Pa
     assert once["success"] <= again["success"] + 0.05
     assert "only pgd" in refused("attack", digits_run, "--attack", "fgsm", "--restarts", 2)
     assert "0 to 9" in refused("attack", digits_run, "--target", 10)
+
+
+def test_the_smallest_changes_to_any_other_class(call: Call, refused: Call, digits_run: Path) -> None:
+    arguments = ("attack", digits_run, "--attack", "minimal", "--count", 40, "--draws", 3, "--json")
+    found = json.loads(call(*arguments, "--target", "any").stdout)
+    stored = load_attack_set(found["file"])
+    run = Run(digits_run)
+    test = run.dataset().test
+    logits = posterior_logits(run.posterior(), "fixed", draws=3, seed=chunk_seed(0, 0))
+    expected = minimal(logits, test.x[:40], test.y[:40], targets=None)
+    assert torch.equal(stored.inputs, expected.inputs)
+    assert Path(found["file"]).name == "minimal-targetany-draws3-first40.safetensors"
+    assert found["target"] == "any"
+    runner_up = json.loads(call(*arguments).stdout)
+    assert runner_up["distortion"] != found["distortion"]
+    assert json.loads(call(*arguments, "--target", "runner-up").stdout) == runner_up
+    assert "only minimal heads for" in refused("attack", digits_run, "--target", "runner-up")
+    for wrong in ("three", "-1", "--3", "10", "1.5"):
+        assert "the classes are 0 to 9" in refused("attack", digits_run, "--target", wrong)
+
+
+def test_any_other_class_is_what_pgd_reaches_anyway(call: Call, digits_run: Path) -> None:
+    found = json.loads(call("attack", digits_run, *QUICK, "--target", "any", "--json").stdout)
+    assert json.loads(call("attack", digits_run, *QUICK, "--json").stdout) == found
+
+
+def test_one_network_is_one_draw(call: Call, digits_run: Path) -> None:
+    found = json.loads(call("attack", digits_run, "--threat", "one", "--steps", 3, "--count", 30, "--json").stdout)
+    assert Path(found["file"]).name == "pgd-linf-0.1-one-steps3-first30.safetensors"
+    assert found["draws"] == 1
+
+
+@pytest.mark.parametrize(
+    ("attack", "option", "message"),
+    [
+        ("minimal", ("--epsilon", 0.5), "--epsilon 0.5: an option of fgsm and pgd"),
+        ("minimal", ("--norm", "linf"), "--norm linf: an option of fgsm and pgd"),
+        ("minimal", ("--restarts", 2), "--restarts 2: an option of pgd"),
+        ("fgsm", ("--steps", 7), "--steps 7: an option of minimal and pgd"),
+        ("fgsm", ("--confidence", 3), "--confidence 3.0: an option of minimal"),
+        ("pgd", ("--confidence", 3), "--confidence 3.0: an option of minimal"),
+        # Also what would be the default elsewhere: it was said, and means nothing.
+        ("minimal", ("--epsilon", 0.1), "no meaning for minimal: it looks for the smallest change"),
+        ("pgd", ("--threat", "one", "--draws", 50), "--draws 50: an option of the threats fresh, mixture, fixed"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    refused: Call, digits_run: Path, attack: str, option: tuple[Any, ...], message: str
+) -> None:
+    assert message in refused("attack", digits_run, "--attack", attack, "--count", 5, *option)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_defaults_of_the_command_are_those_of_the_library(attack: str) -> None:
+    library = {"fgsm": fgsm, "minimal": minimal, "pgd": pgd}[attack]
+    known = {name: parameter.default for name, parameter in inspect.signature(library).parameters.items()}
+    for key, value in attack_options(attack, {}).items():
+        assert known[key] in (value, inspect.Parameter.empty), key
+
+
+def test_the_help_says_what_is_done_by_default(call: Call) -> None:
+    text = re.sub(r"[│\s]+", " ", call("attack", "--help").stdout)
+    for default in ("0.1", "linf", "40 for pgd, 200 at most for minimal", "10", "0.001 for minimal", "1 for pgd"):
+        assert f"Default: {default}." in text, default
 
 
 def test_plain_features(call: Call, tmp_path: Path) -> None:

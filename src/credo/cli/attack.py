@@ -23,8 +23,17 @@ from credo.attacks import (
     posterior_logits,
 )
 from credo.attacks.common import check_inputs
+from credo.cli.attack_options import (
+    ANY,
+    ATTACKS,
+    DRAWS,
+    attack_options,
+    draws_of,
+    file_name,
+    target_of,
+    usual_threat,
+)
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Dataset, as_float
 from credo.evaluate import accuracy, sample_study
@@ -32,18 +41,16 @@ from credo.experiments.runs import MODEL, Run
 from credo.predict.engine import predict_classes
 from credo.training.progress import make_progress
 
-ATTACKS = ("fgsm", "minimal", "pgd")
 # Networks that the accuracies are taken over, as in `credo evaluate`; none of them is one that the attack saw.
 _JUDGES = 32
 _CHUNK = 250
-_DRAWS = 10
 
 Epsilon = Annotated[
-    float,
+    float | None,
     typer.Option(
         help="How far an input may be changed (fgsm, pgd): each of its values with linf, the Euclidean length of the "
         "whole change with l2. Images run from 0 to 1, so that 0.03 is about 8 of 255 grey levels; other inputs are "
-        "in the units of their data."
+        "in the units of their data. Default: 0.1."
     ),
 ]
 Threat = Annotated[
@@ -53,23 +60,53 @@ Threat = Annotated[
         "Default: fresh; fixed for minimal."
     ),
 ]
+Norm = Annotated[
+    str | None,
+    typer.Option(help=f"One of {', '.join(NORMS)} (fgsm, pgd; minimal is always l2). Default: linf."),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Gradient steps (pgd, minimal). Default: 40 for pgd, 200 at most for minimal."),
+]
+Draws = Annotated[
+    int | None,
+    typer.Option(
+        help="Networks whose gradients are averaged at each step (all threats but one, which is about a single "
+        f"network). Default: {DRAWS}."
+    ),
+]
+Confidence = Annotated[
+    float | None,
+    typer.Option(
+        help="Logits to go beyond the boundary (minimal); more fools other networks, too. Default: 0.001 for minimal."
+    ),
+]
+Restarts = Annotated[
+    int | None,
+    typer.Option(help="Ascents from other random places; the strongest counts (pgd). Default: 1 for pgd."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLASS",
+        help="Class to reach, from all inputs of other classes, by its number; any: any other class; runner-up: the "
+        "second most probable class, where any other one counts as success, too (minimal). Default: any; runner-up "
+        "for minimal, which is quicker, though any finds slightly smaller changes.",
+    ),
+]
 
 
 def attack_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
     attack: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS)}.")] = "pgd",
-    epsilon: Epsilon = 0.1,
-    norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)} (fgsm, pgd; minimal is always l2).")] = "linf",
-    steps: Annotated[int | None, typer.Option(help="Gradient steps: 40 for pgd, 200 at most for minimal.")] = None,
-    draws: Annotated[int, typer.Option(help="Networks whose gradients are averaged at each step.")] = _DRAWS,
+    epsilon: Epsilon = None,
+    norm: Norm = None,
+    steps: Steps = None,
+    draws: Draws = None,
     threat: Threat = None,
-    confidence: Annotated[
-        float, typer.Option(help="Logits to go beyond the boundary (minimal); more fools other networks, too.")
-    ] = 1e-3,
-    restarts: Annotated[int, typer.Option(help="Ascents from other random places; the strongest counts (pgd).")] = 1,
-    target: Annotated[
-        int | None, typer.Option(help="Class to reach, from all inputs of other classes. Default: any other class.")
-    ] = None,
+    confidence: Confidence = None,
+    restarts: Restarts = None,
+    target: Target = None,
     count: Annotated[int | None, typer.Option(help="Only the first test inputs.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the attack.")] = 0,
     out: Annotated[
@@ -79,30 +116,35 @@ def attack_command(
 ) -> None:
     """Attack the test inputs of a run, measure what is left of its accuracy, and keep the inputs.
 
-    PGD in a ball, PGD in an L2 ball on the first hundred inputs, the smallest changes, PGD to one class:
+    PGD in a ball, PGD in an L2 ball on the first hundred inputs, the smallest changes to the runner-up and to
+    any other class, PGD to one class:
 
         credo attack runs/first --epsilon 0.1
         credo attack runs/first --norm l2 --epsilon 1 --steps 100 --draws 20 --count 100
         credo attack runs/first --attack minimal
+        credo attack runs/first --attack minimal --target any
         credo attack runs/first --target 3 --restarts 5
 
     A killed attack goes on where it stopped when it is started again.
     """
     with errors_explained():
-        options = _options(attack, epsilon, norm, steps, confidence, restarts)
-        threat = threat or _usual_threat(attack)
+        given = {"epsilon": epsilon, "norm": norm, "steps": steps, "confidence": confidence, "restarts": restarts}
+        options = attack_options(attack, given)
+        threat = threat or usual_threat(attack)
+        draws = draws_of(threat, draws)
         place = Run(run)
         posterior, dataset = place.posterior(), place.dataset()
         if dataset.classes is None:
             raise ValueError("Attacks change labels; this run is a regression.")
-        x, y = _inputs(dataset, count, target)
+        goal = target_of(attack, target, dataset.classes)
+        x, y = _inputs(dataset, count, goal)
         bounds = input_bounds(dataset)
         check_inputs(x, y, bounds)
         settings = {"attack": attack, "options": options, "threat": threat, "draws": draws, "bounds": list(bounds)}
-        if target is not None:
-            settings["target"] = target
+        if goal is not None:
+            settings["target"] = goal
         about = {**settings, "source": _source(place), "data": f"{dataset.name}, test"}
-        path = out or place.folder / "attacks" / _name(settings, count, seed)
+        path = out or place.folder / "attacks" / file_name(settings, count, seed)
         found = _attacked(path, partial(_attack, posterior, settings, bounds), x, y, about, seed)
         numbers = {**settings, "count": len(x), **_numbers(posterior, found, x, y), "file": str(path)}
         if as_json:
@@ -122,30 +164,12 @@ def input_bounds(dataset: Dataset) -> tuple[float, float]:
     return float(every.min()), float(every.max())
 
 
-def _options(
-    attack: str, epsilon: float, norm: str, steps: int | None, confidence: float, restarts: int
-) -> dict[str, Any]:
-    if attack not in ATTACKS:
-        raise ValueError(unknown("attack", attack, ATTACKS))
-    if restarts != 1 and attack != "pgd":
-        raise ValueError(f"--restarts {restarts}: only pgd begins at random places; {attack} would do the same again.")
-    if attack == "minimal":
-        return {"confidence": confidence, "steps": 200 if steps is None else steps}
-    if attack == "fgsm":
-        return {"epsilon": epsilon, "norm": norm}
-    chosen = {"epsilon": epsilon, "norm": norm, "steps": 40 if steps is None else steps}
-    return chosen if restarts == 1 else {**chosen, "restarts": restarts}
-
-
-def _inputs(dataset: Dataset, count: int | None, target: int | None) -> tuple[Tensor, Tensor]:
+def _inputs(dataset: Dataset, count: int | None, target: int | str | None) -> tuple[Tensor, Tensor]:
     if count is not None and count < 1:
         raise ValueError(f"--count {count}: at least one input is needed.")
     x, y = as_float(dataset.test.x[:count]), dataset.test.y[:count]
-    if target is None:
+    if not isinstance(target, int):
         return x, y
-    classes = dataset.classes or 0
-    if not 0 <= target < classes:
-        raise ValueError(f"--target {target}: the classes are 0 to {classes - 1}.")
     if not bool((y != target).any()):
         raise ValueError(f"--target {target}: all inputs have this class already; take more of them by --count.")
     return x[y != target], y[y != target]
@@ -157,7 +181,7 @@ def _attack(
     logits = posterior_logits(posterior, settings["threat"], draws=settings["draws"], seed=seed)
     options: dict[str, Any] = {**settings["options"], "bounds": bounds}
     if "target" in settings:
-        options["targets"] = torch.full_like(y, settings["target"])
+        options["targets"] = None if settings["target"] == ANY else torch.full_like(y, settings["target"])
     if settings["attack"] == "pgd":
         return pgd(logits, x, y, seed=seed, **options)
     return fgsm(logits, x, y, **options) if settings["attack"] == "fgsm" else minimal(logits, x, y, **options)
@@ -198,23 +222,3 @@ def _source(run: Run) -> dict[str, Any]:
     """The network that was attacked: its experiment, and the digest of its file."""
     digest = hashlib.sha256((run.folder / MODEL).read_bytes()).hexdigest()
     return {"experiment": run.experiment().to_dict(), "model_sha256": digest}
-
-
-def _name(settings: dict[str, Any], count: int | None, seed: int) -> str:
-    """A name by all that is not as by default, so that other options never meet the file of these."""
-    attack, options = settings["attack"], settings["options"]
-    parts = [attack, *((options["norm"], f"{options['epsilon']:g}") if "norm" in options else ())]
-    usual = {"steps": {"pgd": 40, "minimal": 200}.get(attack), "restarts": 1, "confidence": 1e-3}
-    chosen = {key: value for key, value in options.items() if key in usual and value != usual[key]}
-    chosen |= {"target": settings["target"]} if "target" in settings else {}
-    chosen |= {} if settings["draws"] == _DRAWS else {"draws": settings["draws"]}
-    chosen |= {} if count is None else {"first": count}
-    chosen |= {"seed": seed} if seed else {}
-    if settings["threat"] != _usual_threat(attack):
-        parts.append(settings["threat"])
-    return "-".join([*parts, *(f"{key}{value:g}" for key, value in chosen.items())]) + ".safetensors"
-
-
-def _usual_threat(attack: str) -> str:
-    # Where the answer changes from look to look, there is no smallest change: it would be the luckiest look's.
-    return "fixed" if attack == "minimal" else "fresh"

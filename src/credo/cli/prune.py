@@ -52,7 +52,7 @@ def prune_command(
     compact: Annotated[bool, typer.Option("--compact", help="Also remove units without weights.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the pruned run; default RUN-pruned.")] = None,
     sweep: Annotated[
-        str | None, typer.Option(metavar="RATES", help="Only measure at these rates, as 0,0.5,0.75.")
+        str | None, typer.Option(metavar="RATES", help="Only measure at these rates, as 0,0.5,0.75; no run is written.")
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the test numbers.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -74,6 +74,7 @@ def prune_command(
         if threshold is not None and (rate is not None or sweep is not None):
             raise ValueError("--threshold says how much goes, as --rate and --sweep do: give one of them.")
         if sweep is not None:
+            _check_sweep(rate, out, compact=compact)
             rows = sweep_run(place, _rates(sweep), draws=draws, **options)
             if as_json:
                 print_json(rows)
@@ -95,6 +96,17 @@ def prune_command(
         what = f"{rate:.0%} of the {structure}" if threshold is None else f"{structure} below {threshold:g}"
         print_table(f"{run}: {what} pruned by {by}", ["", "before", "after"], table)
         say(f"run folder: {folder}")
+
+
+def _check_sweep(rate: float | None, out: Path | None, *, compact: bool) -> None:
+    """A sweep prunes copies and writes no run."""
+    given = {"--rate": rate is not None, "--compact": compact, "--out": out is not None}
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise ValueError(
+            f"--sweep only measures, at its own rates, and writes no run: {' and '.join(wrong)} "
+            f"{'has' if len(wrong) == 1 else 'have'} no meaning beside it. First sweep, then prune without --sweep."
+        )
 
 
 def _rates(text: str) -> list[float]:

@@ -11,22 +11,34 @@ from typing import Annotated, Any
 import typer
 
 from credo.cli.output import errors_explained, print_json, say
+from credo.experiments.folders import REPORT, is_sequence, sequence_result
 from credo.report import Content, gather, write_report
 from credo.report.compare import judged, metrics_of
 from credo.report.content import OnProgress
+from credo.report.continual import write_continual_report
 from credo.training.progress import make_progress
+
+_DRAWS, _EXAMPLES = 50, 8
+_RUNS = "Folders of finished runs on the same data, or of one sequence of tasks that credo continual learned."
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs on the same data.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help=_RUNS)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write. Default: report.html; that in its folder for a sequence of tasks."),
+    ] = None,
     ood: Annotated[
         list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
     ] = None,
-    draws: Annotated[int, typer.Option(help="Weight draws for the predictions.")] = 50,
+    draws: Annotated[int | None, typer.Option(help=f"Weight draws for the predictions. Default: {_DRAWS}.")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page; default: data and runs.")] = None,
-    examples: Annotated[int, typer.Option(help="Inputs to show of each kind; 0 for none.")] = 8,
-    doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Also show what the doctor finds.")] = True,
+    examples: Annotated[
+        int | None, typer.Option(help=f"Inputs to show of each kind; 0 for none. Default: {_EXAMPLES}.")
+    ] = None,
+    doctor: Annotated[
+        bool | None, typer.Option("--doctor/--no-doctor", help="Also show what the doctor finds. Default: doctor.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report as JSON.")] = False,
 ) -> None:
     """Compare runs in one HTML file that needs no network: metrics with intervals, figures, examples, findings.
@@ -35,13 +47,21 @@ def report_command(
 
         credo report runs/plain runs/first --ood photo-patches --out report.html
 
+    Of a folder that `credo continual` wrote, and of one at a time, the report is written again from its numbers.
+
     Prints the path of the file.
     """
     with errors_explained():
-        if examples < 0:
+        if examples is not None and examples < 0:
             raise ValueError(f"--examples {examples}: 0 or more.")
-        if out.is_dir():
+        if out is not None and out.is_dir():
             raise ValueError(f"{out} is a folder; --out names the file to write.")
+        if len(runs) == 1 and is_sequence(runs[0]):
+            given = {"ood": ood, "draws": draws, "title": title, "examples": examples, "doctor": doctor}
+            _report_sequence(runs[0], out, [name for name, value in given.items() if value not in (None, [])], as_json)
+            return
+        draws, examples = _DRAWS if draws is None else draws, _EXAMPLES if examples is None else examples
+        doctor, out = doctor is not False, out or Path(REPORT)
         with shown_progress() as on_progress:
             content = gather(runs, ood=ood or (), draws=draws, title=title, doctor=doctor, on_progress=on_progress)
             on_progress(f"writing {out}", 1, 1)
@@ -50,6 +70,19 @@ def report_command(
             print_json(as_dict(content, path))
         else:
             typer.echo(path)
+
+
+def _report_sequence(folder: Path, out: Path | None, given: list[str], as_json: bool) -> None:
+    """The report of a sequence of tasks, from numbers that are all there."""
+    if given:
+        names = " and ".join(f"--{name}" for name in given)
+        raise ValueError(f"{folder} is a sequence of tasks, nothing is predicted: leave out {names}, which runs have.")
+    result = sequence_result(folder)
+    path = write_continual_report(result, out or folder / REPORT)
+    if as_json:
+        print_json({"report": str(path), **result})
+    else:
+        typer.echo(path)
 
 
 @contextmanager

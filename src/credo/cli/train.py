@@ -12,7 +12,7 @@ import typer
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.experiments.config import Experiment, read_experiment
 from credo.experiments.distributed import first_here
-from credo.experiments.runs import CHECKPOINT, Run
+from credo.experiments.runs import CHECKPOINT, CONFIG, MODEL, Run
 from credo.training import TrainingStopped
 
 CheckpointEvery = Annotated[
@@ -131,7 +131,29 @@ def _read(arguments: list[str]) -> Experiment:
     files = [a for a in arguments if "=" not in a]
     if len(files) > 1:
         raise ValueError(f"One TOML file at most, got {', '.join(files)}. Changes are written key=value.")
+    if files and Path(files[0]).is_dir():
+        raise ValueError(f"{files[0]} is a folder; give a TOML file, or only key=value pairs. {_hint(Path(files[0]))}")
     return read_experiment(Path(files[0]) if files else None, [a for a in arguments if "=" in a])
+
+
+def _hint(folder: Path) -> str:
+    """What one may have wanted of a folder."""
+    if not (folder / CONFIG).exists():
+        return "The folder of a run is named by --run."
+    place = Run(folder)
+    experiment = place.experiment()  # says so if this is a sequence of tasks
+    if not place.finished:
+        return f"To go on with this run: credo train {folder / CONFIG} --run {folder}"
+    pruned = "pruning" in place.result()
+    if pruned or experiment.method["name"] == "ensemble":
+        return (
+            f"This run is finished{' and pruned; what is zero stays so' if pruned else ''}. Its training goes on from "
+            f'Python: credo.fit on credo.load("{folder / MODEL}").'
+        )
+    return (
+        "This run is finished. To train another that begins with its weights: "
+        f"credo train {folder / CONFIG} model.weights={folder} --run NEW"
+    )
 
 
 def default_folder(experiment: Experiment) -> Path:
