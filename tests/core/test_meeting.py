@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from torch import nn
 from torch.distributed import HashStore, TCPStore
 
+import credo
 from credo.core import meeting
 from credo.core.distribute import join
 
@@ -81,3 +83,12 @@ def test_alone_there_is_nobody_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     team = join(1.0)
     assert (team.rank, team.world) == (0, 1)
+
+
+def test_a_wrong_division_is_refused_before_anybody_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who left after the meeting would break the connections of the others, who then see a lost process instead."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("credo.core.distribute._world", lambda *given: pytest.fail("it went to the meeting"))
+    posterior = credo.Ensemble([credo.BBB(nn.Linear(2, 1), data_size=4, seed=seed) for seed in range(2)])
+    with pytest.raises(ValueError, match="mc_groups=2 does not divide the 1 processes of each member"):
+        credo.distribute(posterior, mc_groups=2)

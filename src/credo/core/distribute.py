@@ -62,8 +62,9 @@ def distribute(
     """
     _check(posterior, mc_groups, noise, compress, batchnorm, timeout)
     wait = timedelta(seconds=timeout)
-    world = _world(posterior.device, wait)
     members = len(posterior.parts) if posterior.parts[0] is not posterior else None
+    _share(_count(), members, mc_groups)  # before they meet: who leaves at once breaks the connections of the others
+    world = _world(posterior.device, wait)
     team = _divided(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
     _begin_alike(posterior, team)
     inner = team if team.members is None else team.members.team
@@ -82,6 +83,13 @@ def join(timeout: float = 300.0, device: torch.device | str = "cpu") -> Team:
     return Team(world, world)
 
 
+def _count() -> int:
+    """How many processes there are, without asking them."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    return int(os.environ.get("WORLD_SIZE", 1)) if dist.is_available() else 1
+
+
 def _world(device: torch.device, wait: timedelta) -> Link:
     """All processes: those that have met already, those that torchrun started, or this one alone."""
     if not dist.is_available():
@@ -89,7 +97,7 @@ def _world(device: torch.device, wait: timedelta) -> Link:
     try:
         if dist.is_initialized():
             return Link(dist.new_group(timeout=wait) if dist.get_world_size() > 1 else None, device)
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        if _count() == 1:
             return Link(None, device)
         store, rank, count = meeting_place(wait)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -105,19 +113,25 @@ def _world(device: torch.device, wait: timedelta) -> Link:
     return Link(dist.group.WORLD, device)
 
 
-def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]) -> Team:
-    """The team of this process, for an ensemble with the smaller one that trains its members."""
+def _share(size: int, members: int | None, mc_groups: int) -> int:
+    """How many of `size` processes train the same member."""
     count = members or 1
-    if world.size > count and world.size % count:
+    if size > count and size % count:
         raise ValueError(
-            f"{world.size} processes cannot train {count} members by equally many each: take a multiple of {count}, "
+            f"{size} processes cannot train {count} members by equally many each: take a multiple of {count}, "
             f"or {count} at most."
         )
-    each = max(1, world.size // count)
+    each = max(1, size // count)
     if each % mc_groups:
         raise ValueError(
             f"mc_groups={mc_groups} does not divide the {each} processes" + (" of each member." if members else ".")
         )
+    return each
+
+
+def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]) -> Team:
+    """The team of this process, for an ensemble with the smaller one that trains its members."""
+    count, each = members or 1, _share(world.size, members, mc_groups)
     lists = [[*range(start, start + each)] for start in range(0, world.size, each)]
     by_draw = [ranks[first::mc_groups] for ranks in lists for first in range(mc_groups)]
     link = world if len(lists) == 1 else world.part(lists, timeout=wait)
