@@ -196,8 +196,9 @@ def _with_interval(record: dict[str, Any], name: str) -> str:
 
 def _notes(scale: str) -> list[str]:
     notes = [
-        f"Accuracy in % of {DRAWS[scale]} sampled networks; in brackets 95 % bootstrap intervals over the test images. "
-        "One seed. min: minutes of training on one thread."
+        f"Accuracy in % of {DRAWS[scale]} sampled networks; in brackets 95 % bootstrap intervals over the test images; "
+        "extremes of a resampled test set lie further out than those of the test set, so those of lowest, highest and "
+        "their difference are shifted outwards. One seed. min: minutes of training on one thread."
     ]
     if scale == "smoke":
         notes.append("Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works.")
