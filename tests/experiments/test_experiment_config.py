@@ -124,6 +124,8 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"training": {"epoch": 3}}, "Unknown training option 'epoch'. Did you mean 'epochs'?"),
         ({"training": {"schedule": "cosin"}}, "Unknown schedule 'cosin'. Did you mean 'cosine'?"),
         ({"method": {"name": "bbbb"}}, "Unknown method 'bbbb'. Did you mean 'bbb'?"),
+        ({"continual": {"count": 3}}, "A sequence of tasks is for `credo continual`."),
+        ({"method": {"nam": "map"}}, "Unknown option of bbb 'nam'. Did you mean 'name'?"),
         ({"method": {"name": "bbb", "lrr": 1}}, "Unknown option of bbb 'lrr'. Did you mean 'lr'?"),
         ({"method": {"name": "ensemble", "member": 3}}, "Unknown option of ensemble 'member'. Did you mean 'members'?"),
         ({"method": {"name": "ensemble", "of": {"nam": "bbb"}}}, "Unknown option of map 'nam'"),

@@ -42,7 +42,7 @@ def summary_command(
         rows.append(["all", f"{len(found.layers)} layers", f"{found.weights:,}", f"{found.nodes:,}"])
         print_table(found.name, ["layer", "kind", "weights", "nodes"], rows)
         if found.nodes:
-            say(f"{found.ratio:,.0f} weights a node")
+            say(f"{found.ratio:,.0f} weights a node; nodes are the inputs of layers, of a convolution its channels")
 
 
 def _sizes(model: str, options: list[str]) -> Summary:

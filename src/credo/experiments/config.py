@@ -133,7 +133,8 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     sections = [f.name for f in fields(Experiment)]
     for key, value in tables.items():
         if key not in sections:
-            raise ValueError(unknown("section", key, sections))
+            told = unknown("section", key, sections)
+            raise ValueError(told if key != "continual" else f"{told} A sequence of tasks is for `credo continual`.")
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
     data = {"name": "digits", **copy.deepcopy(dict(tables.get("data", {})))}
@@ -156,7 +157,7 @@ def _check_method(method: Mapping[str, Any]) -> None:
     known = method_options(name)
     for key in method:
         if key != "name" and key not in known:
-            raise ValueError(unknown(f"option of {name}", key, known))
+            raise ValueError(unknown(f"option of {name}", key, ["name", *known]))
     given = {key: value for key, value in method.items() if not means_none(value, known.get(key))}
     check_kinds("method", given, {key: p.default for key, p in known.items()})
     if METHODS[name] is not Ensemble:

@@ -93,7 +93,8 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
     for option in ("prior", "prior_precision"):
         if method.get(option) not in (None, "none"):
             raise ValueError(
-                f"method.{option}: the prior is that of the tasks before; the first one's std is continual.prior."
+                f"method.{option}: leave it out; the prior is that of the tasks before, and the first one's std is "
+                "continual.prior."
             )
     others = {key: value for key, value in tables.items() if key != "continual"}
     experiment = make_experiment({**others, "method": {"name": "vogn", **method}})
