@@ -279,3 +279,14 @@ def test_posteriors_that_are_not_in_the_table_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="Mine is not in METHODS"):
         credo.save(Mine(mlp(), data_size=12), tmp_path / "p.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_by_glob_keep_their_order(tmp_path: Path) -> None:
+    """The first glob that matches wins: sorted, "*" would take all."""
+    given = {"weight": 0.1, "*": 0.001}
+    posterior = credo.VOGN(nn.Linear(3, 2), data_size=8, lr=given, prior_precision=given)
+    loaded = credo.load(credo.save(posterior, tmp_path / "model.safetensors"), model=nn.Linear(3, 2))
+    assert isinstance(loaded, credo.VOGN)
+    assert list(loaded.config()["lr"]) == ["weight", "*"]
+    assert torch.equal(torch.as_tensor(loaded.rates), torch.as_tensor(posterior.rates))
+    assert torch.equal(torch.as_tensor(loaded.prior.std), torch.as_tensor(posterior.prior.std))

@@ -43,7 +43,8 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         "architecture": _architecture(posterior.model),
         "extra": dict(extra or {}),
     }
-    header = {"credo": json.dumps(about, sort_keys=True), "digest": _digest(tensors, json.dumps(about, sort_keys=True))}
+    text = json.dumps(about)  # in the order given: of several globs for a rate or prior the first that matches wins
+    header = {"credo": text, "digest": _digest(tensors, text)}
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
     return path
 
