@@ -72,14 +72,14 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     records = {cell.name: record for cell, record in found}
     assert set(records) == set(wanted)
     assert set(records["convnet-sgd"]["numbers"]) == {"1", "scaled"}
-    assert set(records["convnet-mc-dropout"]["numbers"]) == {"4", "32"}
+    assert set(records["convnet-mc-dropout"]["numbers"]) == {"4", "8"}
     assert (tmp_path / "pretrained" / "runs" / "convnet-ensemble" / "member3" / "result.json").exists()
     node = Run(tmp_path / "pretrained" / "runs" / "convnet-ibnn-4" / "run")
     own = node.posterior()
     assert records["convnet-ibnn-4"]["parameters"]["nodes"] == 2 * own.loc.numel()  # type: ignore[union-attr]
     assert node.experiment().model["weights"].endswith("twin")
     table = node_bnn.tuned_table(records, "smoke")
-    assert [row[1] for row in table.rows] == ["1", "1", "4", "32", "4", "4"]
+    assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
     assert table.rows[1][2] is None
     assert all(len(row) == len(table.columns) for row in table.rows)

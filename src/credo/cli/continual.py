@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import torch
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.experiments.config import assigned
+from credo.experiments.config import assigned, read_tables
 from credo.experiments.continual import make_continual, run_continual
 from credo.experiments.runs import RESULT
 from credo.report.continual import NAMES, write_continual_report
@@ -78,12 +77,7 @@ def _tables(arguments: list[str]) -> dict[str, Any]:
         curvature = {"damping": 0.0, "curvature_init": 0.1, "curvature_decay": 0.98}
         tables["method"] = {"name": "vogn", "lr": 0.01, **curvature}
     if files:
-        if not files[0].exists():
-            raise FileNotFoundError(f"There is no file {files[0]}. Give a TOML file, or only key=value pairs.")
-        try:
-            tables = tomllib.loads(files[0].read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{files[0]} is not valid TOML: {error}.") from error
+        tables = read_tables(files[0])
     return assigned(tables, [a for a in arguments if "=" in a])
 
 

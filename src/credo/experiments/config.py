@@ -100,15 +100,19 @@ def in_order(split: Split, batch_size: int = 512) -> Batches:
 
 def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
     """An experiment from a TOML file (or none: digits, MLP, BBB) with `key=value` changes on top."""
-    tables: dict[str, Any] = {}
-    if path is not None:
-        if not path.exists():
-            raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid TOML: {error}.") from error
-    return make_experiment(assigned(tables, assignments))
+    return make_experiment(assigned({} if path is None else read_tables(path), assignments))
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a TOML file, or only key=value pairs.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}.") from error
 
 
 def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def build_model(name: str, **options: Any) -> nn.Module:
     Without a seed the weights come from torch's global generator.
     """
     known = model_options(name)
-    strangers = [unknown(f"option of {name}", option, known) for option in options if option not in known]
+    strangers = [unknown(f"option of {name}", option, ("name", *known)) for option in options if option not in known]
     if strangers:
         raise ValueError("\n".join(strangers))
     defaults = {option: p.default for option, p in known.items() if p.default is not p.empty}

@@ -90,7 +90,7 @@ def _tuned(network: str, variant: str, case: Case) -> Cell:
     model = {**case.model, **({"weights": "public"} if case.start == "public" else {})}
     experiment = {"data": dict(case.data), "model": model, "method": tuned_method(variant), "training": training}
     twin = {**experiment, "method": {"name": "map", "lr": 1e-2}} if case.start == "twin" else None
-    passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [MEMBERS, 32]}.get(variant)
+    passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [MEMBERS, 2 * MEMBERS]}.get(variant)
     passes = [int(variant.removeprefix("ibnn-"))] if passes is None else passes
     about = {"network": network, "variant": variant, "members": members, "passes": passes}
     return Cell(f"{network}-{variant}", {**about, "experiment": experiment, "twin": twin})
