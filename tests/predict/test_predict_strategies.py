@@ -306,29 +306,3 @@ def test_nothing_is_left_on_the_network(strategy: str, mlp: Callable[..., nn.Mod
         assert not module._forward_pre_hooks
         assert "forward" not in vars(module)
         assert all(isinstance(p, nn.Parameter) for p in module._parameters.values())
-
-
-class Images(nn.Module):
-    """A small conv net; `view` refuses channels that lie together."""
-
-    def __init__(self, *, view: bool) -> None:
-        super().__init__()
-        self.conv, self.out, self.view = nn.Conv2d(3, 6, 3), nn.Linear(6 * 9, 4), view
-        self.seen: list[bool] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.is_contiguous())
-        x = F.max_pool2d(self.conv(x).relu(), 2)
-        return self.out(x.view(len(x), -1) if self.view else x.flatten(1))
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_images_are_laid_out_as_the_network_likes_it(view: bool) -> None:
-    torch.manual_seed(0)
-    network, x = Images(view=view), torch.randn(5, 3, 8, 8)
-    posterior = credo.BBB(network, data_size=10, std_init=0.2)
-    quick = credo.predict(posterior, x, draws=12)
-    assert network.seen[-12:] == [view] * 12
-    plain = credo.predict(posterior, x, draws=12, strategy="loop")
-    assert network.seen[-12:] == [True] * 12
-    torch.testing.assert_close(quick.probs, plain.probs, rtol=1e-4, atol=1e-5)

@@ -26,6 +26,7 @@ from credo.predict.passes import Passes, changes_input
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
 _BLOCK = 4
+_PIECE = 128
 _FEW_WEIGHTS = 2**20
 
 
@@ -60,7 +61,8 @@ class Strategy(ABC):
 class Loop(Strategy):
     """One pass after the other: nothing beats it for conv nets on a CPU.
 
-    `channels_last` lays images out with their channels together, which small conv nets run faster on.
+    `channels_last` lays images out with their channels together, which small conv nets run faster on; and in pieces of
+    a batch whose activations stay in a core's cache.
     """
 
     def __init__(self, posterior: Posterior, draws: _Draws, run: Passes, *, channels_last: bool = False) -> None:
@@ -73,7 +75,8 @@ class Loop(Strategy):
             x = x.contiguous(memory_format=torch.channels_last)
         for draw in self.draws.take(count):
             with self.posterior.sampled(draw) as net:
-                results.append(self.run(net, x))
+                pieces = x.split(_PIECE) if self.channels_last else (x,)
+                results.append(_joined([self.run(net, piece) for piece in pieces]))
         return torch.stack(results)
 
     def restart(self, first: int = 0) -> None:
@@ -278,7 +281,8 @@ def _can_batch(posterior: Posterior, x: Tensor, run: Passes) -> bool:
 
 
 def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
-    """Whether images with their channels together are faster and give the same; a rule, no timing: results repeat.
+    """Whether images with their channels together, in pieces, are faster and give the same; a rule, no timing: results
+    repeat.
 
     Weights are new with every draw and must be laid out anew for it, which pays where they are few.
     """
@@ -289,10 +293,16 @@ def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
     try:
         with posterior.sampled() as net:
             plain = net(x[:2].clone())
-            last = net(x[:2].clone(memory_format=torch.channels_last))
+            others = [net(x[:rows].clone(memory_format=torch.channels_last)) for rows in (2, 1)]
     except Exception:  # `view` in a network refuses this layout, say
         return False
-    return isinstance(plain, Tensor) and torch.allclose(plain, last, rtol=1e-3, atol=1e-4)
+    if not isinstance(plain, Tensor) or len(plain) != len(x[:2]):
+        return False
+    return all(torch.allclose(plain[: len(other)], other, rtol=1e-3, atol=1e-4) for other in others)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _of(draw: Draw, name: str, model: nn.Module) -> Tensor:
