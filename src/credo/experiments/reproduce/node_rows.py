@@ -78,7 +78,7 @@ _IBNN = {
     "bias_scale": True,
     "kl": "mean",
     "prior_std": 0.3,
-    "spread": 0.3,
+    "spread": 0.2,
     "std_init": 0.1,
     "lr": 5e-4,
     "node_options": {"momentum": 0.0, "nesterov": False},  # with it the nodes of trained networks run away
