@@ -150,6 +150,21 @@ def test_a_mean_of_zero_stays_finite() -> None:
 
 
 @FORMS
+@pytest.mark.parametrize("size", [0.0, 1e-8, 1e-7, 1.4e-6])
+def test_relevance_does_not_depend_on_means(spread: str, size: float) -> None:
+    """½ log(1 + 1/α) has no derivative by μ, also where a mean is nearly zero; by log α it is −½/(1 + α)."""
+    posterior = make(spread, kl="ard", rho_init=-10.0, data_size=1)
+    nn.init.constant_(posterior.model[0].bias, size)  # type: ignore[index]
+    silent = lambda net: 0.0 * net(batch()[0]).sum()  # noqa: E731 - no derivative but the KL's
+    with posterior.prepared(silent):
+        grads = {name: p.grad for name, p in posterior.model.named_parameters()}
+        assert all(grad is None or not grad.any() for grad in grads.values())
+        counts = torch.tensor(posterior.layout.sizes if spread == "relative-layer" else [1] * 43).double()
+        torch.testing.assert_close(posterior.rho.grad, -0.5 * counts / (1 + math.exp(-10.0)))
+    assert posterior.kl().item() == pytest.approx(43 * 0.5 * math.log1p(math.exp(10.0)))
+
+
+@FORMS
 def test_where_alpha_starts(spread: str) -> None:
     assert set(make(spread, rho_init=None).rho.tolist()) == {-10.0}
     assert make(spread, rho_init=None, relative_std=0.2).rho.tolist()[0] == pytest.approx(math.log(0.04))

@@ -37,9 +37,9 @@ from credo.methods.adversarial import AdversarialSampling, is_attack, make_attac
 from credo.methods.initial import MeanInit, initialise_mean_
 from credo.methods.point import trainable
 from credo.methods.slopes import FusedSlopes, Slopes
-from credo.methods.spread import FreeSpread, make_spread
+from credo.methods.spread import FreeSpread, RelativeSpread, make_spread
 from credo.methods.weight_kl import KL_NAMES as KL_NAMES
-from credo.methods.weight_kl import closed_kl, monte_carlo_kl, uses_closed_form
+from credo.methods.weight_kl import closed_kl, monte_carlo_kl, relative_ard_kl, uses_closed_form
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
@@ -157,6 +157,8 @@ class BBB(GaussianPosterior):
 
     def kl(self) -> Tensor:
         """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
+        if self._kl_of_rho:
+            return self._rho_kl(self.rho)
         mean, std = self._moments()
         return self._closed_kl(mean, std) if self.closed_form else self._monte_carlo_kl(mean, std, self._normal())
 
@@ -220,10 +222,13 @@ class BBB(GaussianPosterior):
             if not (self.closed_form or self._shares()):
                 own = partial(self._monte_carlo_kl, eps=self._normal())
                 kl += slopes.add(own, weight / self.step_draws) / self.step_draws
-        if self.closed_form:
+        if self._kl_of_rho:
+            kl = slopes.add_rho(self._rho_kl, self.rho, weight)
+        elif self.closed_form:
             kl = slopes.add(self._closed_kl, weight)
         self.descent.check(data_term + weight * kl, at=self.steps)
-        self.rho.grad = self.spread.back_(slopes, self.rho.detach(), self.layout)
+        by_rho = self.spread.back_(slopes, self.rho.detach(), self.layout)
+        self.rho.grad = by_rho if slopes.rho is None else by_rho.add_(slopes.rho)
         for name, piece in self.layout.split(slopes.mean).items():
             # The means of layers with activation noise have a share already.
             grad = means[name].grad
@@ -339,6 +344,10 @@ class BBB(GaussianPosterior):
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
         return closed_kl(self.prior, self.kl_name, mean, std)
 
+    def _rho_kl(self, rho: Tensor) -> Tensor:
+        assert isinstance(self.spread, RelativeSpread)
+        return relative_ard_kl(self.spread.log_alpha(rho, self.layout))
+
     def _monte_carlo_kl(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
         return monte_carlo_kl(self.prior, mean, std, eps)
 
@@ -349,6 +358,10 @@ class BBB(GaussianPosterior):
 
     def _normal(self) -> Tensor:
         return flat.normal(self.layout.size, self.generator, device=self.rho.device, dtype=self.rho.dtype)
+
+    @property
+    def _kl_of_rho(self) -> bool:
+        return self.kl_name == "ard" and isinstance(self.spread, RelativeSpread)
 
     @property
     def _is_free(self) -> bool:

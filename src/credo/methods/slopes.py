@@ -21,6 +21,7 @@ class Slopes:
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         self.at_mean, self.at_std = mean, std
         self.mean, self.std = torch.zeros_like(mean), torch.zeros_like(std)
+        self.rho: Tensor | None = None
 
     def add_weights(self, slope: Tensor, eps: Tensor) -> None:
         """Derivatives by w = mean + std·eps; `slope` is used up."""
@@ -34,6 +35,13 @@ class Slopes:
         for_mean, for_std = torch.autograd.grad(value, (mean, std))
         self.mean.add_(for_mean, alpha=weight)
         self.std.add_(for_std, alpha=weight)
+        return value.item()
+
+    def add_rho(self, function: Callable[[Tensor], Tensor], rho: Tensor, weight: float) -> float:
+        """The same for a function of ρ alone, whose derivatives are kept by themselves."""
+        at = rho.detach().requires_grad_()
+        value = function(at)
+        self.rho = torch.autograd.grad(value, at)[0] * weight
         return value.item()
 
 

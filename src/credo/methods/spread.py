@@ -94,7 +94,7 @@ class RelativeSpread:
 
     def std(self, mean: Tensor, rho: Tensor, layout: Layout) -> Tensor:
         """√α·|μ|, and a tiny number where the mean is zero."""
-        return (self._spread_out(rho, layout) / 2).exp().mul(mean.abs()).clamp_min(SMALLEST_STD)
+        return (self.log_alpha(rho, layout) / 2).exp().mul(mean.abs()).clamp_min(SMALLEST_STD)
 
     def back_(self, slopes: Slopes, rho: Tensor, layout: Layout) -> Tensor:
         """∂σ/∂log α = σ/2 and ∂σ/∂μ = σ/μ; none where the floor holds."""
@@ -131,8 +131,8 @@ class RelativeSpread:
         """log(σ²/μ²), finite also for a mean of zero, whose noise is lost."""
         return 2 * (std.clamp_min(SMALLEST_STD) / mean.abs().clamp_min(SMALLEST_STD)).log()
 
-    def _spread_out(self, rho: Tensor, layout: Layout) -> Tensor:
-        """ρ for each weight."""
+    def log_alpha(self, rho: Tensor, layout: Layout) -> Tensor:
+        """log α for each weight."""
         if self.per_weight:
             return rho
         sizes = torch.tensor(layout.sizes, device=rho.device)

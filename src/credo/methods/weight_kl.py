@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from credo.core.errors import unknown
 from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior
@@ -29,10 +30,17 @@ def uses_closed_form(prior: Prior, choice: str, like: Tensor) -> bool:
 def ard_kl(mean: Tensor, std: Tensor) -> Tensor:
     """½ Σ log(1 + μ²/σ²): the KL from N(0, s²) with the best s² = μ² + σ² for each weight.
 
-    Automatic relevance determination by empirical Bayes. For σ² = αμ² it is ½ Σ log(1 + 1/α), the KL that Shridhar et
-    al. (2019) trained with.
+    Automatic relevance determination by empirical Bayes.
     """
     return 0.5 * torch.log1p((mean / std).square()).sum()
+
+
+def relative_ard_kl(log_alpha: Tensor) -> Tensor:
+    """The same for σ² = αμ²: ½ Σ log(1 + 1/α), the KL that Shridhar et al. (2019) trained with.
+
+    It does not depend on the means, which rounding would make it do where they are nearly zero.
+    """
+    return 0.5 * F.softplus(-log_alpha).sum()
 
 
 def closed_kl(prior: Prior, choice: str, mean: Tensor, std: Tensor) -> Tensor:
