@@ -112,8 +112,8 @@ def _panel(title: str, posterior: Posterior, axis: Tensor, draws: int, seed: int
 
     singles = []
     with posterior.seeded(seed):
-        for _ in range(posterior.whole_draws(draws)):
-            with posterior.sampled() as net:
+        for draw in posterior.draws(posterior.whole_draws(draws)):
+            with posterior.sampled(draw) as net:
                 singles.append(probability(net))
     stacked = torch.stack(singles)
     entropy = torch.special.entr(torch.stack([stacked.mean(0), 1 - stacked.mean(0)])).sum(0)

@@ -5,6 +5,7 @@ Deep ensembles when the members are `MAP`, mixtures of Gaussians when they are `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -48,12 +49,25 @@ class Ensemble(Posterior):
     def draw(self) -> dict[str, Tensor]:
         """One member's draw, the member chosen at random."""
         index = int(torch.randint(len(self.parts), (), generator=self.generator, device=self.device))
-        return self._member_draw(index)
+        return self._filled(index, self.parts[index].draw())
 
     def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Draws of the members in turn, so that `count` = members is the classical ensemble."""
+        """Draws of the members in turn, so that `count` = members is the classical ensemble.
+
+        Each member makes its own as it does by itself: a mixture goes through its components.
+        """
+        members = len(self.parts)
+        sources = [part.draws(-(-count // members)) for part in self.parts]
         for index in range(count):
-            yield self._member_draw(index % len(self.parts))
+            yield self._filled(index % members, next(sources[index % members]))
+
+    def whole_draws(self, wanted: int) -> int:
+        """The same number from every member, and from every component of members that are mixtures."""
+        count = len(self.parts)
+        if not self.is_random:
+            return count
+        count *= math.lcm(*(part.whole_draws(1) for part in self.parts))
+        return -(-wanted // count) * count
 
     def noise(self) -> AbstractContextManager[None]:
         """The members' activation noise (the same kind for all)."""
@@ -135,10 +149,10 @@ class Ensemble(Posterior):
         """The members' descriptions are added by whoever saves."""
         return {}
 
-    def _member_draw(self, index: int) -> dict[str, Tensor]:
-        part = self.parts[index]
-        state: dict[str, Tensor] = {**dict(part.model.named_parameters()), **dict(part.model.named_buffers())}
-        return {**state, **part.draw()}
+    def _filled(self, index: int, draw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A member's draw with the rest of its network."""
+        model = self.parts[index].model
+        return {**dict(model.named_parameters()), **dict(model.named_buffers()), **draw}
 
 
 def _seeded_members(parts: Sequence[Posterior], seed: int, index: int = 0) -> Iterator[None]:

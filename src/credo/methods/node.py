@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.counts import checked_count
+from credo.core.counts import checked_count, is_count
 from credo.core.descent import OptimizerChoice, scalar_loss
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
@@ -106,6 +106,7 @@ class NodeBNN(Posterior):
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         self._terms = TERMS[kl]
         self._spans = [slice(None)] if kl == "bound" else [node.span for node in self.nodes.values()]
+        self._tried: set[str] = set()  # frozen layers that were not called, and not used otherwise
         self._bind_weight_prior(weight_prior)
         first = initial_nodes(model, self.nodes, self.components, spread, std_init, self.generator)
         self.loc, self.rho = (nn.Parameter(values) for values in first)
@@ -137,9 +138,9 @@ class NodeBNN(Posterior):
     def fold(self, component: int | None = None) -> nn.Module:
         """A plain network, a copy, with the means of one component folded into its weights; None: of all of them.
 
-        No approximation of the mixture: it answers as one network does.
+        No approximation of the mixture: it answers as one network does. In eval mode, also after training.
         """
-        if component is not None and not 0 <= component < self.components:
+        if component is not None and not (is_count(component, least=0) and component < self.components):
             raise ValueError(f"component={component}: there are 0 to {self.components - 1}, or None for their mean.")
         loc = self.loc.detach()
         values = loc.mean(0) if component is None else loc[component]
@@ -148,7 +149,7 @@ class NodeBNN(Posterior):
             weights = folded(self.model, self.nodes, values)
             for name, parameter in parameters_at(network, weights).items():
                 parameter.copy_(weights[name])
-        return network
+        return network.eval()
 
     def kl(self) -> Tensor:
         """What is taken for KL(q ‖ p), in nats, summed over all nodes: an upper bound of it for `"bound"`."""
@@ -169,11 +170,11 @@ class NodeBNN(Posterior):
             nll = same_inputs(nll) if self.step_draws > 1 else nll
             self._reseed()
             first = self._random_component()
-            data_term = 0.0
+            data_term, called = 0.0, set[str]()
             for index in range(self.step_draws):
                 # Only the first pass counts as data for running statistics.
                 with frozen_statistics(self.model) if index else nullcontext():
-                    data_term += self._pass(nll, first, index) / self.step_draws
+                    data_term += self._pass(nll, first, index, called) / self.step_draws
             penalty, kl = self._penalty()
             self.descent.check(data_term + penalty, at=self.steps)
             (data_term,) = self.descent.ready(at=self.steps, losses=(data_term,))
@@ -184,17 +185,17 @@ class NodeBNN(Posterior):
         self.steps += 1
         return terms
 
-    def _pass(self, nll: Nll, first: int, index: int) -> float:
-        """The batch's NLL under new nodes; adds this pass's share of all gradients."""
+    def _pass(self, nll: Nll, first: int, index: int, called: set[str]) -> float:
+        """The batch's NLL under new nodes; adds this pass's share of all gradients, and the layers that were called."""
         index = self._draw_number(index, self.step_draws)
         self._reseed(index)
         if self.noise_name == "batch":
             with self.sampled(self._component_draw((first + index) % self.components)) as net:
                 return self._backward(nll(net))
-        noise = ExampleNoise(self.model, self.nodes, partial(self._example_values, first=first, index=index))
+        noise = ExampleNoise(self.model, self.nodes, partial(self._example_values, first=first, index=index), called)
         with noise.on():
             value = self._backward(nll(self.model))
-        noise.check_reached()
+        noise.check_reached(nll, self._tried)
         noise.backward()
         return value
 

@@ -117,6 +117,8 @@ def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     if layers == "all":
         return possible
     patterns = [layers] if isinstance(layers, str) else list(layers)
+    if not patterns:
+        raise ValueError(f"layers={layers} names no layer. Possible: {', '.join(possible)}, or 'all'.")
     for pattern in patterns:
         if not fnmatch.filter(possible, pattern):
             raise ValueError(unknown("layer or glob in layers=", pattern, possible))

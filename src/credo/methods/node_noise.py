@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.batchnorm import frozen_statistics
 from credo.core.errors import UnsupportedModelError
 from credo.core.kernels import activations
 from credo.core.layers import RULES
+from credo.core.posterior import Nll
 from credo.core.squares.engine import is_running
+from credo.core.weights import substituted
 from credo.methods.node_layers import NodeLayer
 
 # Values [rows, nodes] for that many examples, in the graph of the posterior's parameters.
@@ -26,12 +30,14 @@ class ExampleNoise:
     checkpoints which run a part again see the same; `backward` takes their gradients on to the parameters.
     """
 
-    def __init__(self, model: nn.Module, nodes: Mapping[str, NodeLayer], draw: Draw) -> None:
+    def __init__(
+        self, model: nn.Module, nodes: Mapping[str, NodeLayer], draw: Draw, called: set[str] | None = None
+    ) -> None:
         self.model, self.nodes, self.draw = model, nodes, draw
         self._passes: list[tuple[Tensor, Tensor]] = []
         self._open = False
         self._parts: dict[str, list[Tensor | None]] = {}
-        self._fired: set[str] = set()
+        self._called = set() if called is None else called
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -56,15 +62,26 @@ class ExampleNoise:
         if done:
             torch.autograd.backward([values for values, _ in done], [grad for _, grad in done])
 
-    def check_reached(self) -> None:
-        """After the backward pass: refuse layers whose weights were used, but not by calling the layer."""
-        silent = [path for path in self.nodes if path not in self._fired]
-        used = [path for path in silent if self.model.get_submodule(path).weight.grad is not None]
+    def check_reached(self, nll: Nll, tried: set[str]) -> None:
+        """After the backward pass: refuse layers whose weights were used, but never by calling the layer.
+
+        Frozen weights have no gradients that would tell: the loss is run once more with these being NaN, which is done
+        once for a layer; `tried` remembers them.
+        """
+        silent = {p: self.model.get_submodule(p).weight for p in self.nodes if p not in self._called}
+        used = [path for path, weight in silent.items() if weight.grad is not None]
+        frozen = {p: w for p, w in silent.items() if not w.requires_grad and p not in tried}
+        for path, weight in frozen.items():
+            name = f"{path}.weight" if path else "weight"
+            broken = {name: torch.full_like(weight, math.nan)}  # type: ignore[arg-type]
+            with torch.no_grad(), frozen_statistics(self.model), substituted(self.model, broken) as net:
+                used += [path] if not bool(torch.isfinite(nll(net)).all()) else []
         if used:
             raise UnsupportedModelError(
                 f"The weights of {', '.join(used)} are used without a call of the layer, where noise for each example "
                 'cannot act: leave these layers out by layers=[…], or give noise="batch", one draw for the batch.'
             )
+        tried.update(frozen)
 
     def _begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._open = False
@@ -90,7 +107,7 @@ class ExampleNoise:
                 f"{path or 'The layer'} got {rows} rows where the first layer had {known}: noise for each example "
                 'needs examples in the first dimension everywhere. Give noise="batch", one draw for the batch.'
             )
-        self._fired.add(path)
+        self._called.add(path)
         return self._parts[path]
 
     def _before(self, path: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def check_choices(
     if kl not in KINDS:
         raise ValueError(unknown("kl", str(kl), KINDS))
     for name, value in {**positive, **others, "gamma": gamma}.items():
+        if not isinstance(value, Real):
+            raise ValueError(f"{name}={value!r} must be a number.")
         if not (math.isfinite(value) and value >= 0) or (name in positive and value == 0):
             least = "positive" if name in positive else "not negative"
             raise ValueError(f"{name}={value} must be finite and {least}.")
@@ -67,8 +70,12 @@ def node_descent(
     An optimiser that is given as a function keeps the groups it makes, and its rates.
     """
     rate = lr if node_lr is None else node_lr
-    if not rate >= 0:
+    if not 0 <= rate < math.inf:
         raise ValueError(f"node_lr={node_lr} must be a non-negative number.")
+    if "lr" in (node_options or {}):
+        raise ValueError("node_options: the nodes' rate is given by node_lr.")
+    if callable(optimizer) and (node_lr is not None or node_options):
+        raise ValueError("node_lr and node_options are for optimisers by name; a function gives its groups their own.")
     own = trainable(posterior)
     # Weights first: messages name the first parameter that is wrong.
     parameters = {n: p for n, p in own.items() if n not in _NODES} | {n: p for n, p in own.items() if n in _NODES}

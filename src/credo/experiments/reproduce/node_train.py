@@ -62,10 +62,15 @@ def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
 
 
 def trained(tables: Tables, folder: Path, *, members: int) -> tuple[Posterior, Dataset, float]:
-    """The posterior of a run; of several, each from a seed of its own, their ensemble. And the training's seconds."""
+    """The posterior of a run; of several, their ensemble. And the training's seconds.
+
+    Members from random weights begin with other ones and see the same images; those from trained weights, which would
+    stay alike, see other images in another order.
+    """
     runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
     for index, run in enumerate(runs):
-        finish(run, {**tables, "training": {**tables["training"], "seed": index}})
+        section = "training" if tables["model"].get("weights") is not None else "model"
+        finish(run, {**tables, section: {**tables[section], "seed": index}} if members > 1 else tables)
     posteriors = [run.posterior() for run in runs]
     seconds = sum(run.result()["seconds"] for run in runs)
     return posteriors[0] if members == 1 else Ensemble(posteriors), runs[0].dataset(), seconds
