@@ -35,7 +35,8 @@ class Summary:
     """The sizes of a network.
 
     `weights` are all parameters, also those of `others`; `nodes` the inputs of all Linear and Conv layers together,
-    which is the number of random variables of `credo.NodeBNN(side="in")` for one component.
+    which is the number of random variables of `credo.NodeBNN(side="in")` for one component, if it covers all of them
+    (it leaves out tied layers and kinds of its own, such as attention's projections).
     """
 
     name: str
