@@ -103,6 +103,11 @@ def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
     assert softmax["aleatoric"] < record["epochs"][0]["softmax"]["aleatoric"]
     assert 0 <= softmax["foreign"]["photo-patches"]["auroc"]["epistemic"] <= 1
     assert "uncertainty" not in records["alexnet-bayesian-cifar100"]
+    assert record["form"] == "lrt-free"
+    assert (records["alexnet-bayesian-cifar100"]["form"], records["alexnet-frequentist-cifar100"]["form"]) == (
+        "weights-free",
+        None,
+    )
     assert record["numbers"]["accuracy"] == 100 * record["test"]["accuracy"]
     kept = {rate: pruned["kept"] for rate, pruned in record["numbers"]["pruned"].items()}
     weights, biases = 8 * 9 + 64 * 9 + 128 * 16 + 160, 8 + 8 + 16 + 10
@@ -141,6 +146,10 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     dropout = made["dropout"].rows
     assert [row[1] for row in dropout] == ["83 / 38", "54 / 37", "48 / 37"]
     assert made["uncertainty"].rows[0][1] == 0.0096
+    epochs = [epoch["softmax"]["epistemic"] for epoch in records["lenet5-bayesian-mnist"]["epochs"]]
+    assert made["uncertainty"].rows[0][6:9] == [f"{e:.4f}" for e in (epochs[0], max(epochs), epochs[-1])]
+    foreign = records["lenet5-bayesian-mnist"]["uncertainty"]["softmax"]["foreign"]["photo-patches"]
+    assert f"photo-patches {foreign['epistemic']:.4f}, AUROC" in made["uncertainty"].rows[0][-1]
     assert [row[1] for row in made["pruning"].rows] == [None, None]
     assert [path.name for path in draw_figures(records, "smoke", tmp_path)] == ["uncertainty-mnist.png"]
 
@@ -155,4 +164,9 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
     assert counts["frequentist"]["needed"] == network
     assert counts["bayesian"]["needed"] == counts["relative"]["needed"] == 2 * network
     assert counts["relative-layer"]["needed"] == network + 8
-    assert counts["pruned"]["needed"] == pytest.approx(network, rel=0.02)
+    weights = sum(
+        p.numel()
+        for p in prepare(make_experiment(cell.arguments["experiments"]["bayesian"])).posterior.model.parameters()
+        if p.dim() > 1
+    )
+    assert counts["pruned"]["needed"] == 2 * (network - round(0.5 * weights))

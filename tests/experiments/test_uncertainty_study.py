@@ -128,8 +128,8 @@ def test_a_snapshot_counts_right_answers() -> None:
 
 @pytest.fixture(scope="module")
 def figure() -> UncertaintyFigure:
-    # Digits are not learned in three epochs; with ten, the network is right about most.
-    return uncertainty(**{**UNCERTAINTY_SCALES["smoke"], "epochs": 10})
+    # Digits are not learned in three epochs; with these, the networks come to agree again.
+    return uncertainty(**{**UNCERTAINTY_SCALES["smoke"], "epochs": 24})
 
 
 def test_uncertainty_falls_while_digits_are_learned(figure: UncertaintyFigure) -> None:
@@ -137,7 +137,9 @@ def test_uncertainty_falls_while_digits_are_learned(figure: UncertaintyFigure) -
     assert last["accuracy"] > 0.8 > first["accuracy"]
     assert last["softmax"]["aleatoric"] < 0.5 * first["softmax"]["aleatoric"]
     doubts = [epoch["softmax"]["epistemic"] for epoch in figure.epochs]
-    assert doubts[-1] < max(doubts)
+    # It begins low, before anything is learned, rises, and falls again.
+    assert doubts[0] < 0.1 * max(doubts)
+    assert sum(doubts[-3:]) / 3 < 0.85 * max(doubts)
     assert last["softmax"]["aleatoric"] < last["normalised-softplus"]["aleatoric"]
 
 

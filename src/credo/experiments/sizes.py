@@ -19,14 +19,15 @@ def numbers_needed(posterior: Posterior) -> int:
     """Numbers that a prediction needs: weights, noise of the targets, and what describes the spread of random weights.
 
     That is a deviation for each weight of a Gaussian (one for each tensor, if its weights share it), two roots of each
-    layer of noisy K-FAC, moments of the nodes of a node-based network, all members of an ensemble. State that only
-    training needs (momentum, curvature of OGN and K-FAC) does not count.
+    layer of noisy K-FAC, moments of the nodes of a node-based network, all members of an ensemble. Pruned weights do
+    not count, nor does state that only training needs (momentum, curvature of OGN and K-FAC).
     """
     return sum(_point(part) + _spread(part) for part in posterior.parts)
 
 
 def _point(part: Posterior) -> int:
-    return sum(p.numel() for module in (part.model, part.likelihood) for p in module.parameters())
+    kept = sum(int(mask.sum()) for mask in part.masks().values())
+    return kept + sum(p.numel() for p in part.likelihood.parameters())
 
 
 def _spread(part: Posterior) -> int:
@@ -35,7 +36,8 @@ def _spread(part: Posterior) -> int:
     if isinstance(part, NodeBNN):
         return part.loc.numel() + part.rho.numel()
     if isinstance(part, GaussianPosterior):
-        return sum(std.numel() for std in part.std().values())
+        masks = part.masks()
+        return sum(int(masks[name].sum()) for name in part.std())
     if not isinstance(part, NoisyKFAC):
         return 0
     blocks = [block for block in part.blocks if block.is_random]

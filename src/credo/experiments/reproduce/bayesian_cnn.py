@@ -32,6 +32,7 @@ from credo.experiments.reproduce.bayesian_cnn_rows import (
     ROWS,
     Row,
     experiment_for,
+    form_of,
 )
 from credo.experiments.reproduce.tables import Cell, run_cells
 from credo.experiments.runs import CHECKPOINT, Run, versions
@@ -130,22 +131,23 @@ def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         posterior = prepare(make_experiment(experiment)).posterior
         counts[name] = parameter_counts(posterior)
         if name == "bayesian":
-            masks = prune(posterior, rate=0.5, by="magnitude")
-            counts["pruned"] = {"needed": 2 * sum(int(mask.sum()) for mask in masks.values())}
+            prune(posterior, rate=0.5, by="magnitude")
+            counts["pruned"] = parameter_counts(posterior)
     return {"network": arguments["network"], "counts": counts, "versions": versions()}
 
 
 def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0) -> Cell:
     watched = row == _BAYESIAN_LENET and form == "lrt-free" and data in ("mnist", "cifar10")
+    experiment = experiment_for(row, data, scale, form, seed)
     arguments = {
         "network": row.network,
         "kind": row.kind,
-        "form": form,
+        "form": form_of(experiment["method"]),
         "data": data,
         "draws": DRAWS[scale],
         "watched": watched,
         "compared": row in COMPARED and data == "cifar100",
-        "experiment": experiment_for(row, data, scale, form, seed),
+        "experiment": experiment,
     }
     return Cell(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), arguments)
 

@@ -42,7 +42,7 @@ def accuracy_table(records: Records, scale: str) -> Table:
         "Accuracy in %: the paper's on validation images, ours on the test set with 95 % intervals. One seed. "
         f"Bayesian: {DRAWS[scale]} draws, softplus. min: training of all of a row's networks on one thread."
     ]
-    notes += [f"{row.title}: {_describe(record)}" for row in ROWS if (record := _any(records, row.key))]
+    notes += [f"{row.title}: {_describe(records, row.key)}" for row in ROWS if _any(records, row.key)]
     return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *_small(scale)])
 
 
@@ -55,13 +55,17 @@ def _any(records: Records, key: str) -> dict[str, Any] | None:
     return next((records[name] for data in DATA if (name := f"{key}-{data}") in records), None)
 
 
-def _describe(record: dict[str, Any]) -> str:
-    given = record["arguments"]["experiment"]
-    options = ", ".join(f"{key} {value}" for key, value in given["method"].items() if key != "name")
-    training = ", ".join(
-        f"{key} {given['training'][key]}" for key in ("batch_size", "schedule") if key in given["training"]
+def _describe(records: Records, key: str) -> str:
+    """The settings of a row: only epochs differ between data sets."""
+    given = {title: r["arguments"]["experiment"] for data, title in DATA.items() if (r := records.get(f"{key}-{data}"))}
+    one = next(iter(given.values()))
+    options = ", ".join(f"{name} {value}" for name, value in one["method"].items() if name != "name")
+    training = "".join(
+        f", {name} {one['training'][name]}" for name in ("batch_size", "schedule") if name in one["training"]
     )
-    return f"{given['method']['name']}, {options}; {training}"
+    epochs = ", ".join(f"{title} {experiment['training']['epochs']}" for title, experiment in given.items())
+    activation = one["model"].get("activation", "relu")
+    return f"{one['method']['name']}, {options}; {activation}{training}; epochs: {epochs}"
 
 
 def forms_table(records: Records, scale: str) -> Table:
@@ -114,8 +118,8 @@ def pruning_table(records: Records, scale: str) -> Table:
             rows.append([f"{NETWORKS[row.network]}, {title}", printed, f"{record['numbers']['accuracy']:.2f}", *after])
     notes = [
         "Accuracy in % of the Bayesian networks, whole and without the share of weights (not biases) that has the "
-        "smallest |μ|. With half of them gone as many numbers are left as a point estimate has. Not trained again. The "
-        "paper prunes below a threshold that it does not state."
+        "smallest |μ|. With half of them gone nearly as few numbers are left as a point estimate has. Not trained "
+        "again. The paper prunes below a threshold that it does not state."
     ]
     columns = ["network", "pruned paper", "whole", *(f"−{100 * rate:g} %" for rate in RATES)]
     return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *_small(scale)])
@@ -137,29 +141,41 @@ def parameters_table(records: Records, scale: str) -> Table:
 
 
 def uncertainty_table(records: Records, scale: str) -> Table:
-    """Means over test images, at the first and at the last epoch, and how well foreign images are told."""
+    """Means over the same test images while training goes on, and how well foreign images are told."""
     rows: list[list[Any]] = []
     for data, title in DATA.items():
         record = records.get(f"lenet5-bayesian-{data}")
         if record is None or "uncertainty" not in record:
             continue
         for link in LINKS:
-            first, found = record["epochs"][0][link], record["uncertainty"][link]
-            areas = {name: other["auroc"]["epistemic"] for name, other in found["foreign"].items()}
+            epochs, found = [epoch[link] for epoch in record["epochs"]], record["uncertainty"][link]
             printed = PRINTED_UNCERTAINTY[data] if link == "softmax" else (None, None)
             cells: list[Any] = []
             for kind, theirs in zip(("aleatoric", "epistemic"), printed, strict=True):
-                cells += [theirs, f"{first[kind]:.4f}", f"{found[kind]:.4f}"]
-            told = ", ".join(f"{name} {area:.3f}" for name, area in areas.items()) or None
-            rows.append([f"{title}, {link}", *cells, told])
+                values = [epoch[kind] for epoch in epochs]
+                cells += [theirs, *(f"{value:.4f}" for value in (values[0], max(values), values[-1]))]
+            rows.append([f"{title}, {link}", *cells, _told(found)])
     notes = [
-        "LeNet-5: traces of the covariances of Kwon et al. (2018), means over test images, after the first epoch "
-        "(2,000 images, 10 draws) and the last. The paper's numbers are of the largest probability of one image a "
-        "batch and cannot be compared. AUROC: the image's epistemic uncertainty tells foreign images from test images."
+        "LeNet-5: traces of the covariances of Kwon et al. (2018), means over the first 2,000 test images with 10 "
+        "draws, after the first epoch, after that with the largest mean, and at the end. The paper's numbers are of "
+        "the largest probability of one image a batch and cannot be compared. Foreign: mean epistemic of all "
+        "test images and of foreign ones, and the AUROC by which it tells them (in brackets that of aleatoric), with "
+        f"{DRAWS[scale]} draws; data sets whose files are not there are left out."
     ]
     columns = ["data, link"]
-    columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in (" paper", ", epoch 1", ", end")]
-    return Table(f"Uncertainty {_BY}", [*columns, "AUROC of epistemic"], rows, [*notes, *_small(scale)])
+    times = (" paper", ", epoch 1", ", largest", ", end")
+    columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
+    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *_small(scale)])
+
+
+def _told(found: dict[str, Any]) -> str | None:
+    """Own and foreign means, and how well one tells them."""
+    told = []
+    for name, other in found["foreign"].items():
+        areas = other["auroc"]
+        means = f"{found['epistemic']:.4f}, {name} {other['epistemic']:.4f}"
+        told.append(f"{means}, AUROC {areas['epistemic']:.3f} ({areas['aleatoric']:.3f})")
+    return "; ".join(told) or None
 
 
 def _small(scale: str) -> list[str]:
