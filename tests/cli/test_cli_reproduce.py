@@ -115,6 +115,10 @@ def test_chosen_rows(call: Call) -> None:
     assert "2/2 resnet18-vogn" in result.stderr
     assert sorted(path.name for path in Path("out/table1").glob("*.json")) == ["lenet5-vogn.json", "resnet18-vogn.json"]
     assert json.loads(Path("out/table1.json").read_text())["rows"] == both["rows"]
+    result = call(*study, "--rows", "resnet18-vogn")
+    assert "1/1 resnet18-vogn" in result.stderr
+    assert json.loads(result.stdout)[0]["rows"] == both["rows"], "what has a record stays in the table"
+    assert json.loads(Path("out/table1.json").read_text())["rows"] == both["rows"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from credo.cli import evaluate
+
 Call = Callable[..., Any]
 Refused = Callable[..., str]
 
@@ -37,8 +41,28 @@ def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, 
     found = json.loads(call("evaluate", digits_run, *asked, "--json").stdout)["shift"]
     assert (found["examples"], set(found["kinds"])) == (60, {"fog", "contrast"})
     assert json.loads((digits_run / "evaluation.json").read_text())["shift"] == found
-    assert "mean 'fog'" in refused("evaluate", digits_run, "--shift", "--shift-kinds", "fogg")
     assert "is a regression" in refused("evaluate", gap_run, "--shift")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--shift", "--shift-kinds", "fogg"), "Did you mean 'fog'"),
+        (("--shift", "--shift-kinds", ","), "No kind of corruption in ','"),
+        (("--shift", "--shift-kinds", "saturate"), "saturate"),
+        (("--shift", "--shift-examples", 0), "--shift-examples 0: give 1 or more, or leave it out for all 359"),
+        (("--shift-kinds", "fogg"), "--shift-kinds fogg: only for --shift; add it"),
+        (("--shift-kinds", "common"), "--shift-kinds common: only for --shift"),
+        (("--shift-examples", 60), "--shift-examples 60: only for --shift"),
+    ],
+)
+def test_shift_is_refused_before_anything_is_measured(
+    refused: Refused, digits_run: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[Any, ...], message: str
+) -> None:
+    measured: list[Any] = []
+    monkeypatch.setattr(evaluate, "evaluate_run", lambda *given, **options: measured.append(given) or {})
+    assert message in refused("evaluate", digits_run, *options)
+    assert measured == []
 
 
 def test_training_and_listing_a_node_based_bnn(call: Call, tmp_path: Path) -> None:

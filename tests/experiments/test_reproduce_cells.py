@@ -14,7 +14,7 @@ import torch
 
 from credo.experiments.config import make_experiment
 from credo.experiments.reproduce import STUDIES, tables, weight_sampling
-from credo.experiments.reproduce.tables import Cell, run_cells
+from credo.experiments.reproduce.tables import Cell, run_cells, stored_records
 
 CELLS = [Cell(f"cell-{i}", {"value": i, "experiment": {"lr": 0.1}}) for i in range(4)]
 
@@ -46,6 +46,15 @@ def test_records_are_not_made_again_and_read_the_same(tmp_path: Path) -> None:
     work = Work(fails_at=0)
     assert list(run_cells(work, CELLS, tmp_path, jobs=1)) == first
     assert work.done == []
+
+
+def test_what_is_stored_is_read_in_the_order_of_the_cells(tmp_path: Path) -> None:
+    """And nothing of other settings, nothing that is not there."""
+    assert stored_records(CELLS, tmp_path) == {}
+    list(run_cells(Work(), [CELLS[3], CELLS[1], CELLS[0]], tmp_path, jobs=1))
+    changed = Cell("cell-1", {**CELLS[1].arguments, "value": 7})
+    found = stored_records([CELLS[0], changed, CELLS[2], CELLS[3]], tmp_path)
+    assert [(name, record["square"]) for name, record in found.items()] == [("cell-0", 0), ("cell-3", 9)]
 
 
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from credo.core.errors import CredoError
 from credo.data import load_dataset
+from credo.data.errors import DataMissingError
 from credo.evaluate import temperature_scale
-from credo.experiments.config import make_experiment
+from credo.experiments.config import make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, node_bnn, node_imagenet, node_rows, node_train
 from credo.experiments.reproduce.tables import SCALES
-from credo.experiments.runs import Run
+from credo.experiments.runs import CHECKPOINT, Run
+from credo.training.checkpoint import load_checkpoint
 
 STUDY = STUDIES["node-bnn"]
 
@@ -46,9 +47,13 @@ def test_budgets_are_equal() -> None:
     assert cells["resnet20-ibnn-16"]["passes"] == [16]
     scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
     assert len({cost(given) for given in scratch}) == 1
-    node = next(given["experiment"] for given in scratch if given["variant"] == "node-bnn")
-    steps = node["training"]["epochs"] * -(-node["training"]["examples"] // node["training"]["batch_size"])
-    assert node["method"]["warmup_steps"] == 2 * steps // 3
+
+
+def test_all_rows_begin_with_one_network() -> None:
+    twins = [cell.arguments["twin"] for cell in node_bnn.tuned_cells("smoke")]
+    assert twins[0]["training"] == node_rows.PRETRAINED["smoke"]["convnet"].training
+    assert all(twin == twins[0] for twin in twins)
+    assert all(cell.arguments["twin"] is None for cell in node_bnn.tuned_cells("cpu")), "public weights"
 
 
 def test_which_rows_are_run() -> None:
@@ -78,6 +83,9 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     own = node.posterior()
     assert records["convnet-ibnn-4"]["parameters"]["nodes"] == 2 * own.loc.numel()  # type: ignore[union-attr]
     assert node.experiment().model["weights"].endswith("twin")
+    starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
+    for start in starts[1:]:
+        torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
     table = node_bnn.tuned_table(records, "smoke")
     assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
@@ -99,6 +107,11 @@ def test_shifted_rows(tmp_path: Path) -> None:
     swept = node_bnn.gamma_table({n: records[n] for n in list(records)[1:]}, "smoke")
     assert [row[0] for row in swept.rows] == ["0", "10"]
     assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
+    experiment = make_experiment(cells["convnet-node-bnn-0"].arguments["experiment"])
+    trained = prepare(experiment).posterior
+    trained.load_state_dict(load_checkpoint(tmp_path / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
+    assert trained.steps == 4 * 10, "1238 images, 128 a batch"
+    assert experiment.method["warmup_steps"] == 26, "two thirds of the steps that were made"
     wrong = records["convnet-node-bnn-0"]["shift"]["severities"]["3"]["accuracy"]
     assert swept.rows[0][5] == f"{100 * (1 - wrong):.1f}"
 
@@ -141,7 +154,8 @@ def test_folders_of_images_repeat_by_seed_and_epoch(folder: Path) -> None:
     first, second = list(loader), list(loader)
     loader.set_epoch(0)
     again = list(loader)
-    assert [len(y) for _, y in first] == [4, 4, 2] == [len(loader)] * 0 + [4, 4, 2]
+    assert [len(y) for _, y in first] == [4, 4, 2]
+    assert (len(loader), loader.data_size) == (3, 10)
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0][0], second[0][0])
     in_order = node_imagenet.FolderBatches(images, **sizes, seed=None)
@@ -165,8 +179,11 @@ def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     rows = ("resnet50-sgd", "resnet50-ibnn-4")
     run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", jobs=1, rows=rows, data="imagenet", root=str(folder))
     records = {cell.name: record for cell, record in run}
-    table = node_bnn.tuned_table(records, "smoke")
+    table = node_bnn.tuned_table(records, "smoke", data="imagenet")
     assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
+    stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
+    assert stored == records
+    assert node_bnn.tuned_records(tmp_path / "out", "smoke") == {}
     assert (tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt").exists()
     assert len(node_imagenet.cells("paper", (), str(folder))) == 5
 
@@ -176,15 +193,27 @@ def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
         node_imagenet.cells("smoke", (), None)
     with pytest.raises(ValueError, match="Unknown row 'resnet20'"):
         node_imagenet.cells("smoke", ("resnet20",), str(folder))
-    with pytest.raises(Exception, match="holds no images"):
+    with pytest.raises(DataMissingError, match="holds no images"):
         node_imagenet.FolderImages(tmp_path / "nowhere")
     (cell,) = node_imagenet.cells("cpu", ("resnet50-sgd",), str(folder))
-    with pytest.raises(Exception, match=r"resnet50.safetensors or resnet50.pth"):
+    with pytest.raises(DataMissingError, match=r"resnet50\.safetensors or resnet50\.pth"):
         node_imagenet.tune_cell({**cell.arguments, "width": 4, "crop": 32}, tmp_path / "run")
     (folder / "val" / "dog").rename(folder / "val" / "fox")
     with pytest.raises(ValueError, match="other classes"):
         node_imagenet.tune_cell(cell.arguments, tmp_path / "run")
-    assert issubclass(CredoError, Exception)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_notes_tell_of_their_own_rows(scale: str) -> None:
+    ours, images = (" ".join(node_bnn.tuned_table({}, scale, data=data).notes) for data in (None, "imagenet"))
+    assert "MC-dropout and the 4 networks" in ours
+    assert ("digits, a tiny network" in ours) == (scale == "smoke")
+    assert not any(word in images for word in ("MC-dropout", "4 networks", "digits", "whatever the network"))
+    given = node_imagenet.cells(scale, (), "X")[0].arguments
+    assert f"at {given['crop']} pixels" in images
+    assert f"for {given['epochs']} epoch" in images
+    assert ("torchvision's weights" in images) == given["weights"]
+    assert ("random weights" in images) == (scale == "smoke") == ("Scale smoke" in images)
 
 
 def test_training_sizes_are_those_of_the_data() -> None:

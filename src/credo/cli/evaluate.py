@@ -13,7 +13,7 @@ from credo.cli.train import print_metrics
 from credo.core.distribute import join
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
-from credo.data import Split, as_float
+from credo.data import Split, as_float, corruption_kinds
 from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
 from credo.experiments.distributed import started_by_torchrun
@@ -34,7 +34,9 @@ def evaluate_command(
         typer.Option(help="File of `credo attack`, made for this network or another; may be given several times."),
     ] = None,
     shift: Annotated[bool, typer.Option("--shift", help="Also on corrupted images, at five severities.")] = False,
-    shift_kinds: Annotated[str, typer.Option(help="Corruptions: common, extra, all, or some by commas.")] = "common",
+    shift_kinds: Annotated[
+        str | None, typer.Option(help="Corruptions: common (the default), extra, all, or some by commas.")
+    ] = None,
     shift_examples: Annotated[int | None, typer.Option(help="Corrupt only so many test images.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
     tolerance: Annotated[
@@ -66,11 +68,12 @@ def evaluate_command(
     with errors_explained():
         place = Run(run, join() if started_by_torchrun() else None)
         first = place.team is None or place.team.is_first
-        sets = _checked(place, attack_set or [], samples=bool(samples), shift=shift)
+        kinds = _checked_kinds(place, shift, shift_kinds, shift_examples)
+        sets = _checked(place, attack_set or [], samples=bool(samples))
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
-        shifted = shift_run(place, kinds=shift_kinds, examples=shift_examples, **options) if shift else None
+        shifted = None if kinds is None else shift_run(place, kinds=kinds, examples=shift_examples, **options)
         if not first:
             return
         if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
@@ -86,15 +89,32 @@ def evaluate_command(
         say(f"written to {place.folder / 'evaluation.json'}")
 
 
-def _checked(run: Run, attack_sets: list[Path], *, samples: bool, shift: bool) -> dict[str, AttackSet]:
+def _checked(run: Run, attack_sets: list[Path], *, samples: bool) -> dict[str, AttackSet]:
     """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
     if samples and run.dataset().classes is None:
         raise ValueError("--samples counts right labels; this run is a regression.")
     sets = {str(path): load_attack_set(path) for path in attack_sets}
     _check_sets(sets, run)
-    if shift:
-        check_shift(run.dataset())
     return sets
+
+
+def _checked_kinds(run: Run, shift: bool, kinds: str | None, examples: int | None) -> str | None:
+    """The corruptions to measure with, if any; refuses what cannot be made of the run's images, or has no `--shift`."""
+    if not shift:
+        given = {"--shift-kinds": kinds, "--shift-examples": examples}
+        alone = [f"{option} {value}" for option, value in given.items() if value is not None]
+        if alone:
+            raise ValueError(f"{' '.join(alone)}: only for --shift; add it, or leave {' '.join(alone)} out.")
+        return None
+    dataset = run.dataset()
+    check_shift(dataset)
+    wanted = "common" if kinds is None else kinds
+    corruption_kinds(wanted, channels=dataset.input_shape[0])
+    if examples is not None and examples < 1:
+        raise ValueError(
+            f"--shift-examples {examples}: give 1 or more, or leave it out for all {len(dataset.test)} test images."
+        )
+    return wanted
 
 
 def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ def reproduce_command(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Rows to run, by commas, where a study has them to choose: `lenet5,alexnet` or `lenet5-vogn`."
+            help="Rows to run, by commas, where a table has them to choose: `lenet5,alexnet` or `lenet5-vogn`."
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Run on these data instead, where a study can: imagenet.")] = None,
@@ -49,7 +50,9 @@ def reproduce_command(
         credo reproduce weight-sampling --table attacks --scale cpu
         credo reproduce weight-sampling --table white-box --scale cpu
 
-    Every network has its own record and checkpoint: stop at any time, and the same command goes on from there.
+    Every network has its own record and checkpoint: stop at any time, and the same command goes on from there. With
+    --rows or --data and no --table, only tables that have such a choice are run. A table shows all of its rows that
+    have records in the folder, whichever were asked for.
     """
     with errors_explained():
         if study == "list":
@@ -58,8 +61,8 @@ def reproduce_command(
         known = _known_tables(study, scale, table or [])
         folder = output or default_folder(study, scale)
         choice = _choice(study, rows, data, root)
+        keys = _tables_with(study, [known[name] for name in table or []], rows, data)
         records: dict[str, dict[str, Any]] = {}
-        keys = [known[name] for name in table or known if not data or known[name] in STUDIES[study].data[data]]
         results = [_run(study, key, scale, folder, jobs, choice, records) for key in keys]
         draw = STUDIES[study].figures
         for path in draw(records, scale, folder) if draw else ():
@@ -105,7 +108,30 @@ def _choice(study: str, rows: str | None, data: str | None = None, root: Path | 
         return choice
     if not STUDIES[study].rows:
         raise ValueError(f"--rows {rows}: {study} has no rows to choose; its tables are run as a whole.")
-    return {**choice, "rows": tuple(row.strip() for row in rows.split(",") if row.strip())}
+    names = tuple(row.strip() for row in rows.split(",") if row.strip())
+    if not names:
+        raise ValueError(f"--rows {rows!r} names no row: give names by commas, or leave it out.")
+    return {**choice, "rows": names}
+
+
+def _tables_with(study: str, named: list[int | str], rows: str | None, data: str | None) -> list[int | str]:
+    """The tables to run: those named, each of which must know what else was given; else all that do."""
+    takers: dict[str, Collection[int | str]] = {}
+    if rows is not None:
+        takers[f"--rows {rows}"] = STUDIES[study].rows
+    if data is not None:
+        takers[f"--data {data}"] = STUDIES[study].data[data]
+    found = [key for key in STUDIES[study].table if all(key in keys for keys in takers.values())]
+    if not found:
+        raise ValueError(f"{' '.join(takers)}: no table of {study} has both; give one of them.")
+    for key in named:
+        if key not in found:
+            options = " and ".join(option.split()[0] for option in takers)
+            raise ValueError(
+                f"{' '.join(takers)}: table {key} of {study} has no such choice; tables that have: "
+                f"{', '.join(str(other) for other in found)}. Name only these, or leave out {options}."
+            )
+    return named or found
 
 
 def _run(
@@ -120,6 +146,7 @@ def _run(
     """One table; its records are also added to `every`."""
     chosen = STUDIES[study]
     name = f"table {key}" if isinstance(key, int) else key
+    of_data = {option: value for option, value in choice.items() if option != "rows"}
     total = chosen.count[key](scale, **choice)
     records: dict[str, dict[str, Any]] = {}
     with make_progress() as bar:
@@ -129,9 +156,13 @@ def _run(
             bar.update(task, advance=1, text=cell.name)
             if not bar.console.is_terminal:
                 say(f"{len(records)}/{total} {cell.name}")
+    if key in chosen.rows:  # as many rows as there are, so that a file never loses those of an earlier command
+        records = chosen.rows[key](folder, scale, **of_data)
     every.update(records)
-    result = chosen.table[key](records, scale)
-    write_json(folder / f"{name.replace(' ', '')}.json", {"scale": scale, **asdict(result)})
+    other = {"data": choice["data"]} if "data" in choice else {}
+    result = chosen.table[key](records, scale, **other)
+    file = "-".join([name.replace(" ", ""), *other.values()])
+    write_json(folder / f"{file}.json", {"scale": scale, **asdict(result)})
     for note in result.notes:
         say(note)
     say(f"records are in {folder}")

@@ -20,9 +20,7 @@ from credo.experiments.reproduce import (
     weight_sampling_stages,
     weight_sampling_tables,
 )
-from credo.experiments.reproduce.node_rows import PRETRAINED
 from credo.experiments.reproduce.tables import SCALES, Cell, Table
-from credo.experiments.reproduce.vogn_rows import NETWORKS
 
 Cells = Callable[..., Iterator[tuple[Cell, dict[str, Any]]]]
 
@@ -32,18 +30,20 @@ class Study:
     """A work whose tables can be run: what it is, and for each table its cells and its final form.
 
     Tables are named by their numbers; what is no table of the work but needed or added has a name of its own.
-    Where there are `rows`, some of them can be chosen: `count` and `cells` then take `rows=`, names or none for the
-    scale's own choice. `figures(records, scale, folder)` draws what the records of all tables suffice for.
+    `figures(records, scale, folder)` draws what the records of all tables suffice for.
     """
 
     title: str
     count: dict[int | str, Callable[..., int]]
     cells: dict[int | str, Cells]
-    table: dict[int | str, Callable[[dict[str, dict[str, Any]], str], Table]]
-    rows: tuple[str, ...] = ()
+    table: dict[int | str, Callable[..., Table]]
     figures: Callable[[dict[str, dict[str, Any]], str, Path], list[Path]] | None = None
+    rows: dict[int | str, Callable[..., dict[str, dict[str, Any]]]] = field(default_factory=dict)
+    """The tables whose rows can be chosen, and for each a function of folder and scale: the records that are there of
+    all its rows. `count` and `cells` of these take `rows=`, names or none for the scale's own choice."""
     data: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
-    """Other data that some of the tables can be run on: `count` and `cells` then take `data=` and `root=`."""
+    """Other data, and the tables that can be run on them: their `count`, `cells` and `rows` take `data=` and `root=`,
+    their `table` takes `data=`."""
 
 
 def _networks(table: int, scale: str) -> int:
@@ -81,7 +81,7 @@ STUDIES: dict[str, Study] = {
         count={1: lambda scale, rows=(): len(vogn.table_1_cells(scale, rows))},
         cells={1: vogn.table_1},
         table={1: vogn.table_1_result},
-        rows=tuple(NETWORKS),
+        rows={1: vogn.table_1_records},
     ),
     "adversarial-sampling": Study(
         "Improving Bayesian neural networks by Adversarial Sampling (Zhang et al. 2022)",
@@ -112,10 +112,10 @@ STUDIES: dict[str, Study] = {
     "node-bnn": Study(
         "Node-based Bayesian neural networks (Trinh et al. 2020, 2022)",
         count={
-            1: lambda scale, **choice: len(node_bnn.size_cells(scale)),
+            1: lambda scale: len(node_bnn.size_cells(scale)),
             2: lambda scale, **choice: len(node_bnn.tuned_cells(scale, **choice)),
-            "scratch": lambda scale, **choice: len(node_bnn.scratch_cells(scale)),
-            "gamma": lambda scale, **choice: len(node_bnn.gamma_cells(scale)),
+            "scratch": lambda scale: len(node_bnn.scratch_cells(scale)),
+            "gamma": lambda scale: len(node_bnn.gamma_cells(scale)),
         },
         cells={
             1: node_bnn.run_sizes,
@@ -129,7 +129,7 @@ STUDIES: dict[str, Study] = {
             "scratch": node_bnn.scratch_table,
             "gamma": node_bnn.gamma_table,
         },
-        rows=tuple(PRETRAINED["cpu"]),
+        rows={2: node_bnn.tuned_records},
         data={"imagenet": (2,)},
     ),
     "continual": Study(

@@ -31,7 +31,7 @@ from credo.experiments.reproduce.node_rows import (
     tuned_method,
 )
 from credo.experiments.reproduce.node_train import shift_cell, tune_cell
-from credo.experiments.reproduce.tables import Cell, Table, run_cells
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, stored_records
 from credo.models import build_model, summary
 
 Records = dict[str, dict[str, Any]]
@@ -48,12 +48,12 @@ def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"layers": len(found.layers), "weights": found.weights, "nodes": found.nodes}
 
 
-def size_cells(scale: str, **choice: Any) -> list[Cell]:
+def size_cells(scale: str) -> list[Cell]:
     """One cell for each network of the table."""
     return [Cell(f"size-{model}", {"title": title, "model": model}) for title, (model, *_) in SIZES.items()]
 
 
-def run_sizes(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+def run_sizes(folder: Path, *, scale: str, jobs: int) -> Found:
     """Counts, in this process."""
     return run_cells(size_cell, size_cells(scale), folder / "sizes", jobs=1)
 
@@ -88,12 +88,15 @@ def _tuned(network: str, variant: str, case: Case) -> Cell:
     members = MEMBERS if variant == "ensemble" else 1
     training = member_training(case.training, TRAIN_SIZES[case.data["name"]], members)
     model = {**case.model, **({"weights": "public"} if case.start == "public" else {})}
-    experiment = {"data": dict(case.data), "model": model, "method": tuned_method(variant), "training": training}
-    twin = {**experiment, "method": {"name": "map", "lr": 1e-2}} if case.start == "twin" else None
+    common = {"data": dict(case.data), "model": model}
+    experiment = {**common, "method": tuned_method(variant), "training": training}
+    # The case's own training and not the row's, so that all rows begin with one network.
+    twin = {**common, "method": {"name": "map", "lr": 1e-2}, "training": dict(case.training)}
     passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [MEMBERS, 2 * MEMBERS]}.get(variant)
     passes = [int(variant.removeprefix("ibnn-"))] if passes is None else passes
     about = {"network": network, "variant": variant, "members": members, "passes": passes}
-    return Cell(f"{network}-{variant}", {**about, "experiment": experiment, "twin": twin})
+    start = {"twin": twin if case.start == "twin" else None}
+    return Cell(f"{network}-{variant}", {**about, "experiment": experiment, **start})
 
 
 def run_tuned(
@@ -110,7 +113,12 @@ def run_tuned(
     return run_cells(work, tuned_cells(scale, rows, data, root), folder / (data or "pretrained"), jobs=jobs)
 
 
-def tuned_table(records: Records, scale: str) -> Table:
+def tuned_records(folder: Path, scale: str, data: str | None = None, root: str | None = None) -> Records:
+    """What the folder has of all rows, whichever were asked for."""
+    return stored_records(tuned_cells(scale, (), data, root), folder / (data or "pretrained"))
+
+
+def tuned_table(records: Records, scale: str, data: str | None = None) -> Table:
     """Error, NLL and ECE of every row, the paper's numbers of ImageNet beside them."""
     rows: list[list[Any]] = []
     for record in records.values():
@@ -124,29 +132,40 @@ def tuned_table(records: Records, scale: str) -> Table:
             share = f"{100 * record['parameters']['nodes'] / record['parameters']['network']:.1f}"
             rows.append([title, "1" if scaled else passes, *pairs, share, f"{record['seconds'] / 60:.1f}"])
     names = [f"{name}{whose}" for name in ("error %", "NLL", "ECE") for whose in (" paper", "")]
+    columns = ["row", "passes", *names, "nodes %", "min"]
+    notes = _tuned_notes(scale) if data is None else node_imagenet.notes(scale)
+    title = "Table 2: pretrained networks made Bayesian (Trinh et al. 2020)"
+    return Table(title, columns, rows, [*notes, _TUNED_COLUMNS])
+
+
+_TUNED_COLUMNS = (
+    "One seed. Passes: networks averaged, one draw of each component. Temperature scaling: each half of the test "
+    "images by the temperature of the other. nodes %: numbers of the nodes' posterior, as a share of the weights. "
+    "min: minutes of training."
+)
+
+
+def _tuned_notes(scale: str) -> list[str]:
     notes = [
-        "Paper: ResNet-50 on ImageNet, whatever the network of the row. One seed. Passes: networks averaged, one draw "
-        f"of each component. MC-dropout and the {MEMBERS} networks together are trained as long as iBNN. Temperature "
-        "scaling: each half of the test images by the temperature of the other. nodes %: numbers of the nodes' "
-        "posterior, as a share of the weights. min: minutes of training."
+        "Paper: ResNet-50 on ImageNet, whatever the network of the row. MC-dropout and the "
+        f"{MEMBERS} networks together are trained as long as iBNN."
     ]
     if scale == "smoke":
         notes.append("Scale smoke: digits, a tiny network, few epochs; only shows that the machinery works.")
-    columns = ["row", "passes", *names, "nodes %", "min"]
-    return Table("Table 2: pretrained networks made Bayesian (Trinh et al. 2020)", columns, rows, notes)
+    return notes
 
 
 # -- from scratch, and γ ---------------------------------------------------------------------------------------
 
 
-def scratch_cells(scale: str, **choice: Any) -> list[Cell]:
+def scratch_cells(scale: str) -> list[Cell]:
     """Every way of training, for every network."""
     return [
         _scratch(network, variant, case, scale) for network, case in SCRATCH[scale].items() for variant in FROM_SCRATCH
     ]
 
 
-def gamma_cells(scale: str, **choice: Any) -> list[Cell]:
+def gamma_cells(scale: str) -> list[Cell]:
     """node-BNN at every γ, on the first network; γ = 0 is in the other table."""
     network, case = next(iter(SCRATCH[scale].items()))
     return [_scratch(network, "node-bnn", case, scale, gamma) for gamma in GAMMAS[scale]]
@@ -164,12 +183,12 @@ def _scratch(network: str, variant: str, case: Case, scale: str, gamma: float = 
     return Cell(name, {**about, "experiment": experiment})
 
 
-def run_scratch(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+def run_scratch(folder: Path, *, scale: str, jobs: int) -> Found:
     """Run what is missing; both tables share a folder, and node-BNN at γ = 0."""
     return run_cells(shift_cell, scratch_cells(scale), folder / "scratch", jobs=jobs)
 
 
-def run_gamma(folder: Path, *, scale: str, jobs: int, **choice: Any) -> Found:
+def run_gamma(folder: Path, *, scale: str, jobs: int) -> Found:
     """The same, for γ."""
     return run_cells(shift_cell, gamma_cells(scale), folder / "scratch", jobs=jobs)
 
@@ -202,6 +221,7 @@ def _notes(scale: str) -> list[str]:
     count = "all" if asked["examples"] is None else asked["examples"]
     return [
         f"Corruptions are Credo's own ({asked['kinds']}), on {count} test images, {asked['draws']} draws; means over "
-        f"kinds. The {MEMBERS} members of the ensemble together are trained as long as the others. One seed. min: "
-        "minutes of training."
+        f"kinds. The {MEMBERS} members of the ensemble together are trained as long as the others"
+        + (", node-BNN four times as long: it makes 4 passes a step" if scale == "paper" else "")
+        + ". One seed. min: minutes of training."
     ]

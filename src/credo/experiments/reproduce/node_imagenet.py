@@ -17,7 +17,7 @@ from torch import Tensor
 
 from credo.core.errors import unknown
 from credo.data.errors import DataMissingError
-from credo.experiments.reproduce.node_rows import COMPONENTS
+from credo.experiments.reproduce.node_rows import COMPONENTS, NODE_RATE
 from credo.experiments.reproduce.node_train import cross_scaled, node_numbers, scores
 from credo.experiments.reproduce.tables import Cell
 from credo.experiments.runs import versions
@@ -30,7 +30,8 @@ from credo.training import train
 WEIGHTS = ("resnet50.safetensors", "resnet50.pth")
 _IMAGES = {".jpeg", ".jpg", ".png"}
 _THREADS = 8
-# Trinh et al. (2020), their branch for ImageNet; the rate of the nodes is not published: that of their other networks.
+# Trinh et al. (2020), their branch for ImageNet, but for the nodes' optimiser: its rate is not published, and that of
+# their other networks, with momentum, undid trained networks of ours in their first steps. Untried on ImageNet itself.
 _METHOD = {
     "side": "in",
     "bias_scale": True,
@@ -40,7 +41,7 @@ _METHOD = {
     "std_init": 0.05,
     "optimizer": "sgd",
     "lr": 5e-4,
-    "node_lr": 0.3,
+    "node_options": {"momentum": 0.0, "nesterov": False},
     "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
 }
 # Epochs, batch, sides of the crop and of the image before it, channels of the first stage, whether weights are needed.
@@ -148,7 +149,31 @@ def cells(scale: str, rows: tuple[str, ...], root: str | None) -> list[Cell]:
         if row not in names:
             raise ValueError(unknown("row", row, names))
     about = {"network": "resnet50", "root": str(root), **_SCALES[scale]}
-    return [Cell(name, {**about, "variant": v}) for name, v in names.items() if not rows or name in rows]
+    chosen = {name: v for name, v in names.items() if not rows or name in rows}
+    return [Cell(name, {**about, "variant": v, "method": _method(v, _SCALES[scale])}) for name, v in chosen.items()]
+
+
+def _method(variant: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Options of `NodeBNN`; none for the weights as they are."""
+    if variant == "sgd":
+        return {}
+    components = int(variant.removeprefix("ibnn-"))
+    options = {**_METHOD, "components": components, "node_lr": NODE_RATE / components, "draws": about["draws"]}
+    return options | ({} if about["weights"] else _SMOKE)
+
+
+def notes(scale: str) -> list[str]:
+    """What the rows are, below their table."""
+    about = _SCALES[scale]
+    spent = f"{about['epochs']} epoch{'s' if about['epochs'] > 1 else ''} of batches of {about['batch_size']}"
+    start = "torchvision's weights" if about["weights"] else "random weights"
+    found = [
+        f"Paper: ResNet-50 on ImageNet. Ours: ResNet-50 on the folder's images, at {about['crop']} pixels, measured on "
+        f"val. SGD: {start} as they are. iBNN: trained on from them for {spent}."
+    ]
+    if scale == "smoke":
+        found.append("Scale smoke: few channels, nothing trained before; only shows that the machinery works.")
+    return found
 
 
 def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -164,10 +189,8 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     model = build_model("resnet50", inputs=inputs, classes=count, width=arguments["width"], seed=0)
     if arguments["weights"]:
         load_named_weights(model, _weights(root))
-    components = 1 if variant == "sgd" else int(variant.removeprefix("ibnn-"))
-    options: dict[str, Any] = {} if variant == "sgd" else {**_METHOD, "components": components}
-    if options:
-        options |= {"draws": arguments["draws"]} | ({} if arguments["weights"] else _SMOKE)
+    options = arguments["method"]
+    components = options.get("components", 1)
     posterior = (NodeBNN if options else MAP)(model, data_size=len(training.images), **options)
     seconds = 0.0
     if variant != "sgd":

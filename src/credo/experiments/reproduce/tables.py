@@ -102,8 +102,27 @@ def _run_one(work: Work, cell: Cell, folder: Path) -> dict[str, Any]:
     return _stored(path, cell)
 
 
+def stored_records(cells: Iterable[Cell], folder: Path) -> dict[str, dict[str, Any]]:
+    """The records that are in the folder, in the order of the cells; those of other settings are left out."""
+    found = {}
+    for cell in cells:
+        path = folder / f"{cell.name}.json"
+        if path.exists() and _is_of(record := _read(path), cell):
+            found[cell.name] = record
+    return found
+
+
 def _stored(path: Path, cell: Cell) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if record.get("arguments") != json.loads(json.dumps(cell.arguments)):
+    record = _read(path)
+    if not _is_of(record, cell):
         raise ValueError(f"{path} is the record of other settings or another scale: use another folder, or delete it.")
     return record
+
+
+def _read(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def _is_of(record: dict[str, Any], cell: Cell) -> bool:
+    return bool(record.get("arguments") == json.loads(json.dumps(cell.arguments)))

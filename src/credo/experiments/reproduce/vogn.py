@@ -14,7 +14,7 @@ from typing import Any
 
 from credo.evaluate.suite import quick_metrics
 from credo.experiments.config import in_order, make_experiment, prepare
-from credo.experiments.reproduce.tables import Cell, Table, run_cells
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, stored_records
 from credo.experiments.reproduce.vogn_rows import NETWORKS, OPTIMISERS, PRINTED, chosen_rows, experiment_for
 from credo.experiments.runs import CHECKPOINT, LOG, Run
 from credo.predict import predict
@@ -69,6 +69,11 @@ def table_1(
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Run what is missing of the chosen rows; yields each row's record."""
     return run_cells(train_cell, table_1_cells(scale, rows), folder / "table1", jobs=jobs)
+
+
+def table_1_records(folder: Path, scale: str) -> dict[str, dict[str, Any]]:
+    """What the folder has of all rows, whichever were asked for."""
+    return stored_records(table_1_cells(scale, tuple(NETWORKS)), folder / "table1")
 
 
 def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
