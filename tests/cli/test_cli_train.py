@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from credo.experiments.config import read_experiment
+import credo
+from credo.experiments.config import in_order, read_experiment
 from credo.experiments.distributed import Distributed
 from credo.experiments.runs import Run
 
@@ -205,7 +206,19 @@ def test_evaluate_json(call: Call, digits_run: Path) -> None:
     assert set(found["ood"]["photo-patches"]["entropy"]) == {"auroc", "aupr_in", "aupr_out", "fpr95"}
     samples = found["samples"]
     assert samples["draws"] == 5
-    assert samples["lowest"] <= samples["mean"] <= samples["highest"]
+    run = Run(digits_run)
+    study = credo.sample_study(run.posterior(), in_order(run.dataset().test), draws=5)
+    assert samples["accuracies"] == study.accuracies.tolist()
+    for name in ("lowest", "highest", "mean", "ensembled"):
+        assert samples[name] == getattr(study, name)
+
+
+def test_samples_reach_the_report(call: Call, digits_run: Path) -> None:
+    call("evaluate", digits_run, "--draws", 2, "--samples", 12)
+    call("report", digits_run, "--out", "report.html")
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "Accuracies of sampled networks" in text
+    assert "12 networks" in text
 
 
 def test_bins_reach_the_calibration_error(call: Call, digits_run: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo import BBB, VOGN, AdversarialSampling, load, per_example_squares, save
-from credo.core.prior import ScaleMixture
+from credo.core.prior import Laplace, ScaleMixture
 from credo.core.weights import substituted
 from credo.methods.adversarial import make_attack
 
@@ -124,6 +124,31 @@ def test_a_step_is_the_gradient_of_equation_3(steps: int, weight: float, draws: 
     assert terms.loss == pytest.approx(terms.nll + terms.penalty)
 
 
+@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize("prior", [0.5, ScaleMixture(), Laplace(0.0, 0.3)])
+def test_a_monte_carlo_kl_is_that_of_the_plain_draws(prior: Any, draws: int) -> None:
+    """Equation 3 with log q(w) − log p(w) at the plain draws in the place of the KL, once."""
+    attack = AdversarialSampling(steps=2, step_size=0.1, weight=0.3)
+    posterior, nll = sgd(mlp(), attack, draws=draws, prior=prior, kl="monte-carlo"), Recorded()
+    before, reference = flat(posterior.mean()), sgd(mlp(), "weights", prior=prior, kl="monte-carlo")
+    rho_before = posterior.rho.detach().clone()
+    terms = posterior.step(nll)
+    plain, worst = nll.seen[:draws], nll.seen[draws + 2 :: 3]
+    mean, rho = before.clone().requires_grad_(), rho_before.clone().requires_grad_()
+    total = torch.zeros(())
+    for seen, share in [(s, 0.7) for s in plain] + [(s, 0.3) for s in worst]:
+        weights = mean + F.softplus(rho) * ((flat(seen) - before) / F.softplus(rho_before))
+        with substituted(reference.model, reference.layout.split(weights)):
+            total = total + share / draws * F.cross_entropy(reference.model(nll.x), nll.y)
+        if share == 0.7:
+            log_q = torch.distributions.Normal(mean, F.softplus(rho)).log_prob(weights).sum()
+            total = total + (log_q - reference.prior.log_prob(weights)) / (N * draws)
+    by_mean, by_rho = torch.autograd.grad(total, (mean, rho))
+    torch.testing.assert_close(before - flat(posterior.mean()), by_mean, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(rho_before - posterior.rho.detach(), by_rho, rtol=1e-3, atol=1e-4)
+    assert terms.loss == pytest.approx(float(total.detach()), rel=1e-4)
+
+
 def test_weight_0_is_plain_bbb_bit_for_bit() -> None:
     plain, attacked = (
         sgd(with_batchnorm(), noise, draws=2, random="*") for noise in ("weights", AdversarialSampling(weight=0))
@@ -163,7 +188,7 @@ def test_only_the_first_pass_counts_for_running_statistics() -> None:
     plain, attacked, all_passes = (net[1] for net in nets)
     assert torch.equal(plain.running_mean, attacked.running_mean)
     assert torch.equal(plain.running_var, attacked.running_var)
-    assert (int(attacked.num_batches_tracked), int(all_passes.num_batches_tracked)) == (1, 5)
+    assert (int(attacked.num_batches_tracked), int(all_passes.num_batches_tracked)) == (1, 6)
 
 
 def test_with_weight_1_the_adversarial_pass_counts() -> None:
@@ -221,6 +246,9 @@ def test_a_loss_that_fails_in_the_attack_changes_nothing() -> None:
         ({"step_size": -0.1}, "step_size=-0.1 must be finite"),
         ({"weight": 1.5}, r"weight=1.5 must lie in \[0, 1\]"),
         ({"radius": 0.0}, "radius=0.0 must be positive"),
+        ({"step_size": "0.02"}, "step_size='0.02' must be a number"),
+        ({"weight": None}, "weight=None must be a number"),
+        ({"radius": "1"}, "radius='1' must be a number"),
     ],
 )
 def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
@@ -262,6 +290,16 @@ def test_vogn_mixes_gradients_and_squares(weight: float) -> None:
     torch.testing.assert_close(posterior.curvature, 0.9 * before + 0.1 * squares, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(posterior.momentum, gradient + 2.0 / N * mean, rtol=1e-4, atol=1e-6)
     assert terms.nll == pytest.approx(loss, rel=1e-5)
+
+
+def test_vogn_has_no_kl_term_to_share_and_runs_losses_of_your_own_at_weight_0() -> None:
+    with pytest.raises(ValueError, match="kl_in_weight"):
+        VOGN(mlp(), data_size=N, noise=AdversarialSampling(kl_in_weight=True))
+    posterior, (x, y) = VOGN(mlp(), data_size=N, noise=AdversarialSampling(weight=0)), data()
+    with posterior.trial() as net:
+        F.cross_entropy(net(x), y).backward()
+    posterior.update()
+    assert posterior.steps == 1
 
 
 def test_vogn_with_weight_0_is_plain_bit_for_bit() -> None:

@@ -78,6 +78,18 @@ def test_from_pretrained_keeps_the_weights_and_takes_a_tenth_of_them_as_std() ->
     assert torch.equal(flat(posterior.mean()), flat(other.mean()))
 
 
+def test_from_pretrained_takes_a_first_deviation_and_keeps_running_statistics() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    net(torch.randn(9, 3))
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    posterior = BBB.from_pretrained(net, data_size=1, std_init=0.02)
+    torch.testing.assert_close(flat(posterior.std()), torch.full((16,), 0.02))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in posterior.model.named_buffers())
+    assert set(BBB.from_pretrained(net, data_size=1, rho_init=-3.0).rho.tolist()) == {-3.0}
+    with pytest.raises(ValueError, match="exclude each other"):
+        BBB.from_pretrained(net, data_size=1, relative_std=0.1, std_init=0.02)
+
+
 def test_mean_init_of_a_number_is_a_normal_of_that_std() -> None:
     posterior = BBB(network(), data_size=1, mean_init=0.1)
     # Kolmogorov-Smirnov at p = 1e-4.

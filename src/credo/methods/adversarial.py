@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ class AdversarialSampling:
 
     `weight` is the adversarial draw's share of the loss: 0 is plain training, bit for bit. `steps=0` makes it a second
     draw. `radius` bounds each entry's way from its draw, in standard deviations (`steps`·`step_size` does so anyhow).
-    Two switches repeat the authors' program: `kl_in_weight` multiplies the KL term by 1 − `weight`, too, and
-    `attack_statistics` lets the ascent's passes count as data for BatchNorm's running statistics.
+    Two switches repeat the authors' program: `kl_in_weight` multiplies BBB's KL term by 1 − `weight`, too, and
+    `attack_statistics` lets all passes count as data for BatchNorm's running statistics, not only that of the draw.
     """
 
     steps: int = 5
@@ -47,6 +48,10 @@ class AdversarialSampling:
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r} must be a whole number of ascents, 0 or more.")
+        given = {"step_size": self.step_size, "weight": self.weight, "radius": self.radius}
+        for name, value in given.items():
+            if not isinstance(value, Real) and not (name == "radius" and value is None):
+                raise ValueError(f"{name}={value!r} must be a number.")
         if not 0 <= self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size} must be finite and not negative; it is in units of σ.")
         if not 0 <= self.weight <= 1:

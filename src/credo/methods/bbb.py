@@ -123,8 +123,13 @@ class BBB(GaussianPosterior):
         )
 
     @classmethod
-    def from_pretrained(cls, model: nn.Module, *, relative_std: float = 0.1, **options: Any) -> BBB:
-        """Start from trained weights: μ keeps them, σ is `relative_std`·|μ| (Krishnan et al. 2020)."""
+    def from_pretrained(cls, model: nn.Module, *, relative_std: float | None = None, **options: Any) -> BBB:
+        """Start from trained weights: μ keeps them, σ is `relative_std`·|μ| (Krishnan et al. 2020).
+
+        A tenth of them, unless `relative_std`, `std_init` or `rho_init` says otherwise. Running statistics stay.
+        """
+        if relative_std is None and options.get("std_init") is None and options.get("rho_init") is None:
+            relative_std = 0.1
         return cls(model, relative_std=relative_std, **options)
 
     # -- the distribution ------------------------------------------------------------------------------------
@@ -287,7 +292,8 @@ class BBB(GaussianPosterior):
         self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
         before, share = len(self._shares()), attack.weight / self.step_draws
-        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, before + index, share)
+        number = before + index if frozen else 0
+        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, number, share)
         return share * value, gradients, eps
 
     def _whole(self, gradients: dict[str, Tensor | None]) -> Tensor:

@@ -90,6 +90,8 @@ class VOGN(NaturalGaussian):
         if not is_attack(noise) and noise != "weights":
             raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
         self.attack = make_attack(noise) if is_attack(noise) else None
+        if self.attack is not None and self.attack.kl_in_weight:
+            raise ValueError("kl_in_weight repeats a loss with a KL term, which VOGN's step has not: use BBB for it.")
         self._config = {
             "lr": dict(lr) if isinstance(lr, Mapping) else lr,
             "momentum": momentum,
@@ -180,7 +182,8 @@ class VOGN(NaturalGaussian):
             if share > 0:
                 found = self._pass(nll, self._weights(), share, frozen=inner)
             if attack is not None and share < 1:
-                worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=inner or share > 0)
+                frozen = inner or (share > 0 and not attack.attack_statistics)
+                worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=frozen)
                 found = worst if found is None else found.plus_(worst)
         assert found is not None
         self._gathered.add(found.loss, found.gradients, found.squares, found.weight)
@@ -209,7 +212,7 @@ class VOGN(NaturalGaussian):
     @contextmanager
     def trial(self) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
-        if self.attack is not None:
+        if self.attack is not None and self.attack.weight > 0:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
         self._gathered.check_free()
         self._begin_pass(self._gathered.count, self.step_draws)

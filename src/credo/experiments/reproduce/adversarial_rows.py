@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ATTACK = {"kind": "adversarial", "steps": 5, "step_size": 0.02, "weight": 0.8}
-# A step with the attack costs as much as this many without: five ascents, and two losses instead of one.
+# A step with the attack makes this many passes where one without makes one: five ascents, and two losses.
 TIMES = ATTACK["steps"] + 2  # type: ignore[operator]
-VARIANTS = {"bbb": "BBB", "long": "BBB, as long as AS", "as": "BBB + AS"}
+VARIANTS = {"bbb": "BBB", "long": "BBB, as many passes as AS", "as": "BBB + AS"}
 LAMBDAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 KEPT = ("0.2", "0.4", "0.6", "0.8")
 
@@ -41,6 +41,7 @@ _PAPER_TRAINING = {
     "schedule": "steps",
     "milestones": [80, 140, 180],
     "augment": "flip-crop",
+    "validation": 1000,  # for the curve of single draws
 }
 _NETS = {"resnet20": "ResNet20", "resnet56": "ResNet56", "vgg16-bn": "VGG"}
 _SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}

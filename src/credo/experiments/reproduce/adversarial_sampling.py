@@ -174,7 +174,10 @@ def retained_table(records: Records, scale: str) -> Table:
                 tuned = ", fine-tuned" if kind == "tuned" else ""
                 rows.append([f"{case.title}{tuned} {VARIANTS[variant]}", *shown])
     columns = ["network", *(f"{100 * float(s):g} %{whose}" for s in KEPT for whose in (" paper", ""))]
-    notes = [f"Accuracy in % on the most certain share of the test set, by total uncertainty of {KEPT_DRAWS} draws."]
+    notes = [
+        f"Accuracy in % on the most certain share of the test set, by the total uncertainty (`entropy-deviation`) of "
+        f"{KEPT_DRAWS} draws."
+    ]
     return Table("Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, notes)
 
 
@@ -212,6 +215,8 @@ def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:
     drawn = []
     for kind, cases in (("scratch", SCRATCH[scale]), ("tuned", TUNED[scale])):
         for key, case in cases.items():
+            if case.start == "public":  # these weights have seen the images held out here
+                continue
             found = {v: records[name]["curve"] for v in case.variants if (name := f"{kind}-{key}-{v}") in records}
             if sum(len(curve) > 1 for curve in found.values()) > 1:
                 path = folder / f"curves-{kind}-{key}.png"
