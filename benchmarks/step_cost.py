@@ -37,6 +37,7 @@ Run it on a machine that does nothing else; see docs/benchmarks.md.
 _DEFAULT_NETS = ("mlp", "lenet5", "alexnet", "resnet20")
 _BATCHES = 16
 _WARMUP = 3
+PLAIN, ATTACKED, ASCENTS = "bbb", "bbb-adversarial", 5
 _ROUNDS = 20
 _BLOCK_SECONDS = 0.2
 _MOST_STEPS = 20
@@ -115,6 +116,8 @@ def measure(
         seconds = interleave(blocks, rounds=effort.rounds, on_round=advance)
     for row, taken in seconds.items():
         rows[row] = asdict(ratio(taken, seconds[ADAM])) | {"milliseconds": 1000 * median(taken) / steps}
+    if {ATTACKED, PLAIN} <= set(seconds):
+        rows[ATTACKED]["beside_bbb"] = asdict(ratio(seconds[ATTACKED], seconds[PLAIN]))
     del work, blocks
     if effort.memory:
         add_memory(name, net, {row: builders[row] for row in seconds}, batches, rows)
@@ -165,6 +168,15 @@ def tables(numbers: dict[str, dict[str, dict[str, Any]]]) -> str:
     if any("memory" in entry for rows in numbers.values() for entry in rows.values()):
         memory = {row: [_memory_cell(row, rows[row]) for rows in numbers.values()] for row in names}
         parts.append(table("Peak memory of a step relative to Adam's", list(numbers), memory))
+    beside = {
+        net: rows[ATTACKED]["beside_bbb"] for net, rows in numbers.items() if "beside_bbb" in rows.get(ATTACKED, {})
+    }
+    if beside:
+        title = f"A step with {ASCENTS} ascents relative to BBB's; the aim is {ASCENTS} + 2.3 at most"
+        cells = [
+            f"{_time_cell(ATTACKED, r)}{'' if r['median'] <= ASCENTS + 2.3 else ', missed'}" for r in beside.values()
+        ]
+        parts.append(table(title, list(beside), {ATTACKED: cells}))
     return "\n".join([*parts, *reasons])
 
 

@@ -30,14 +30,17 @@ def run(program, path, *options, peers=True):
 
 
 def test_step_cost_as_a_user_runs_it(tmp_path):
-    output, record = run("step_cost", tmp_path / "step.json", "--nets", "mlp", "--methods", "map,bbb")
+    output, record = run("step_cost", tmp_path / "step.json", "--nets", "mlp", "--methods", "map,bbb,bbb-adversarial")
     rows = record["numbers"]["mlp"]
-    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "map", "bbb"]
+    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "map", "bbb", "bbb-adversarial"]
     assert rows["Adam"]["median"] == 1
     assert all(0 < row["low"] <= row["median"] <= row["high"] for row in rows.values())
     assert f"{rows['bbb']['median']:.2f} ({rows['bbb']['low']:.2f}–{rows['bbb']['high']:.2f})" in output
     assert {"config", "versions", "threads", "cpu_count", "seconds"} <= set(record)
     assert record["threads"] == 1
+    beside = rows["bbb-adversarial"]["beside_bbb"]
+    assert 1 < beside["low"] <= beside["median"] < rows["bbb-adversarial"]["median"]
+    assert "the aim is 5 + 2.3 at most" in output
     # Weights, gradients, two moments: Adam cannot do with less; BBB has each of them twice.
     weights = 4 * sum(p.numel() for p in NETS["mlp"].build().parameters())
     assert 4 * weights < rows["Adam"]["memory_bytes"] < 8 * weights
