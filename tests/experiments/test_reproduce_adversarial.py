@@ -48,6 +48,14 @@ def test_the_longer_training_takes_as_many_passes() -> None:
     assert attacked.training.epochs == plain.training.epochs
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_network_has_a_curve_of_single_draws(scale: str) -> None:
+    for table in (1, 2, 4):
+        for cell in adversarial_sampling.cells_of(table, scale):
+            training = make_experiment(cell.arguments["experiment"]).training
+            assert (training.validation >= 100, training.validation_draws) == (True, 1)
+
+
 def test_the_sweep_shares_networks_with_table_1() -> None:
     sweep, first = adversarial_sampling.cells_of(4, "cpu"), adversarial_sampling.cells_of(1, "cpu")
     shared = {cell.name for cell in sweep} & {cell.name for cell in first}
@@ -68,6 +76,8 @@ def test_a_fine_tuned_network_is_trained_measured_and_tabled(tmp_path: Path) -> 
     table = STUDY.table[2]({cell.name: record}, "smoke")
     assert table.rows[0][0].endswith("BBB + AS")
     assert table.rows[0][2].startswith(f"{numbers['lowest']:.2f} (")
+    assert table.rows[0][table.columns.index("mean of draws")].startswith(f"{numbers['mean']:.2f} (")
+    assert len(table.rows[0]) == len(table.columns)
     again = adversarial_sampling.train_cell(cell.arguments, tmp_path / "a")
     assert again == record, "a finished run is not trained again"
 
