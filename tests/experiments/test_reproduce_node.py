@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+import credo
 from credo.data import load_dataset
 from credo.data.errors import DataMissingError
 from credo.evaluate import temperature_scale
-from credo.experiments.config import make_experiment, prepare
+from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, node_bnn, node_imagenet, node_rows, node_train
 from credo.experiments.reproduce.tables import SCALES
 from credo.experiments.runs import CHECKPOINT, Run
@@ -83,6 +84,9 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     own = node.posterior()
     assert records["convnet-ibnn-4"]["parameters"]["nodes"] == 2 * own.loc.numel()  # type: ignore[union-attr]
     assert node.experiment().model["weights"].endswith("twin")
+    direct = credo.predict(own, in_order(node.dataset().test), draws=4)
+    expected = node_train.scores(direct.probs, direct.targets)
+    assert records["convnet-ibnn-4"]["numbers"]["4"] == pytest.approx(expected, rel=1e-6)
     starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)

@@ -27,13 +27,17 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     if arguments["twin"] is not None:
         finish(Run(folder / "twin"), arguments["twin"])
         tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
+    first, *_ = arguments["passes"]
+    numbers: dict[str, dict[str, float]] = {}
     if arguments["variant"] == "sgd":
         prepared = prepare(make_experiment(tables))
         posterior, dataset, seconds = prepared.posterior, prepared.dataset, 0.0
     else:
-        posterior, dataset, seconds = trained(tables, folder, members=arguments["members"])
-    numbers = {}
+        posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=first)
+        numbers |= {} if known is None else {f"{first}": known}
     for passes in arguments["passes"]:
+        if f"{passes}" in numbers:
+            continue
         prediction = predict(posterior, in_order(dataset.test), draws=passes)
         assert isinstance(prediction, ClassPrediction)
         numbers[f"{passes}"] = scores(prediction.probs, prediction.targets)
@@ -46,14 +50,16 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train one row from random weights, and measure it on the test set and on corrupted images."""
-    posterior, dataset, seconds = trained(arguments["experiment"], folder, members=arguments["members"])
     asked = arguments["shift"]
-    prediction = predict(posterior, in_order(dataset.test), draws=asked["draws"])
-    assert isinstance(prediction, ClassPrediction)
+    run = {"members": arguments["members"], "draws": asked["draws"]}
+    posterior, dataset, seconds, clean = trained(arguments["experiment"], folder, **run)
+    if clean is None:
+        prediction = predict(posterior, in_order(dataset.test), draws=asked["draws"])
+        assert isinstance(prediction, ClassPrediction)
+        clean = scores(prediction.probs, prediction.targets)
     kinds = corruption_kinds(asked["kinds"], channels=dataset.input_shape[0])
     shift = shift_study(posterior, dataset.test, kinds=kinds, examples=asked["examples"], draws=asked["draws"])
     about = {key: arguments[key] for key in ("network", "variant", "gamma")}
-    clean = scores(prediction.probs, prediction.targets)
     return {**about, **_kept(arguments["experiment"], seconds), "numbers": clean, "shift": shift}
 
 
@@ -61,8 +67,10 @@ def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
     return {"seed": make_experiment(tables).training.seed, "seconds": seconds, "versions": versions()}
 
 
-def trained(tables: Tables, folder: Path, *, members: int) -> tuple[Posterior, Dataset, float]:
-    """The posterior of a run; of several, their ensemble. And the training's seconds.
+def trained(
+    tables: Tables, folder: Path, *, members: int, draws: int
+) -> tuple[Posterior, Dataset, float, dict[str, float] | None]:
+    """The posterior of a run; of several, their ensemble. Its seconds, and a run's own scores on the test set.
 
     Members from random weights begin with other ones and see the same images; those from trained weights, which would
     stay alike, see other images in another order.
@@ -70,15 +78,20 @@ def trained(tables: Tables, folder: Path, *, members: int) -> tuple[Posterior, D
     runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
     for index, run in enumerate(runs):
         section = "training" if tables["model"].get("weights") is not None else "model"
-        finish(run, {**tables, section: {**tables[section], "seed": index}} if members > 1 else tables)
+        own = {**tables, section: {**tables[section], "seed": index}} if members > 1 else tables
+        finish(run, own, draws=draws if members == 1 else 1)
     posteriors = [run.posterior() for run in runs]
-    seconds = sum(run.result()["seconds"] for run in runs)
-    return posteriors[0] if members == 1 else Ensemble(posteriors), runs[0].dataset(), seconds
+    seconds, result = sum(run.result()["seconds"] for run in runs), runs[0].result()
+    if members > 1:
+        return Ensemble(posteriors), runs[0].dataset(), seconds, None
+    test = result["test"]
+    known = {"error": 100 * (1 - test["accuracy"]), "nll": test["nll"], "ece": test["ece"]}
+    return posteriors[0], runs[0].dataset(), seconds, known if result["draws"] == draws else None
 
 
-def finish(run: Run, tables: Tables) -> None:
+def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:
     """Train a run to its result, or go on with it."""
-    for _ in run.train(make_experiment(tables), draws=4):
+    for _ in run.train(make_experiment(tables), draws=draws):
         pass
 
 
