@@ -81,7 +81,7 @@ _IBNN = {
     "kl": "mean",
     "prior_std": 0.3,
     "spread": 0.2,
-    "std_init": 0.1,
+    "std_init": 0.05,
     "lr": 5e-4,
     "node_options": {"momentum": 0.0, "nesterov": False},  # with it the nodes of trained networks run away
 }
