@@ -9,17 +9,16 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import credo
 from credo.attacks import posterior_logits
 from credo.core.errors import UnsupportedModelError
-from credo.methods import MAP, Ensemble, NodeBNN
+from credo.methods import MAP, NodeBNN
 from credo.methods.node_layers import folded, node_layers
 from credo.methods.node_noise import ExampleNoise
-from credo.methods.node_terms import bound_terms, entropy_bound
+from credo.methods.node_terms import entropy_bound
 from credo.models import build_model
 
 
@@ -346,70 +345,3 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 def test_a_network_without_such_layers_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="no layer for node variables"):
         NodeBNN(nn.LSTM(3, 4), data_size=10)
-
-
-def test_an_ensemble_takes_all_components_of_all_members() -> None:
-    """With hardly any noise the mixture is known: the mean over members and components of what folded networks say."""
-    members = [
-        NodeBNN(mlp(), data_size=10, components=count, std_init=1e-6, spread=1.0, seed=count) for count in (2, 3)
-    ]
-    ensemble, x = Ensemble(members), torch.randn(5, 4)
-    assert [ensemble.whole_draws(wanted) for wanted in (1, 12, 13)] == [12, 12, 24]
-    each = [torch.stack([part.fold(c)(x).softmax(-1) for c in range(part.components)]).mean(0) for part in members]
-    found = credo.predict(ensemble, x, draws=5)
-    torch.testing.assert_close(found.probs, torch.stack(each).mean(0), rtol=0, atol=1e-4)
-
-
-def test_a_folded_network_is_deterministic_after_training() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
-    posterior, x = NodeBNN(net, data_size=12), torch.randn(12, 3)
-    credo.fit(posterior, [(x, torch.randint(2, (12,)))], epochs=2)
-    assert posterior.model.training
-    plain = posterior.fold()
-    assert torch.equal(plain(x), plain(x))
-    torch.testing.assert_close(plain(x), torch.cat([plain(row) for row in x.split(1)]))
-
-
-class Sometimes(nn.Module):
-    """A layer that is called in every other pass; or one whose weights are used without a call."""
-
-    def __init__(self, *, direct: bool) -> None:
-        super().__init__()
-        self.first, self.second, self.direct, self.calls = nn.Linear(3, 3), nn.Linear(3, 3), direct, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        x = self.first(x)
-        if self.direct:
-            return F.linear(x, self.second.weight)
-        return self.second(x) if self.calls % 2 else x
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_layer_may_rest_in_some_passes_but_not_be_used_uncalled(frozen: bool) -> None:
-    x, y = torch.randn(6, 3), torch.randint(3, (6,))
-    resting = NodeBNN(Sometimes(direct=False).requires_grad_(not frozen), data_size=10, draws=2)
-    for _ in range(3):
-        resting.step(lambda net: F.cross_entropy(net(x), y))
-    direct = NodeBNN(Sometimes(direct=True).requires_grad_(not frozen), data_size=10)
-    with pytest.raises(UnsupportedModelError, match="second are used without a call"):
-        direct.step(lambda net: F.cross_entropy(net(x), y))
-
-
-def test_the_bound_by_layers_is_the_sum_of_theirs() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, kl="layer-bound", spread=0.5)
-    loc, std = posterior.node_mean(), posterior.node_std()
-    spans = [node.span for node in posterior.nodes.values()]
-    assert [span.stop - span.start for span in spans] == [4, 6]
-    parts = [bound_terms(loc[:, span], std[:, span], 0.3, 0.0, [slice(None)])[1] for span in spans]
-    torch.testing.assert_close(posterior.kl().detach(), parts[0] + parts[1])
-    joint = NodeBNN(mlp(), data_size=10, components=3, kl="bound", spread=0.5)
-    torch.testing.assert_close(joint.kl().detach(), bound_terms(loc, std, 0.3, 0.0, [slice(None)])[1])
-    assert joint.kl() > posterior.kl() + 0.1
-
-
-def test_the_full_kl_is_that_of_every_component() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, kl="full", spread=0.5)
-    q = Normal(posterior.node_mean(), posterior.node_std())
-    torch.testing.assert_close(posterior.kl().detach(), kl_divergence(q, Normal(1.0, 0.3)).sum())

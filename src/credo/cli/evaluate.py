@@ -78,9 +78,7 @@ def evaluate_command(
             return
         if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
             metrics["samples"] = _sample_numbers(place, samples)
-        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {})}
-        if shifted is not None:
-            every["shift"] = shifted
+        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
         write_json(place.folder / "evaluation.json", every)
         if as_json:
             print_json(every)

@@ -87,11 +87,7 @@ class VOGN(NaturalGaussian):
         check_warmup(temperature_start, warmup_steps)
         if paper_tau:
             check_paper_tau(max(temperature, temperature_start or temperature), curvature_decay)
-        if not is_attack(noise) and noise != "weights":
-            raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
-        self.attack = make_attack(noise) if is_attack(noise) else None
-        if self.attack is not None and self.attack.kl_in_weight:
-            raise ValueError("kl_in_weight repeats a loss with a KL term, which VOGN's step has not: use BBB for it.")
+        self.attack = _attack_of(noise)
         self._config = {
             "lr": dict(lr) if isinstance(lr, Mapping) else lr,
             "momentum": momentum,
@@ -316,3 +312,15 @@ class _Pass:
         ratio = other.weight / self.weight
         torch._foreach_add_([*self.squares.values()], [other.squares[n] for n in self.squares], alpha=ratio)
         return self
+
+
+def _attack_of(noise: AdversarialSampling | Mapping[str, Any] | str) -> AdversarialSampling | None:
+    """The choice of the worst noise near a draw, if that is meant."""
+    if not is_attack(noise):
+        if noise != "weights":
+            raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
+        return None
+    attack = make_attack(noise)
+    if attack.kl_in_weight:
+        raise ValueError("kl_in_weight repeats a loss with a KL term, which VOGN's step has not: use BBB for it.")
+    return attack
