@@ -49,6 +49,25 @@ def test_a_draw_sees_a_large_batch_in_pieces() -> None:
     torch.testing.assert_close(quick.probs, plain.probs, rtol=1e-4, atol=1e-5)
 
 
+class Squeezed(nn.Module):
+    """Loses the dimension of a single row, as networks for one number often do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 2, 3), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.conv(x).relu().mean((2, 3))).squeeze()
+
+
+def test_a_network_that_squeezes_a_single_row_gets_batches_whole() -> None:
+    torch.manual_seed(0)
+    posterior = credo.BBB(Squeezed(), data_size=10, std_init=0.2, likelihood="bernoulli")
+    x = torch.randn(129, 3, 8, 8)
+    quick, plain = (credo.predict(posterior, x, draws=3, strategy=name) for name in ("auto", "loop"))
+    torch.testing.assert_close(quick.probs, plain.probs)
+
+
 def test_a_network_that_looks_at_the_whole_batch_gets_it_whole() -> None:
     torch.manual_seed(0)
     network, x = Images(centred=True), torch.randn(300, 3, 8, 8)

@@ -296,9 +296,13 @@ def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
             others = [net(x[:rows].clone(memory_format=torch.channels_last)) for rows in (2, 1)]
     except Exception:  # `view` in a network refuses this layout, say
         return False
-    if not isinstance(plain, Tensor) or len(plain) != len(x[:2]):
+    if not isinstance(plain, Tensor) or plain.dim() == 0 or len(plain) != len(x[:2]):
         return False
-    return all(torch.allclose(plain[: len(other)], other, rtol=1e-3, atol=1e-4) for other in others)
+    wanted = [plain, plain[:1]]  # a network may lose the dimension of a single row, by `squeeze`
+    return all(
+        other.shape == rows.shape and torch.allclose(rows, other, rtol=1e-3, atol=1e-4)
+        for rows, other in zip(wanted, others, strict=True)
+    )
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
