@@ -320,10 +320,11 @@ def test_intervals_of_a_sample_study_are_those_of_resampled_inputs() -> None:
     study = SampleStudy(hits.double().mean(1), float(together.double().mean()), hits, together)
     found = study.intervals(resamples=4000, seed=1)
     values: dict[str, list[float]] = {name: [] for name in found}
+    worst, best = int(study.accuracies.argmin()), int(study.accuracies.argmax())
     for _ in range(4000):
         at = torch.randint(60, (60,), generator=generator)
         accuracies = hits[:, at].double().mean(1)
-        low, high = float(accuracies.min()), float(accuracies.max())
+        low, high = float(accuracies[worst]), float(accuracies[best])
         values["lowest"].append(low)
         values["highest"].append(high)
         values["spread"].append(high - low)
@@ -335,3 +336,22 @@ def test_intervals_of_a_sample_study_are_those_of_resampled_inputs() -> None:
         assert abs(interval.low - low) < 0.02, name
         assert abs(interval.high - high) < 0.02, name
     assert found["spread"].value == pytest.approx(study.highest - study.lowest)
+    own = {"lowest": study.lowest, "highest": study.highest, "mean": study.mean, "ensembled": study.ensembled}
+    assert {name: found[name].value for name in own} == pytest.approx(own)
+
+
+def test_two_studies_are_compared_input_by_input() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (
+        SampleStudy(hits.double().mean(1), float(hits[0].double().mean()), hits, hits[0])
+        for hits in (torch.rand(5, 80, generator=generator) < share for share in (0.9, 0.6))
+    )
+    found = first.minus(second)
+    for name in ("lowest", "highest", "mean", "ensembled"):
+        assert found[name].value == pytest.approx(getattr(first, name) - getattr(second, name)), name
+    spreads = (first.highest - first.lowest) - (second.highest - second.lowest)
+    assert found["spread"].value == pytest.approx(spreads)
+    low = first.hits[first.accuracies.argmin()].double() - second.hits[second.accuracies.argmin()].double()
+    direct = metrics.bootstrap(low)
+    assert (found["lowest"].low, found["lowest"].high) == (direct.low, direct.high)
+    assert all(interval.value == 0 == interval.low == interval.high for interval in first.minus(first).values())

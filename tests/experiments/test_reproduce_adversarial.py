@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from credo import BBB, MAP, Ensemble, FileFormatError, UnsupportedModelError, save
+from credo.evaluate import paired_difference
 from credo.experiments.config import make_experiment, prepare
-from credo.experiments.reproduce import STUDIES, adversarial_rows, adversarial_sampling
+from credo.experiments.reproduce import STUDIES, adversarial_cells, adversarial_rows, adversarial_sampling
 from credo.experiments.reproduce.tables import SCALES
 from credo.experiments.start import load_weights_
 from credo.methods.adversarial import make_attack
@@ -19,15 +20,30 @@ STUDY = STUDIES["adversarial-sampling"]
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("table", [1, 2, 3, 4])
-def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int) -> None:
-    cells = adversarial_sampling.cells_of(table, scale)
-    assert len({cell.name for cell in cells}) == len(cells) == STUDY.count[table](scale)
+@pytest.mark.parametrize("table", [1, 2, 3, 4, "differences", "settings"])
+def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int | str) -> None:
+    cells, twins = adversarial_cells.cells_of(table, scale), adversarial_cells.twins_of(table, scale)
+    assert len({cell.name for cell in [*twins, *cells]}) == len(cells) + len(twins) == STUDY.count[table](scale)
     for cell in cells:
         make_experiment(cell.arguments["experiment"])
-        if cell.arguments["twin"] is not None:
-            assert make_experiment(cell.arguments["twin"]).method["name"] == "map"
         json.dumps(cell.arguments)
+    assert {cell.arguments["twin"] for cell in cells} - {None} == {twin.name for twin in twins}
+    for twin in twins:
+        assert make_experiment(twin.arguments["experiment"]).method["name"] == "map"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_twin_is_the_same_network_in_every_table(scale: str) -> None:
+    every = [twin for table in STUDY.table for twin in adversarial_cells.twins_of(table, scale)]
+    assert len({twin.name for twin in every}) == len({json.dumps(twin.arguments) for twin in every}) > 0
+
+
+def test_settings_differ_from_the_tables_in_one_thing() -> None:
+    base = adversarial_rows.SCRATCH["cpu"]["mnist-lenet5"].method
+    changed = [case.method for key, case in adversarial_rows.SETTINGS["cpu"].items() if key.startswith("lenet5")]
+    assert len(changed) > 2
+    for method in changed:
+        assert len([name for name in base if base[name] != method[name]]) == 1
 
 
 def test_the_authors_numbers() -> None:
@@ -51,13 +67,13 @@ def test_the_longer_training_takes_as_many_passes() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_network_has_a_curve_of_single_draws(scale: str) -> None:
     for table in (1, 2, 4):
-        for cell in adversarial_sampling.cells_of(table, scale):
+        for cell in adversarial_cells.cells_of(table, scale):
             training = make_experiment(cell.arguments["experiment"]).training
             assert (training.validation >= 100, training.validation_draws) == (True, 1)
 
 
 def test_the_sweep_shares_networks_with_table_1() -> None:
-    sweep, first = adversarial_sampling.cells_of(4, "cpu"), adversarial_sampling.cells_of(1, "cpu")
+    sweep, first = adversarial_cells.cells_of(4, "cpu"), adversarial_cells.cells_of(1, "cpu")
     shared = {cell.name for cell in sweep} & {cell.name for cell in first}
     assert shared == {"scratch-mnist-lenet5-bbb", "scratch-mnist-lenet5-as"}
     weights = [make_experiment(c.arguments["experiment"]).method["noise"] for c in sweep]
@@ -65,30 +81,103 @@ def test_the_sweep_shares_networks_with_table_1() -> None:
 
 
 def test_a_fine_tuned_network_is_trained_measured_and_tabled(tmp_path: Path) -> None:
-    cell = next(c for c in adversarial_sampling.cells_of(2, "smoke") if c.arguments["variant"] == "as")
-    record = adversarial_sampling.train_cell(cell.arguments, tmp_path / "a")
+    """From the twin in the folder beside it, that both variants share."""
+    found = {cell.name: record for cell, record in adversarial_cells.run_table(2, tmp_path, scale="smoke", jobs=1)}
+    (twin,) = (name for name in found if name.startswith("twin"))
+    assert found[twin]["numbers"]["accuracy"] > 30
+    record = found["tuned-digits-convnet-as"]
     numbers, accuracies = record["numbers"], torch.tensor(record["accuracies"])
     assert numbers["lowest"] == pytest.approx(100 * float(accuracies.min()))
     assert numbers["highest"] == pytest.approx(100 * float(accuracies.max()))
-    assert record["intervals"]["ensembled"][0] <= numbers["ensembled"] <= record["intervals"]["ensembled"][1]
+    for name in ("ensembled", "lowest", "highest"):
+        assert record["intervals"][name][0] <= numbers[name] <= record["intervals"][name][1]
+        right = adversarial_cells.unpacked(record["hits"])[name]
+        assert 100 * float(right.mean()) == pytest.approx(numbers[name])
     assert set(numbers["retained"]) == {"0.2", "0.4", "0.6", "0.8", "1"}
     assert len(record["curve"]) == 2
-    table = STUDY.table[2]({cell.name: record}, "smoke")
-    assert table.rows[0][0].endswith("BBB + AS")
-    assert table.rows[0][2].startswith(f"{numbers['lowest']:.2f} (")
-    assert table.rows[0][table.columns.index("mean of draws")].startswith(f"{numbers['mean']:.2f} (")
-    assert len(table.rows[0]) == len(table.columns)
-    again = adversarial_sampling.train_cell(cell.arguments, tmp_path / "a")
-    assert again == record, "a finished run is not trained again"
+    assert record["experiment"]["model"]["weights"] == "twin", "no path of this machine"
+    table = STUDY.table[2](found, "smoke")
+    assert [row[0].removeprefix("digits, convnet ") for row in table.rows] == [*adversarial_rows.VARIANTS.values()]
+    assert table.rows[-1][2].startswith(f"{numbers['lowest']:.2f} (")
+    assert table.rows[-1][table.columns.index("mean of draws")].startswith(f"{numbers['mean']:.2f} (")
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    before = (tmp_path / "networks" / f"{twin}.json").stat().st_mtime_ns
+    (tmp_path / "networks" / "tuned-digits-convnet-as.json").unlink()
+    again = {cell.name: r for cell, r in adversarial_cells.run_table(2, tmp_path, scale="smoke", jobs=1)}
+    unlike = {"wall"}
+    assert {k: v for k, v in again["tuned-digits-convnet-as"].items() if k not in unlike} == {
+        k: v for k, v in record.items() if k not in unlike
+    }, "a finished run is not trained again"
+    assert (tmp_path / "networks" / f"{twin}.json").stat().st_mtime_ns == before
 
 
-def test_figures_are_drawn_from_records(tmp_path: Path) -> None:
+def some_record(lowest: list[int], highest: list[int], ensembled: list[int]) -> dict[str, Any]:
+    hits = {"lowest": lowest, "highest": highest, "ensembled": ensembled}
+    numbers = {name: 100 * sum(right) / len(right) for name, right in hits.items()}
+    return {
+        "numbers": numbers,
+        "draws": 7,
+        "hits": adversarial_cells.packed({name: torch.tensor(right) for name, right in hits.items()}),
+    }
+
+
+def test_differences_are_paired_image_by_image() -> None:
+    """Two networks that are right about the same images but one differ by that one, however hard the images are."""
+    plain = some_record([0, 1] * 50, [1, 1, 1, 0] * 25, [1] * 100)
+    ours = some_record([1] + [1, 1] + [0, 1] * 48 + [1], [1, 1, 1, 0] * 25, [1] * 99 + [0])
+    found = adversarial_sampling.differences(ours, plain)
+    assert list(found) == ["lowest", "highest", "spread", "ensembled"]
+    right = torch.tensor([1] + [1, 1] + [0, 1] * 48 + [1]).double()
+    direct = paired_difference(100 * right, 100 * torch.tensor([0, 1] * 50).double())
+    assert found["lowest"] == f"{direct.value:+.2f} ({direct.low:+.2f} … {direct.high:+.2f})"
+    assert found["highest"] == "+0.00 (+0.00 … +0.00)"
+    assert found["spread"].startswith(f"{-direct.value:+.2f} (")
+    assert found["ensembled"].startswith("-1.00 (-3.00 … ")
+
+
+def test_tables_of_differences_and_settings_show_what_is_there() -> None:
+    plain, ours = some_record([0, 1], [1, 1], [1, 1]), some_record([1, 1], [1, 1], [1, 1])
+    names = [cell.name for table in ("differences", "settings") for cell in adversarial_cells.cells_of(table, "smoke")]
+    records = {name: plain if name.endswith(("bbb", "long")) else ours for name in names}
+    table = STUDY.table["differences"](records, "smoke")
+    assert len(table.rows) == 2 * 2 + 5, "from scratch and fine-tuned against two, and five λ"
+    assert all(row[1].startswith("+50.00 (") and row[3].startswith("-50.00 (") for row in table.rows)
+    settings = STUDY.table["settings"](records, "smoke")
+    assert settings.rows[0][:5] == ["digits, convnet, last layer random", 7, "50.00", "100.00", table.rows[0][1]]
+    assert all(len(row) == len(settings.columns) for row in settings.rows)
+    del records["setting-convnet-last-as"], records["scratch-digits-convnet-as"]
+    assert STUDY.table["settings"](records, "smoke").rows == []
+    assert len(STUDY.table["differences"](records, "smoke").rows) == 2 + 4
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 10_000])
+def test_hits_are_packed_without_loss(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    hits = {name: torch.randint(2, (size,), generator=generator).double() for name in adversarial_cells.STORED}
+    stored = json.loads(json.dumps(adversarial_cells.packed(hits)))
+    found = adversarial_cells.unpacked(stored)
+    assert all(torch.equal(found[name], hits[name]) for name in hits)
+    assert torch.equal(found["spread"], hits["highest"] - hits["lowest"])
+
+
+def test_figures_are_drawn_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    lines: list[list[tuple[list[float], list[float]]]] = []
+    save_figure = Figure.savefig
+
+    def seen(figure: Any, *args: Any, **options: Any) -> None:
+        lines.append([(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines])
+        save_figure(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", seen)
+
     def record(at: float) -> dict[str, Any]:
         numbers = {"lowest": at, "highest": at + 2, "ensembled": at + 3, "mean": at + 1}
         intervals = {name: [value - 1, value + 1] for name, value in numbers.items()}
-        return {"numbers": numbers, "intervals": intervals, "curve": [0.5, 0.6, at / 100]}
+        return {"numbers": numbers, "intervals": intervals, "curve": [0.5, 0.75, at / 100]}
 
-    cells = [cell for table in (1, 4) for cell in adversarial_sampling.cells_of(table, "cpu")]
+    cells = [cell for table in (1, 4) for cell in adversarial_cells.cells_of(table, "cpu")]
     records = {cell.name: record(70.0 + index) for index, cell in enumerate(cells)}
     drawn = adversarial_sampling.draw_figures(records, "cpu", tmp_path)
     assert [p.name for p in drawn] == [
@@ -97,6 +186,13 @@ def test_figures_are_drawn_from_records(tmp_path: Path) -> None:
         "lambda.png",
     ]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
+    plain, long, attacked = lines[0]
+    assert plain[0] == long[0] == [1, 2, 3]
+    assert attacked[0] == [7, 14, 21], "an epoch with the attack takes seven passes"
+    assert plain[1] == pytest.approx([50, 25, 100 - records["scratch-mnist-lenet5-bbb"]["curve"][-1] * 100])
+    sweep = adversarial_cells.sweep_cells("cpu")
+    lowest = [records[cell.name]["numbers"]["lowest"] for cell in sweep.values()]
+    assert lines[2][2] == ([0, 0.2, 0.4, 0.6, 0.8, 1.0], lowest)
     del records["lambda-0.4"]
     assert len(adversarial_sampling.draw_figures(records, "cpu", tmp_path)) == 2
 

@@ -118,13 +118,6 @@ def _block_sizes(n: int, resamples: int) -> Iterator[int]:
         yield min(rows, resamples - start)
 
 
-def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """How often each of n examples is in a resample, `[rows, n]`; the rows of all blocks are `resamples`."""
-    _check_settings(0.5, resamples)
-    for indices in _index_blocks(n, resamples, torch.Generator().manual_seed(seed)):
-        yield torch.zeros(len(indices), n).scatter_add_(1, indices, torch.ones(indices.shape))
-
-
 def interval(value: float, results: Tensor, level: float) -> Interval:
     """A value with the quantiles of its resampled values."""
     _check_settings(level, 1)

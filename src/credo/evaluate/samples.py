@@ -12,7 +12,7 @@ from torch import Tensor
 from credo.core.counts import checked_count
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
-from credo.evaluate.intervals import Interval, interval, resampled_counts
+from credo.evaluate.intervals import Interval, bootstrap, paired_difference
 from credo.predict.engine import batches_of, evaluating
 from credo.predict.moments import class_labels, class_log_probs, summable
 from credo.predict.strategies import Strategy, choose_strategy
@@ -47,23 +47,31 @@ class SampleStudy:
         """Average accuracy of one network."""
         return float(self.accuracies.mean())
 
-    def intervals(self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
-        """Bootstrap intervals over the inputs, for these same networks: what another test set might have given.
+    def by_input(self) -> dict[str, Tensor]:
+        """Values [inputs] whose means are the study's numbers: how right is who about each input.
 
-        Of `spread`, highest − lowest, too. How much other draws would differ is not in them.
+        `lowest` and `highest` are the networks that are so on these inputs, `spread` is their difference.
         """
-        each, together = self.hits.float(), self.ensemble_hits.float()
-        values: dict[str, list[Tensor]] = {"lowest": [], "highest": [], "mean": [], "ensembled": [], "spread": []}
-        for counts in resampled_counts(len(together), resamples, seed):
-            shares = counts.T / len(together)
-            accuracies = each @ shares
-            low, high = accuracies.amin(0), accuracies.amax(0)
-            found = {"lowest": low, "highest": high, "spread": high - low, "mean": accuracies.mean(0)}
-            for name, new in {**found, "ensembled": together @ shares}.items():
-                values[name].append(new)
-        own = {"lowest": self.lowest, "highest": self.highest, "mean": self.mean, "ensembled": self.ensembled}
-        own["spread"] = self.highest - self.lowest
-        return {name: interval(own[name], torch.cat(found).double(), level) for name, found in values.items()}
+        low, high = (self.hits[int(index)].double() for index in (self.accuracies.argmin(), self.accuracies.argmax()))
+        means = {"lowest": low, "highest": high, "mean": self.hits.double().mean(0)}
+        return {**means, "ensembled": self.ensemble_hits.double(), "spread": high - low}
+
+    def intervals(self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
+        """Bootstrap intervals over the inputs of what `by_input` has: what another test set might have given.
+
+        They are of these same networks, also of those that were found to be the lowest and the highest: how much other
+        draws would differ is not in them, nor how much of an extreme is chance.
+        """
+        how: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+        return {name: bootstrap(values, **how) for name, values in self.by_input().items()}
+
+    def minus(
+        self, other: SampleStudy, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    ) -> dict[str, Interval]:
+        """This study's numbers less those of another on the same inputs in the same order, paired input by input."""
+        how: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+        own, others = self.by_input(), other.by_input()
+        return {name: paired_difference(values, others[name], **how) for name, values in own.items()}
 
 
 def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 100, seed: int = 0) -> SampleStudy:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from credo.experiments.reproduce import (
+    adversarial_cells,
     adversarial_sampling,
     bayesian_cnn,
     bayesian_cnn_tables,
@@ -46,14 +47,11 @@ class Study:
     their `table` takes `data=`."""
 
 
-def _networks(table: int, scale: str) -> int:
-    return len(adversarial_sampling.cells_of(table, scale))
-
-
 def _sequences(table: str, scale: str) -> int:
     return len(continual.cells_of(table, scale))
 
 
+_SAMPLED: tuple[int | str, ...] = (1, 2, 3, 4, "differences", "settings")
 _PERTURBED: tuple[int | str, ...] = ("attacks", 2, 3, 4, "white-box")
 
 STUDIES: dict[str, Study] = {
@@ -85,13 +83,15 @@ STUDIES: dict[str, Study] = {
     ),
     "adversarial-sampling": Study(
         "Improving Bayesian neural networks by Adversarial Sampling (Zhang et al. 2022)",
-        count={n: partial(_networks, n) for n in (1, 2, 3, 4)},
-        cells={n: partial(adversarial_sampling.run_table, n) for n in (1, 2, 3, 4)},
+        count={key: partial(adversarial_cells.count, key) for key in _SAMPLED},
+        cells={key: partial(adversarial_cells.run_table, key) for key in _SAMPLED},
         table={
             1: partial(adversarial_sampling.accuracy_table, "scratch"),
             2: partial(adversarial_sampling.accuracy_table, "tuned"),
             3: adversarial_sampling.retained_table,
             4: adversarial_sampling.sweep_table,
+            "differences": adversarial_sampling.differences_table,
+            "settings": adversarial_sampling.settings_table,
         },
         figures=adversarial_sampling.draw_figures,
     ),

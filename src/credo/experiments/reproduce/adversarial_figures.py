@@ -12,14 +12,14 @@ from credo.core.files import write_atomically
 COLOURS = ("#0072b2", "#e69f00", "#009e73")
 
 
-def draw_curves(curves: Mapping[str, Sequence[float]], title: str, path: Path) -> None:
-    """Error of one drawn network on held-out images after each epoch; longer trainings are squeezed to one width."""
+def draw_curves(curves: Mapping[str, tuple[int, Sequence[float]]], title: str, path: Path) -> None:
+    """Error of one drawn network on held-out images after each epoch; by name, passes of an epoch and accuracies."""
 
     def draw(axes: Any) -> None:
-        for (name, values), colour in zip(curves.items(), COLOURS, strict=False):
-            at = [(index + 1) / len(values) for index in range(len(values))]
+        for (name, (passes, values)), colour in zip(curves.items(), COLOURS, strict=False):
+            at = [passes * (index + 1) for index in range(len(values))]
             axes.plot(at, [100 * (1 - v) for v in values], color=colour, label=f"{name} ({len(values)} epochs)")
-        axes.set(xlabel="share of the training", ylabel="error of one draw, %", title=title)
+        axes.set(xlabel="passes through the data", ylabel="error of one draw, %", title=title)
 
     _picture(draw, path)
 

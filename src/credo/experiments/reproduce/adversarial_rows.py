@@ -6,13 +6,14 @@ script takes that number for its logarithm). At `cpu` networks and data are smal
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ATTACK = {"kind": "adversarial", "steps": 5, "step_size": 0.02, "weight": 0.8}
 # A step with the attack makes this many passes where one without makes one: five ascents, and two losses.
 TIMES = ATTACK["steps"] + 2  # type: ignore[operator]
 VARIANTS = {"bbb": "BBB", "long": "BBB, as many passes as AS", "as": "BBB + AS"}
+PASSES = {"bbb": 1, "long": 1, "as": TIMES}  # through the data, an epoch
 LAMBDAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 KEPT = ("0.2", "0.4", "0.6", "0.8")
 
@@ -30,6 +31,10 @@ class Case:
     variants: tuple[str, ...] = ("bbb", "as")
     printed: str | None = None
     """Key of the paper's numbers."""
+    twin: dict[str, Any] = field(default_factory=dict)
+    """What of its training is different for the twin."""
+    draws: int | None = None
+    """Sampled networks of the study, if not those of the scale."""
 
 
 _METHOD = {"name": "bbb", "lr": 0.01, "prior": 0.15, "std_init": 0.15, "temperature": 0.01, "random": ["*"]}
@@ -113,8 +118,41 @@ SCRATCH: dict[str, dict[str, Case]] = {
 TUNED: dict[str, dict[str, Case]] = {
     "paper": _paper_cases("twin"),
     "cpu": {"cifar10-resnet20": _TUNED_RESNET},
-    "smoke": {"digits-convnet": Case(**{**vars(_TINY), "start": "twin"})},
+    "smoke": {"digits-convnet": replace(_TINY, start="twin")},
 }
+
+
+def _varied(case: Case, key: str, title: str, **method: Any) -> tuple[str, Case]:
+    return key, replace(case, title=f"{case.title}, {title}", method={**case.method, **method}, variants=("bbb", "as"))
+
+
+# Fine-tuned from a network of its own, for studies of settings that ResNet-20 is too dear for.
+_SMALL_TUNED = replace(
+    _SMALL_RESNET,
+    title="CIFAR-10 (5,000 images) ResNet8 fine-tuned",
+    training={**_SMALL_RESNET.training, "epochs": 6},
+    method={**_METHOD, "lr": 1e-3, "std_init": 0.05},
+    start="twin",
+    twin={"epochs": 40},
+    draws=50,
+)
+# What is changed, one at a time, from the settings of the tables.
+SETTINGS: dict[str, dict[str, Case]] = {
+    "cpu": dict(
+        [
+            _varied(_SMALL_LENET, "lenet5-first-0.01", "σ from 0.01", std_init=0.01),
+            _varied(_SMALL_LENET, "lenet5-first-0.05", "σ from 0.05", std_init=0.05),
+            _varied(_SMALL_LENET, "lenet5-rate-0.001", "rate 0.001", lr=1e-3),
+            _varied(_SMALL_LENET, "lenet5-last", "last layer random", random="last"),
+            _varied(_SMALL_TUNED, "resnet8-first-0.05", "σ from 0.05"),
+            _varied(_SMALL_TUNED, "resnet8-first-0.02", "σ from 0.02", std_init=0.02),
+            _varied(_SMALL_TUNED, "resnet8-rate-0.0002", "σ from 0.05, rate 0.0002", lr=2e-4),
+            _varied(_SMALL_TUNED, "resnet8-fixed-norms", "σ from 0.05, BatchNorm not random", random="all"),
+        ]
+    ),
+    "smoke": dict([_varied(replace(_TINY, start="twin"), "convnet-last", "last layer random", random="last")]),
+}
+SETTINGS["paper"] = SETTINGS["cpu"]
 SWEEP = {"paper": _paper_cases(None)["cifar10-resnet20"], "cpu": _SMALL_LENET, "smoke": _TINY}
 DRAWS = {"paper": 100, "cpu": 100, "smoke": 10}
 
@@ -128,13 +166,15 @@ def experiment_for(case: Case, variant: str, *, attack: dict[str, Any] | None = 
     method = dict(case.method)
     if variant == "as":
         method["noise"] = dict(ATTACK if attack is None else attack)
-    model = {**case.model, **({"weights": case.start} if case.start == "public" else {})}
+    model = {**case.model, **({} if case.start is None else {"weights": case.start})}
     return {"data": dict(case.data), "model": model, "method": method, "training": training}
 
 
-def twin_of(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The deterministic network that a fine-tune begins with: the same training without any noise."""
-    return {**experiment, "method": {"name": "map", "lr": experiment["method"]["lr"]}}
+def twin_of(case: Case) -> dict[str, Any]:
+    """The deterministic network that a fine-tune begins with: from random weights, without any noise."""
+    training = {"validation": 0.0, **case.training, **case.twin, "seed": 0}
+    method = {"name": "map", "lr": _METHOD["lr"]}
+    return {"data": dict(case.data), "model": dict(case.model), "method": method, "training": training}
 
 
 # Lowest, highest and ensembled accuracy of 100 sampled networks: without and with Adversarial Sampling.

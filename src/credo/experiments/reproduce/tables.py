@@ -46,7 +46,8 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
 
     `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
     killed reproduction goes on where it stopped. A record of other arguments is refused. `wall` says how long the cell
-    took from its beginning to its record; after a kill that is only the last part, and `resumed` is true.
+    took from its beginning to its record, and how long it had a processor; after a kill that is only the last part, and
+    `resumed` is true.
     """
     waiting = []
     for cell in cells:
@@ -93,9 +94,9 @@ def _one_thread_here() -> Iterator[None]:
 
 def _run_one(work: Work, cell: Cell, folder: Path) -> dict[str, Any]:
     place = folder / "runs" / cell.name
-    resumed, start = place.exists(), time.perf_counter()
+    resumed, start, used = place.exists(), time.perf_counter(), time.process_time()
     record = work(cell.arguments, place)
-    wall = {"seconds": time.perf_counter() - start, "resumed": resumed}
+    wall = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - used, "resumed": resumed}
     path = folder / f"{cell.name}.json"
     write_json(path, {**record, "wall": wall, "arguments": cell.arguments})
     # Read back: a fresh record and a stored one are the same to the last digit.
