@@ -195,14 +195,20 @@ def run_gamma(folder: Path, *, scale: str, jobs: int) -> Found:
 
 def scratch_table(records: Records, scale: str) -> Table:
     """Clean, and the mean over kinds at each severity."""
-    rows = [_shifted(f"{r['network']} {FROM_SCRATCH[r['variant']]}", r) for r in records.values()]
+    ordered = _in_order(records, scratch_cells(scale))
+    rows = [_shifted(f"{r['network']} {FROM_SCRATCH[r['variant']]}", r) for r in ordered]
     return Table("From random weights, clean and corrupted", _COLUMNS, rows, _notes(scale))
 
 
 def gamma_table(records: Records, scale: str) -> Table:
     """The same over γ."""
-    rows = [_shifted(f"{record['gamma']:g}", record) for record in records.values()]
+    rows = [_shifted(f"{record['gamma']:g}", record) for record in _in_order(records, gamma_cells(scale))]
     return Table("γ of node-BNN under shift (Trinh et al. 2022)", ["γ", *_COLUMNS[1:]], rows, _notes(scale))
+
+
+def _in_order(records: Records, cells: list[Cell]) -> list[dict[str, Any]]:
+    """With several jobs records arrive as they are finished."""
+    return [records[cell.name] for cell in cells if cell.name in records]
 
 
 _COLUMNS = ["row", "error %", "NLL", "ECE", *(f"error % at {s}" for s in (1, 3, 5)), "shift NLL", "shift ECE", "min"]
