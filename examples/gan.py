@@ -42,9 +42,10 @@ def prepared(split: Split, most: int) -> Split:
 
 
 def forever(data: Split) -> Iterator[Tensor]:
-    """Batches of 64 images without end."""
+    """Batches of 64 images without end, in a new order each epoch."""
+    batches = Batches(data, batch_size=64, drop_last=True)
     while True:
-        yield from (x for x, _ in Batches(data, batch_size=64, drop_last=True))
+        yield from (x for x, _ in batches)
 
 
 def train(discriminator: credo.Posterior, data: Split, steps: int) -> nn.Module:
