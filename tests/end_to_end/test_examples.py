@@ -1,0 +1,236 @@
+"""Every example is run, and what it shows is checked."""
+
+import contextlib
+import importlib.util
+import io
+import math
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pages import ROOT, run_command
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+import credo
+from credo.data import Split
+
+pytestmark = pytest.mark.usefixtures("own_place")
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Examples that go with another library, if it is there.
+NEEDED = {"transformers_ivon.py": "transformers"}
+# Examples that train for minutes and can be told to only show that they run; applications may be longer.
+QUICK = {"gan.py", "super_resolution.py"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = path.name in QUICK
+    assert len(path.read_text(encoding="utf-8").splitlines()) < (120 if quick else 60)
+    monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if quick else [])])
+    needed = NEEDED.get(path.name)
+    if needed and importlib.util.find_spec(needed) is None:
+        with pytest.raises(SystemExit, match=f"pip install {needed}"):
+            runpy.run_path(str(path), run_name="__main__")
+        pytest.skip(f"{needed} is not installed")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        names = runpy.run_path(str(path), run_name="__main__")
+    globals()[f"check_{path.stem}"](names, out.getvalue())
+
+
+def check_own_loop(names: dict[str, Any], out: str) -> None:
+    assert names["accuracy"] > 0.93
+    assert names["doubt"][~names["right"]].mean() > 2 * names["doubt"][names["right"]].mean()
+
+
+def check_fit_and_predict(names: dict[str, Any], out: str) -> None:
+    assert names["metrics"]["accuracy"] > 0.94
+    assert "predicts the same: True" in out
+
+
+def check_optimizer_loop(names: dict[str, Any], out: str) -> None:
+    for metrics in names["results"].values():
+        assert metrics["accuracy"] > 0.95
+        assert metrics["nll"] < 0.25
+        assert metrics["ood"]["photographs"]["entropy"]["auroc"] > 0.85
+
+
+def check_transformers_ivon(names: dict[str, Any], out: str) -> None:
+    assert names["metrics"]["accuracy"] > 0.85  # of the labels, a tenth is wrong
+    assert names["metrics"]["ece"] < 0.05
+
+
+def check_regression(names: dict[str, Any], out: str) -> None:
+    assert names["inside"] > 1.2 * names["outside"]
+    # 200 test targets, more than half of them where there was data.
+    assert 0.8 < names["metrics"]["interval_coverage"]["0.9"] <= 1
+    assert Path("gap.png").stat().st_size > 5000
+
+
+def check_pretrained(names: dict[str, Any], out: str) -> None:
+    plain, bayesian = names["results"]["deterministic"], names["results"]["Bayesian"]
+    assert bayesian["accuracy"] > plain["accuracy"] - 0.02
+    assert bayesian["nll"] < plain["nll"] + 0.01
+
+
+def check_add_a_method(names: dict[str, Any], out: str) -> None:
+    assert float(out.split()[-1]) > 0.9
+    credo.save(names["posterior"], "swag.safetensors")
+    loaded = credo.load(
+        "swag.safetensors", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    )
+    x = names["digits"].test.x[:20]
+    assert torch.equal(credo.predict(loaded, x).probs, credo.predict(names["posterior"], x).probs)
+    check_swag_moments(names["DiagonalSWAG"])
+
+
+def check_super_resolution(names: dict[str, Any], out: str) -> None:
+    ((bicubic, bayesian),) = names["results"].values()
+    # After 264 steps of the 3,960. One that does not learn stays below bicubic by the noise of its first weights.
+    assert bayesian > bicubic + 0.1
+    original, mean = names["original"], names["prediction"].mean
+    assert bayesian == pytest.approx(10 * math.log10(1 / float(((mean.clamp(0, 1) - original) ** 2).mean())), rel=1e-5)
+    assert float(names["prediction"].epistemic.min()) > 0
+    assert "better on 1 of 1" in out
+    assert Path("super_resolution.png").stat().st_size > 5000
+
+
+def super_resolution(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    script = str(ROOT / "examples" / "super_resolution.py")
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "--quick"])
+    return runpy.run_path(script, run_name="__main__")
+
+
+def save_noise(path: Path, width: int, height: int) -> None:
+    """An image that no network can enlarge; the suffix says in which format."""
+    path.parent.mkdir(exist_ok=True)
+    pixels = torch.randint(256, (height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(path)
+
+
+def test_super_resolution_takes_what_it_can_of_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("b.JPG", "c.png", "d.gif", "e.tif", "f.bmp"):
+        save_noise(Path("images", name), 51, 53)
+    save_noise(Path("images/a.png"), 700, 60)
+    save_noise(Path("images/icon.png"), 300, 50)
+    for name in (".DS_Store", "._c.png", "notes.txt"):
+        Path("images", name).write_bytes(b"not an image")
+    names = super_resolution(monkeypatch, "images")
+    out = capsys.readouterr().out
+    assert re.findall(r"^(\S+) is left out", out, flags=re.MULTILINE) == ["._c.png", "icon.png"]
+    assert "300x50 pixels, less than 51x51" in out
+    assert list(names["results"]) == ["a.png", "f.bmp"], "the first and the sixth of six"
+    assert len(names["known"]) == 4
+    with Image.open("images/a.png") as image:
+        middle = torch.tensor(list(image.crop((30, 0, 669, 60)).tobytes())).reshape(1, 1, 60, 639) / 255
+    torch.testing.assert_close(names["unseen"]["a.png"], middle)
+    means = torch.tensor(list(names["results"].values())).mean(0)
+    shown = re.search(r"mean PSNR bicubic (\S+) dB, Bayesian ESPCN (\S+) dB", out)
+    assert shown is not None
+    assert [float(number) for number in shown.groups()] == pytest.approx(means.tolist(), abs=0.006)
+
+
+def test_super_resolution_is_tried_on_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_noise(Path("one/known.png"), 51, 51)
+    save_noise(Path("other/unseen.png"), 54, 51)
+    names = super_resolution(monkeypatch, "one", "--test", "other")
+    assert list(names["results"]) == ["unseen.png"]
+    assert [list(image.shape) for image in names["known"]] == [[1, 1, 51, 51]]
+
+
+def test_super_resolution_refuses_a_folder_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_noise(Path("images/one.png"), 60, 60)
+    save_noise(Path("images/small.png"), 50, 60)
+    Path("images/.DS_Store").write_bytes(b"not an image")
+    Path("empty").mkdir()
+    for arguments, words in {
+        ("images",): "images has 1 images that can be used, at least 2 are needed: add some",
+        ("empty",): "empty has 0 images that can be used, at least 2",
+        ("--test", "empty"): "empty has 0 images that can be used, at least 1",
+        ("images/one.png",): "one.png is not a folder: give one",
+    }.items():
+        with pytest.raises(SystemExit) as ended:
+            super_resolution(monkeypatch, *arguments)
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+
+
+def check_gan(names: dict[str, Any], out: str) -> None:
+    assert set(names["results"]) == {"plain", "Bayesian"}
+    # The score is the exponential of a KL, which rounding may take below 0.
+    assert all(1 - 1e-5 <= score <= 10 for score, _ in names["results"].values())
+    truth = names["held_out"].x
+    assert abs(names["scores"](truth, truth, names["judge"].model)[1]) < 1e-3, "a set is at no distance from itself"
+    assert names["results"]["plain"] != names["results"]["Bayesian"]
+    assert names["discriminators"]["Bayesian"].steps == names["discriminators"]["plain"].steps == 4
+    check_who_is_called_real(names["train"])
+
+
+class Brightness:
+    """In a discriminator's place: bright images are real, whatever it is taught; keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.verdicts: list[float] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return 10 * x.mean((1, 2, 3)) - 5
+
+    def step(self, nll: Any) -> None:
+        self.losses.append(float(nll(self)))
+
+    def draw(self) -> str:
+        return "a draw"
+
+    @contextlib.contextmanager
+    def sampled(self, draw: str) -> Iterator[Any]:
+        assert draw == "a draw"
+        yield self.judge
+
+    def judge(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self(x)
+        self.verdicts.append(float(logits.detach().mean()))
+        return logits
+
+
+def check_who_is_called_real(train: Any) -> None:
+    """White images are real and the first made ones grey: one who mixes up labels trains towards black."""
+    discriminator = Brightness()
+    train(discriminator, Split(torch.ones(64, 1, 32, 32), torch.zeros(64, dtype=torch.long)), 20)
+    assert len(discriminator.losses) == len(discriminator.verdicts) == 20, "more steps than an epoch has"
+    assert discriminator.losses[0] < 0.1
+    assert discriminator.verdicts[0] == pytest.approx(-5, abs=0.2)
+    assert discriminator.verdicts[-1] > discriminator.verdicts[0] + 0.3
+
+
+def check_swag_moments(swag: Any) -> None:
+    """Against the slow obvious way: keep all weights, then take mean and standard deviation."""
+    torch.manual_seed(0)
+    posterior = swag(nn.Linear(3, 2), data_size=10, lr=0.3, start=4)
+    x, y = torch.randn(10, 3), torch.randint(2, (10,))
+    visited = []
+    for _ in range(12):
+        posterior.step(lambda net: F.cross_entropy(net(x), y))
+        visited.append(posterior.model.weight.detach().clone())
+        with torch.no_grad():
+            posterior(x)
+        assert torch.equal(posterior.model.weight, visited[-1])
+    kept = torch.stack(visited[4:])
+    torch.testing.assert_close(posterior.mean()["weight"], kept.mean(0))
+    torch.testing.assert_close(posterior.std()["weight"], kept.std(0, correction=0))
+
+
+def test_example_experiment() -> None:
+    run_command(f"credo train {ROOT / 'examples' / 'experiment.toml'} --run run", "examples/experiment.toml")
+    run_command("credo evaluate run --draws 8", "examples/experiment.toml")
+    assert Path("run/evaluation.json").exists()
