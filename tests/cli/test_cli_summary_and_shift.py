@@ -15,12 +15,11 @@ Refused = Callable[..., str]
 
 def test_summary_by_name(call: Call) -> None:
     result = call("summary", "resnet50")
-    last = result.stdout.splitlines()[-2].replace("│", " ").split()
-    assert last == ["all", "54", "layers", "25,557,032", "24,579"]
+    *_, norms, total, ratio, _ = (line.replace("│", " ").split() for line in result.stdout.splitlines())
+    assert total == ["all", "54", "layers", "25,557,032", "24,579"]
+    assert ratio == ["weights", "a", "node", "1,040"]
     assert "layer1.0.downsample.0" in result.stdout
-    norms = result.stdout.splitlines()[-3].replace("│", " ").split()
     assert norms == ["others", "53", "BatchNorm2d", "53,120", "–"]
-    assert "1,040 weights a node" in result.stderr
     found = json.loads(call("summary", "mlp", "inputs=[4]", "hidden=[3]", "classes=2", "--json").stdout)
     assert (found["weights"], found["nodes"], len(found["layers"])) == (4 * 3 + 3 + 3 * 2 + 2, 7, 2)
 
@@ -38,6 +37,7 @@ def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, 
     result = call("evaluate", digits_run, *asked)
     assert "corrupted images" in result.stdout
     assert "mean of 1 to 5" in result.stdout
+    assert [line for line in result.stderr.splitlines() if line.endswith(" …")] == ["fog …", "contrast …"]
     found = json.loads(call("evaluate", digits_run, *asked, "--json").stdout)["shift"]
     assert (found["examples"], set(found["kinds"])) == (60, {"fog", "contrast"})
     assert json.loads((digits_run / "evaluation.json").read_text())["shift"] == found

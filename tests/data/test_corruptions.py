@@ -1,5 +1,7 @@
 """Corruptions: repeatable, in range, stronger with severity, and each what its name says."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -112,8 +114,27 @@ def test_a_lone_pixel_becomes_a_disc() -> None:
     disc = corrupt(x, "defocus-blur", 5)
     radius = 0.078 * 65
     assert disc.sum().item() == pytest.approx(1.0, rel=1e-5)
-    assert (disc > 0).sum().item() == pytest.approx(3.14159 * (radius + 0.5) ** 2, rel=0.15)
-    assert disc[0, 0, 32, 32] == disc[0, 0, 34, 33]
+    assert (disc > 0.5 * disc.max()).sum().item() == pytest.approx(math.pi * radius**2, rel=0.05)
+    assert disc[0, 0, 32, 32].item() == pytest.approx(1 / (math.pi * radius**2), rel=0.05)
+    torch.testing.assert_close(disc, disc.flip(2))
+    torch.testing.assert_close(disc, disc.mT)
+
+
+def test_a_disc_smaller_than_a_pixel_blurs_by_its_mean_shift() -> None:
+    """Of a disc of radius r, the mean of max(u, 0) over its points (u, v) is 2r/3π: what a column gives to the next."""
+    x = torch.zeros(1, 1, 9, 9)
+    x[0, 0, 4, 4] = 1.0
+    for severity, radius in ((1, 0.022), (4, 0.06)):
+        columns = corrupt(x, "defocus-blur", severity).sum((0, 1, 2))
+        given = 2 * radius * 9 / (3 * math.pi)
+        assert columns[3:6].tolist() == pytest.approx([given, 1 - 2 * given, given], rel=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_changes_small_images_at_every_severity(kind: str) -> None:
+    x = photographs(8, 12)
+    for severity in SEVERITIES:
+        assert not torch.equal(corrupt(x, kind, severity), x)
 
 
 def test_pixelate_and_jpeg_on_what_they_do_not_change() -> None:

@@ -35,9 +35,9 @@ def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
 
 
 def cost(given: dict[str, Any]) -> int:
-    """Images that pass through training."""
-    training = given["experiment"]["training"]
-    return given["members"] * training["epochs"] * training.get("examples", 50_000)
+    """Images that pass through training, as often as they do."""
+    training, draws = given["experiment"]["training"], given["experiment"]["method"].get("draws", 1)
+    return draws * given["members"] * training["epochs"] * training.get("examples", 50_000)
 
 
 def test_budgets_are_equal() -> None:

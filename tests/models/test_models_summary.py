@@ -24,9 +24,10 @@ def shown(weights: int) -> str:
 
 @pytest.mark.parametrize("title", [title for title in SIZES if title != "LeNet"])
 def test_the_published_table(title: str) -> None:
-    name, layers, weights, nodes = SIZES[title]
+    name, layers, weights, nodes, ratio = SIZES[title]
     found = of(name)
     assert (shown(found.weights), found.nodes) == (weights, nodes)
+    assert found.ratio == pytest.approx(ratio, abs=51), "printed in hundreds"
     # The table names networks by their depth: shortcuts with weights do not count there, nor WideResNet's linear layer.
     shortcuts = sum("downsample" in layer.path or "shortcut" in layer.path for layer in found.layers)
     assert len(found.layers) - (shortcuts if title == "ResNet50" else 0) == (29 if "Wide" in title else layers)
@@ -40,7 +41,7 @@ def test_lenets_row_counts_otherwise() -> None:
     found = summary(plain)
     linear = sum(layer.weights for layer in found.layers if layer.kind == "Linear")
     maps = found.layers[0].inputs + sum(layer.outputs for layer in found.layers if layer.kind == "Conv2d")
-    assert (len(found.layers), shown(linear), maps) == SIZES["LeNet"][1:]
+    assert (len(found.layers), shown(linear), maps, round(linear / maps, -2)) == SIZES["LeNet"][1:]
     assert (shown(found.weights), found.nodes) == ("44K", 467)
     assert of("lenet5").nodes == 1 + 6 + 400 + 120 + 84
 

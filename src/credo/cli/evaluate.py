@@ -13,13 +13,14 @@ from credo.cli.train import print_metrics
 from credo.core.distribute import join
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
-from credo.data import Split, as_float, corruption_kinds
+from credo.data import SEVERITIES, Split, as_float, corruption_kinds
 from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
 from credo.experiments.distributed import started_by_torchrun
 from credo.experiments.runs import Run, evaluate_run
 from credo.experiments.shift import check_shift, shift_rows, shift_run
 from credo.predict import predict
+from credo.training.progress import make_progress
 
 _ON_SETS = ("accuracy", "nll", "ece")
 
@@ -73,7 +74,7 @@ def evaluate_command(
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
-        shifted = None if kinds is None else shift_run(place, kinds=kinds, examples=shift_examples, **options)
+        shifted = None if kinds is None else _shifted(place, kinds, shift_examples, options)
         if not first:
             return
         if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
@@ -85,6 +86,22 @@ def evaluate_command(
             return
         _print_all(str(run), metrics, on_sets, shifted)
         say(f"written to {place.folder / 'evaluation.json'}")
+
+
+def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The study of corrupted images; the first process shows how far it is."""
+    if run.team is not None and not run.team.is_first:
+        return shift_run(run, kinds=kinds, examples=examples, **options)
+    names = corruption_kinds(kinds, channels=run.dataset().input_shape[0])
+    with make_progress() as bar:
+        task = bar.add_task("corrupted images", total=len(names) * len(SEVERITIES), text="")
+
+        def show(kind: str, severity: int) -> None:
+            bar.update(task, advance=1, text=f"{kind} {severity}")
+            if severity == SEVERITIES[0] and not bar.console.is_terminal:
+                say(f"{kind} …")
+
+        return shift_run(run, kinds=kinds, examples=examples, on_kind=show, **options)
 
 
 def _checked(run: Run, attack_sets: list[Path], *, samples: bool) -> dict[str, AttackSet]:

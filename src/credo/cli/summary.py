@@ -40,9 +40,9 @@ def summary_command(
         rows = [[layer.path, layer.kind, f"{layer.weights:,}", f"{layer.inputs:,}"] for layer in found.layers]
         rows += [["others", f"{each.count} {each.kind}", f"{each.weights:,}", "–"] for each in found.others]
         rows.append(["all", f"{len(found.layers)} layers", f"{found.weights:,}", f"{found.nodes:,}"])
+        rows.append(["weights a node", "", f"{found.ratio:,.0f}" if found.nodes else "–", ""])
         print_table(found.name, ["layer", "kind", "weights", "nodes"], rows)
-        if found.nodes:
-            say(f"{found.ratio:,.0f} weights a node; nodes are the inputs of layers, of a convolution its channels")
+        say("nodes are the inputs of layers, of a convolution its channels")
 
 
 def _sizes(model: str, options: list[str]) -> Summary:

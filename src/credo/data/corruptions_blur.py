@@ -17,12 +17,15 @@ def gaussian(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
 
 
 def defocus(x: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """A disc, as a lens out of focus makes of a point; its border is soft over one pixel."""
+    """A disc, as a lens out of focus makes of a point: the mean over shifts, so that one of half a pixel blurs, too."""
     size = radius * max(x.shape[2:])
-    reach = min(math.ceil(size + 0.5), min(x.shape[2:]) - 1)
+    reach = min(math.floor(size) + 1, min(x.shape[2:]) - 1)
     axis = torch.arange(-reach, reach + 1, dtype=x.dtype)
-    distance = (axis[:, None].square() + axis[None, :].square()).sqrt()
-    disc = (size + 0.5 - distance).clamp(0, 1)
+    shifts = torch.cartesian_prod(*2 * [torch.linspace(-1, 1, 41, dtype=x.dtype)])
+    shifts = size * shifts[shifts.square().sum(1) <= 1]
+    # Between pixels, the image is interpolated linearly.
+    rows, columns = ((1 - (axis[:, None] - shift).abs()).clamp_min(0) for shift in shifts.T)
+    disc = rows @ columns.T
     kernel = (disc / disc.sum()).expand(x.shape[1], 1, -1, -1)
     return F.conv2d(F.pad(x, [reach] * 4, mode="reflect"), kernel, groups=x.shape[1])
 

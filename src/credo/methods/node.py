@@ -218,10 +218,12 @@ class NodeBNN(Posterior):
         return penalty.item(), kl.item()
 
     def _example_values(self, rows: int, *, first: int, index: int) -> Tensor:
-        """[rows, nodes]: components by turns over all rows of all passes, so that each has its share of the batch."""
-        ours, groups = (WHOLE, 1) if self.team is None else (self.team.rows, self.team.mc_groups)
-        row = ours.numbers(rows, self.loc.device)
-        component = (first + row * self.step_draws * groups + index) % self.components
+        """[rows, nodes]: components by turns over the rows of every pass, which BatchNorm takes together.
+
+        A row has another component in the next pass.
+        """
+        ours = WHOLE if self.team is None else self.team.rows
+        component = (first + ours.numbers(rows, self.loc.device) + index) % self.components
         # Not by indexing, whose way back is many times slower.
         means, stds = (each.index_select(0, component) for each in (self.loc, F.softplus(self.rho)))
         return torch.addcmul(means, stds, ours.of(lambda shape: self._normal(*shape), (rows, self.loc.shape[1])))

@@ -42,6 +42,8 @@ def node_layers(model: nn.Module, *, side: str, bias_scale: bool, layers: Layers
     """
     if side not in SIDES:
         raise ValueError(unknown("side", str(side), SIDES))
+    if not isinstance(bias_scale, bool):
+        raise ValueError(f"bias_scale={bias_scale!r} must be True or False: whether biases have a scale, too.")
     chosen = _chosen(model, layers)
     found: dict[str, NodeLayer] = {}
     place = 0

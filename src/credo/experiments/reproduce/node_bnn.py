@@ -61,16 +61,17 @@ def run_sizes(folder: Path, *, scale: str, jobs: int) -> Found:
 def sizes_table(records: Records, scale: str) -> Table:
     """Ours beside the paper's."""
     rows: list[list[Any]] = []
-    for title, (model, layers, weights, nodes) in SIZES.items():
+    for title, (model, layers, weights, nodes, ratio) in SIZES.items():
         found = records[f"size-{model}"]
-        ratio = f"{found['weights'] / found['nodes']:,.0f}"
-        rows.append([title, layers, found["layers"], weights, f"{found['weights']:,}", nodes, found["nodes"], ratio])
+        counted = [layers, found["layers"], weights, f"{found['weights']:,}", nodes, found["nodes"]]
+        rows.append([title, *counted, f"{ratio:,}", f"{found['weights'] / found['nodes']:,.0f}"])
     notes = [
         "Nodes are inputs of Linear and Conv layers (channels of a conv). Our layers include shortcuts with weights. "
         "LeNet: the paper's 42K are the parameters of its linear layers without padding of the image, its 23 nodes the "
         "feature maps (1 + 6 + 16); ours counts as in the other rows."
     ]
-    columns = ["network", "layers paper", "layers", "weights paper", "weights", "nodes paper", "nodes", "weights/node"]
+    columns = ["network", "layers paper", "layers", "weights paper", "weights", "nodes paper", "nodes"]
+    columns += ["weights/node paper", "weights/node"]
     return Table("Table 1: weights and nodes (Trinh et al. 2020)", columns, rows, notes)
 
 
@@ -166,7 +167,7 @@ def scratch_cells(scale: str) -> list[Cell]:
 
 
 def gamma_cells(scale: str) -> list[Cell]:
-    """node-BNN at every γ, on the first network; γ = 0 is in the other table."""
+    """node-BNN at every γ, on the first network; γ = 0 is in both tables."""
     network, case = next(iter(SCRATCH[scale].items()))
     return [_scratch(network, "node-bnn", case, scale, gamma) for gamma in GAMMAS[scale]]
 

@@ -48,7 +48,7 @@ _METHOD = {
 _SCALES: dict[str, dict[str, Any]] = {
     "paper": {"epochs": 15, "batch_size": 1280, "crop": 224, "resize": 256, "width": 64, "draws": 2, "weights": True},
     "cpu": {"epochs": 1, "batch_size": 128, "crop": 224, "resize": 256, "width": 64, "draws": 1, "weights": True},
-    "smoke": {"epochs": 1, "batch_size": 4, "crop": 32, "resize": 36, "width": 4, "draws": 1, "weights": False},
+    "smoke": {"epochs": 1, "batch_size": 4, "crop": 64, "resize": 72, "width": 4, "draws": 1, "weights": False},
 }
 # Running statistics of random weights after a few batches are no match for the spread that trained ones stand.
 _SMOKE = {"spread": 0.05, "node_lr": 0.01}

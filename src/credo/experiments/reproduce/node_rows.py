@@ -1,9 +1,10 @@
 """The rows of node-based BNNs: what the sources printed, and how each row is trained here.
 
 Sources: Heinonen's slides "Low-rank Bayesian neural networks" (2022), which show the tables of Trinh et al. (2020), and
-Trinh et al. (2022). Numbers of scale `paper` are those of the authors' published configurations, as far as they say,
-but for the schedule (theirs: constant for half of the training, then falling to a hundredth; that of nodes constant)
-and the spread of first deviations (theirs: 0.02, ours a tenth of their mean).
+Trinh et al. (2022). Training from random weights at scale `paper` has the numbers of the authors' published
+configurations, as far as they say, but for the schedule (theirs: constant for half of the training, then falling to a
+hundredth; that of nodes constant) and the spread of first deviations (theirs: 0.02, ours a tenth of their mean). The
+pretrained networks of CIFAR-10 are ours, with the same settings at both scales; the paper's is ResNet-50 on ImageNet.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from credo.core.errors import unknown
 from credo.experiments.reproduce.vogn_rows import CIFAR_STATS
 
 TRAIN_SIZES = {"cifar10": 50_000, "digits": 1438}
-# Network: layers, weights, nodes, as printed; and its name here.
-SIZES: dict[str, tuple[str, int, str, int]] = {
-    "LeNet": ("lenet5", 5, "42K", 23),
-    "AlexNet": ("alexnet-imagenet", 8, "61M", 18_307),
-    "VGG16-small": ("vgg16-small", 16, "15M", 5_251),
-    "VGG16-large": ("vgg16-large", 16, "138M", 36_995),
-    "ResNet50": ("resnet50", 50, "26M", 24_579),
-    "WideResNet-28x10": ("wrn-28-10", 28, "36M", 9_475),
+# Network: its name here; layers, weights, nodes and weights a node, as printed.
+SIZES: dict[str, tuple[str, int, str, int, int]] = {
+    "LeNet": ("lenet5", 5, "42K", 23, 1800),
+    "AlexNet": ("alexnet-imagenet", 8, "61M", 18_307, 3300),
+    "VGG16-small": ("vgg16-small", 16, "15M", 5_251, 2900),
+    "VGG16-large": ("vgg16-large", 16, "138M", 36_995, 3700),
+    "ResNet50": ("resnet50", 50, "26M", 24_579, 1000),
+    "WideResNet-28x10": ("wrn-28-10", 28, "36M", 9_475, 3800),
 }
 # Error in %, NLL, ECE of ResNet-50 on ImageNet (Table 2).
 PRINTED: dict[str, tuple[float, float, float]] = {
