@@ -57,6 +57,17 @@ def test_a_twin(call: Call, digits_run: Path, tmp_path: Path) -> None:
     assert "deterministic twin" in call("doctor", digits_run, "--twin", "plain", *QUICK).stdout
 
 
+def test_a_fine_tuned_run_whose_beginning_is_gone(call: Call, tmp_path: Path) -> None:
+    plain, tuned = tmp_path / "plain", tmp_path / "tuned"
+    settings = ("model.hidden=[8]", "training.epochs=1", "training.batch_size=256")
+    call("train", "method.name=map", *settings, "--run", plain)
+    call("train", f"model.weights={plain}", *settings, "--run", tuned)
+    plain.rename(tmp_path / "elsewhere")
+    assert json.loads(call("doctor", tuned, "--json", *QUICK).stdout)["measurements"]
+    call("report", tuned, "--out", tmp_path / "report.html")
+    assert (tmp_path / "report.html").exists()
+
+
 def test_a_twin_on_other_data(refused: Call, digits_run: Path, gap_run: Path) -> None:
     assert "was trained on other data" in refused("doctor", digits_run, "--twin", gap_run)
 

@@ -209,8 +209,20 @@ def test_evaluate_json(call: Call, digits_run: Path) -> None:
     run = Run(digits_run)
     study = credo.sample_study(run.posterior(), in_order(run.dataset().test), draws=5)
     assert samples["accuracies"] == study.accuracies.tolist()
+    intervals = study.intervals()
     for name in ("lowest", "highest", "mean", "ensembled"):
         assert samples[name] == getattr(study, name)
+        assert samples["intervals"][name] == [intervals[name].low, intervals[name].high]
+    printed = call("evaluate", digits_run, "--draws", 4, "--samples", 5).stdout
+    (line,) = (line for line in printed.splitlines() if "samples lowest" in line)
+    assert f"{intervals['lowest'].low:.4f} … {intervals['lowest'].high:.4f}" in line
+    assert "samples intervals" not in printed
+
+
+def test_a_point_estimate_is_one_network(call: Call, tmp_path: Path) -> None:
+    run = tmp_path / "plain"
+    call("train", "method.name=map", "model.hidden=[8]", "training.epochs=1", "--run", run)
+    assert json.loads(call("evaluate", run, "--samples", 20, "--json").stdout)["samples"]["draws"] == 1
 
 
 def test_samples_reach_the_report(call: Call, digits_run: Path) -> None:
@@ -251,7 +263,7 @@ def test_evaluate_a_regression(call: Call, gap_run: Path) -> None:
         (("--draws", "0"), "draws=0"),
         (("--tolerance", "0"), "tolerance=0.0 must be positive"),
         (("--bins", "0"), "bins is 0"),
-        (("--samples", "-1"), "draws=-1"),
+        (("--samples", "-1"), "--samples -1: give the number of networks"),
     ],
 )
 def test_bad_options_of_evaluate(refused: Refused, digits_run: Path, options: tuple[str, ...], message: str) -> None:

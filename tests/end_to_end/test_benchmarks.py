@@ -41,6 +41,7 @@ def test_step_cost_as_a_user_runs_it(tmp_path):
     beside = rows["bbb-adversarial"]["beside_bbb"]
     assert 1 < beside["low"] <= beside["median"] < rows["bbb-adversarial"]["median"]
     assert "the aim is 5 + 2.3 at most" in output
+    assert ("missed" in output) == (beside["median"] > 7.3)
     # Weights, gradients, two moments: Adam cannot do with less; BBB has each of them twice.
     weights = 4 * sum(p.numel() for p in NETS["mlp"].build().parameters())
     assert 4 * weights < rows["Adam"]["memory_bytes"] < 8 * weights

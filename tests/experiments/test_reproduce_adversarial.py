@@ -39,11 +39,12 @@ def test_a_twin_is_the_same_network_in_every_table(scale: str) -> None:
 
 
 def test_settings_differ_from_the_tables_in_one_thing() -> None:
-    base = adversarial_rows.SCRATCH["cpu"]["mnist-lenet5"].method
-    changed = [case.method for key, case in adversarial_rows.SETTINGS["cpu"].items() if key.startswith("lenet5")]
-    assert len(changed) > 2
-    for method in changed:
-        assert len([name for name in base if base[name] != method[name]]) == 1
+    settings = adversarial_rows.SETTINGS["cpu"]
+    bases = {"lenet5": adversarial_rows.SCRATCH["cpu"]["mnist-lenet5"].method}
+    bases["resnet8"] = settings["resnet8-first-0.05"].method
+    for key, case in settings.items():
+        base = bases[key.split("-")[0]]
+        assert len([name for name in base if base[name] != case.method[name]]) == (key != "resnet8-first-0.05"), key
 
 
 def test_the_authors_numbers() -> None:
@@ -117,6 +118,8 @@ def some_record(lowest: list[int], highest: list[int], ensembled: list[int]) -> 
     return {
         "numbers": numbers,
         "draws": 7,
+        "case": "some",
+        "variant": "bbb",
         "hits": adversarial_cells.packed({name: torch.tensor(right) for name, right in hits.items()}),
     }
 
@@ -138,16 +141,34 @@ def test_differences_are_paired_image_by_image() -> None:
 def test_tables_of_differences_and_settings_show_what_is_there() -> None:
     plain, ours = some_record([0, 1], [1, 1], [1, 1]), some_record([1, 1], [1, 1], [1, 1])
     names = [cell.name for table in ("differences", "settings") for cell in adversarial_cells.cells_of(table, "smoke")]
-    records = {name: plain if name.endswith(("bbb", "long")) else ours for name in names}
+    records = {name: dict(plain if name.endswith(("bbb", "long")) else ours) for name in names}
     table = STUDY.table["differences"](records, "smoke")
     assert len(table.rows) == 2 * 2 + 5, "from scratch and fine-tuned against two, and five λ"
     assert all(row[1].startswith("+50.00 (") and row[3].startswith("-50.00 (") for row in table.rows)
     settings = STUDY.table["settings"](records, "smoke")
     assert settings.rows[0][:5] == ["digits, convnet, last layer random", 7, "50.00", "100.00", table.rows[0][1]]
     assert all(len(row) == len(settings.columns) for row in settings.rows)
+    del records["scratch-digits-convnet-bbb"]["hits"]
+    with pytest.raises(ValueError, match="is of an earlier version"):
+        STUDY.table["differences"](records, "smoke")
+    records["scratch-digits-convnet-bbb"] = some_record([0, 1], [1, 1], [1, 1])
     del records["setting-convnet-last-as"], records["scratch-digits-convnet-as"]
     assert STUDY.table["settings"](records, "smoke").rows == []
     assert len(STUDY.table["differences"](records, "smoke").rows) == 2 + 4
+
+
+def test_settings_with_a_longer_training_have_two_rows() -> None:
+    plain, ours = some_record([0, 1], [1, 1], [1, 1]), some_record([1, 1], [1, 1], [1, 1])
+    records = {f"setting-resnet8-first-0.05-{v}": plain for v in ("bbb", "long")}
+    table = STUDY.table["settings"]({**records, "setting-resnet8-first-0.05-as": ours}, "cpu")
+    title = "CIFAR-10 (5,000 images) ResNet8 fine-tuned, σ from 0.05"
+    assert [row[0] for row in table.rows] == [title, f"{title}, BBB with as many passes"]
+
+
+def test_intervals_of_shares_are_wilsons() -> None:
+    """Against statsmodels' and R's, as printed in textbooks: 8 of 10, and none of 20."""
+    assert adversarial_sampling.wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert adversarial_sampling.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 10_000])

@@ -1,14 +1,19 @@
 """Adversarial Sampling against the obvious way to write it: an ascent on ε by autograd, Eq. 3 by autograd."""
 
+import json
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from credo import BBB, VOGN, AdversarialSampling, load, per_example_squares, save
+from credo import BBB, VOGN, AdversarialSampling, UnsupportedModelError, load, per_example_squares, save
 from credo.core.prior import Laplace, ScaleMixture
 from credo.core.weights import substituted
 from credo.methods.adversarial import make_attack
@@ -126,6 +131,24 @@ def test_a_step_is_the_gradient_of_equation_3(steps: int, weight: float, draws: 
 
 @pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("prior", [0.5, ScaleMixture(), Laplace(0.0, 0.3)])
+def test_with_weight_1_a_monte_carlo_kl_is_of_draws_of_its_own(prior: Any, draws: int) -> None:
+    """Averaged over many steps from the same state it is the KL: in closed form, or that of many plain estimates."""
+    estimates = []
+    for seed in range(400):
+        attack = AdversarialSampling(steps=0, weight=1.0)
+        posterior = sgd(mlp(), attack, draws=draws, prior=prior, kl="monte-carlo", seed=seed)
+        estimates.append(posterior.step(Recorded()).kl)
+    reference = sgd(mlp(), "weights", prior=prior, kl="monte-carlo")
+    with torch.no_grad():
+        plain = torch.stack([reference.kl() for _ in range(2000)])
+    found = torch.tensor(estimates)
+    error = math.hypot(float(found.std()) / 400**0.5, float(plain.std()) / 2000**0.5)
+    assert abs(float(found.mean() - plain.mean())) < 4 * error, "false alarm: 1 in 16,000"
+    assert 4 * error < 0.2 * float(plain.mean()), "half of it would be noticed"
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize("prior", [0.5, ScaleMixture(), Laplace(0.0, 0.3)])
 def test_a_monte_carlo_kl_is_that_of_the_plain_draws(prior: Any, draws: int) -> None:
     """Equation 3 with log q(w) − log p(w) at the plain draws in the place of the KL, once."""
     attack = AdversarialSampling(steps=2, step_size=0.1, weight=0.3)
@@ -189,6 +212,42 @@ def test_only_the_first_pass_counts_for_running_statistics() -> None:
     assert torch.equal(plain.running_mean, attacked.running_mean)
     assert torch.equal(plain.running_var, attacked.running_var)
     assert (int(attacked.num_batches_tracked), int(all_passes.num_batches_tracked)) == (1, 6)
+
+
+@pytest.mark.parametrize("method", [BBB, VOGN])
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_with_attack_statistics_every_pass_counts(method: Any, weight: float) -> None:
+    net, nll = with_batchnorm(), Recorded()
+    attack = AdversarialSampling(steps=3, weight=weight, attack_statistics=True)
+    options = {} if method is BBB else {"curvature_init": 0.3}  # without it VOGN's first step is at the mean
+    method(net, data_size=N, noise=attack, draws=2, **options).step(nll)
+    assert int(net[1].num_batches_tracked) == len(nll.seen) == 2 * (4 + (weight < 1))
+
+
+def test_reentrant_checkpoints_are_refused_since_they_hide_weights() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.reentrant = nn.Linear(3, 8), nn.Linear(8, 4), reentrant
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_() if self.reentrant else x
+            return self.last(checkpoint(self.first, x, use_reentrant=self.reentrant))
+
+    sgd(Checkpointed(False), AdversarialSampling()).step(Recorded())
+    with pytest.raises(UnsupportedModelError, match="use_reentrant=False"):
+        sgd(Checkpointed(True), AdversarialSampling()).step(Recorded())
+
+
+def test_weights_that_the_loss_does_not_use_are_left_alone() -> None:
+    class Idle(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[0](x)
+
+    posterior, nll = sgd(Idle(nn.Linear(3, 4), nn.Linear(2, 2)), AdversarialSampling(steps=2)), Recorded()
+    posterior.step(nll)
+    assert torch.equal(nll.seen[1]["1.weight"], nll.seen[-1]["1.weight"])
+    assert not torch.equal(nll.seen[1]["0.weight"], nll.seen[-1]["0.weight"])
 
 
 def test_with_weight_1_the_adversarial_pass_counts() -> None:
@@ -256,6 +315,14 @@ def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
         AdversarialSampling(**options)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = AdversarialSampling(
+        steps=np.int64(3), step_size=np.float32(0.5), weight=Fraction(1, 4), radius=np.float64(1)
+    )
+    assert given == AdversarialSampling(3, 0.5, 0.25, 1.0)
+    assert json.loads(json.dumps(given.config())) == given.config()
+
+
 def test_unknown_options_are_named() -> None:
     with pytest.raises(ValueError, match=r"lambda.*options are steps, step_size, weight"):
         make_attack({"kind": "adversarial", "lambda": 0.8})
@@ -277,6 +344,12 @@ def test_vogn_mixes_gradients_and_squares(weight: float) -> None:
     assert len(nll.seen) == 3 + (2 if weight < 1 else 1)
     eps, start = (flat(nll.seen[-1]) - mean) / std, (flat(nll.seen[-4]) - mean) / std
     assert 0.29 < float((eps - start).abs().max()) < 0.31, "three ascents of a tenth"
+    for before_it, after_it in zip(nll.seen[-4:], nll.seen[-3:], strict=False):
+        net = mlp()
+        net.load_state_dict(before_it)
+        F.cross_entropy(net(nll.x), nll.y).backward()
+        signs = torch.cat([p.grad.reshape(-1) for p in net.parameters()]).sign()
+        torch.testing.assert_close((flat(after_it) - flat(before_it)) / std, 0.1 * signs, rtol=0, atol=1e-3)
 
     shares = {0: 1 - weight, -1: weight} if weight < 1 else {-1: 1.0}
     gradient, squares, loss = torch.zeros_like(mean), torch.zeros_like(mean), 0.0

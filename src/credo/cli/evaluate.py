@@ -70,7 +70,7 @@ def evaluate_command(
         place = Run(run, join() if started_by_torchrun() else None)
         first = place.team is None or place.team.is_first
         kinds = _checked_kinds(place, shift, shift_kinds, shift_examples)
-        sets = _checked(place, attack_set or [], samples=bool(samples))
+        sets = _checked(place, attack_set or [], samples=samples)
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
@@ -104,8 +104,10 @@ def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]
         return shift_run(run, kinds=kinds, examples=examples, on_kind=show, **options)
 
 
-def _checked(run: Run, attack_sets: list[Path], *, samples: bool) -> dict[str, AttackSet]:
+def _checked(run: Run, attack_sets: list[Path], *, samples: int) -> dict[str, AttackSet]:
     """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
+    if samples < 0:
+        raise ValueError(f"--samples {samples}: give the number of networks to study, or leave it out.")
     if samples and run.dataset().classes is None:
         raise ValueError("--samples counts right labels; this run is a regression.")
     sets = {str(path): load_attack_set(path) for path in attack_sets}
@@ -135,7 +137,9 @@ def _checked_kinds(run: Run, shift: bool, kinds: str | None, examples: int | Non
 def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
     study = sample_study(run.posterior(), in_order(run.dataset().test), draws=draws)
     accuracies = {name: getattr(study, name) for name in ("lowest", "highest", "mean", "ensembled")}
-    return {"draws": draws, **accuracies, "accuracies": study.accuracies.tolist()}
+    intervals = {name: [i.low, i.high] for name, i in study.intervals().items() if name in accuracies}
+    studied = len(study.accuracies)  # a point estimate is one network, however many were asked for
+    return {"draws": studied, **accuracies, "accuracies": study.accuracies.tolist(), "intervals": intervals}
 
 
 def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:

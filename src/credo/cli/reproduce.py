@@ -131,7 +131,7 @@ def _tables_with(study: str, named: list[int | str], rows: str | None, data: str
                 f"{' '.join(takers)}: table {key} of {study} has no such choice; tables that have: "
                 f"{', '.join(str(other) for other in found)}. Name only these, or leave out {options}."
             )
-    return named or found
+    return named or [key for key in found if key not in STUDIES[study].aside]
 
 
 def _run(

@@ -164,7 +164,7 @@ def default_folder(experiment: Experiment) -> Path:
 
 def print_metrics(title: str, metrics: dict[str, Any]) -> None:
     """Every metric with its interval, nested ones by path."""
-    intervals = metrics.get("intervals", {})
+    intervals = _intervals(metrics)
     rows: list[list[Any]] = []
     for key, value in metrics.items():
         if key == "intervals":
@@ -175,9 +175,19 @@ def print_metrics(title: str, metrics: dict[str, Any]) -> None:
     print_table(title, ["metric", "value", "95 % interval"], rows)
 
 
+def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Those of the metrics, and of nested ones by path."""
+    found = dict(metrics.get("intervals", {}))
+    for key, value in metrics.items():
+        if isinstance(value, dict) and key != "intervals":
+            found |= {f"{key} {name}": ends for name, ends in value.get("intervals", {}).items()}
+    return found
+
+
 def _flat(key: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, list):
         return []  # in the JSON only
     if not isinstance(value, dict):
         return [(key, value)]
-    return [pair for inner, entry in value.items() for pair in _flat(f"{key} {inner}", entry)]
+    inside = {inner: entry for inner, entry in value.items() if inner != "intervals"}
+    return [pair for inner, entry in inside.items() for pair in _flat(f"{key} {inner}", entry)]

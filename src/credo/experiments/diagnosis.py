@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def diagnose_run(
     """
     posterior = run.posterior()
     other = None if twin is None else _twin(run, twin)
-    prepared = prepare(run.experiment())
+    experiment = run.experiment()
+    # The run's own model has its weights: where they began may be gone.
+    prepared = prepare(replace(experiment, model={**experiment.model, "weights": None}))
     diagnosis = diagnose(
         posterior,
         prepared.loader,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.descent import scalar_loss
+from credo.core.errors import UnsupportedModelError
 from credo.core.posterior import Nll
 from credo.core.team import Team
 from credo.core.weights import Layout, substituted
@@ -46,12 +47,17 @@ class AdversarialSampling:
     attack_statistics: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r} must be a whole number of ascents, 0 or more.")
+        plain: dict[str, int | float] = {"steps": int(self.steps)}
         given = {"step_size": self.step_size, "weight": self.weight, "radius": self.radius}
         for name, value in given.items():
-            if not isinstance(value, Real) and not (name == "radius" and value is None):
+            if isinstance(value, Real):
+                plain[name] = float(value)
+            elif not (name == "radius" and value is None):
                 raise ValueError(f"{name}={value!r} must be a number.")
+        for name, number in plain.items():  # numpy's numbers, too, are plain ones from here on
+            object.__setattr__(self, name, number)
         if not 0 <= self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size} must be finite and not negative; it is in units of σ.")
         if not 0 <= self.weight <= 1:
@@ -112,6 +118,22 @@ def is_attack(given: Any) -> bool:
     return isinstance(given, AdversarialSampling) or given == NAME
 
 
+def _check_not_hidden(value: Tensor) -> None:
+    """Refuse a graph in which reentrant checkpoints hide weights from everything but `backward`."""
+    waiting, seen = [value.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise UnsupportedModelError(
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=True) hides weights from AdversarialSampling: "
+                "checkpoint with use_reentrant=False."
+            )
+        waiting += [parent for parent, _ in node.next_functions]
+
+
 def weight_slopes(
     model: nn.Module,
     nll: Nll,
@@ -134,6 +156,8 @@ def weight_slopes(
             value = scalar_loss(nll(model))
             check(value.item())
             found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
+            if any(slope is None for slope in found):
+                _check_not_hidden(value)
         return dict(zip(leaves, found if team is None else team.average_slopes([*leaves.values()], found), strict=True))
 
     return slopes

@@ -128,8 +128,7 @@ class DrawnGradients(GaussianPosterior):
         self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
         before, share = len(self._shares()), attack.weight / self.step_draws
-        number = before + index if frozen else 0
-        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, number, share)
+        value, gradients = self._pass(nll, torch.addcmul(mean, std, eps), None, before + index, share)
         return share * value, gradients, eps
 
     def _whole(self, gradients: dict[str, Tensor | None]) -> Tensor:
@@ -152,8 +151,9 @@ class DrawnGradients(GaussianPosterior):
             (value if share == 1 else value * share).backward()
             return number
 
-        # Only the first draw counts as data for running statistics.
-        with frozen_statistics(self.model) if index else nullcontext():
+        # Only the first draw counts as data for running statistics, unless all passes shall.
+        every = self.attack is not None and self.attack.weight > 0 and self.attack.attack_statistics
+        with frozen_statistics(self.model) if index and not every else nullcontext():
             if self.noise_name == "weights":
                 # Backward with the draw still in place: checkpointed parts of a network run again there.
                 with substituted(self.model, weights, self._aliases):

@@ -172,13 +172,14 @@ class VOGN(NaturalGaussian):
         self._begin_pass(self._gathered.count, self.step_draws)
         attack = self.attack if self.is_noisy else None
         share = 1.0 if attack is None else 1 - attack.weight
-        inner = bool(self._gathered.count) and self.step_draws > 1
+        every = attack is not None and attack.weight > 0 and attack.attack_statistics
+        inner = bool(self._gathered.count) and self.step_draws > 1 and not every
         found: _Pass | None = None
         with likelihood_kept_on_error(self.descent, first=not self._gathered.count):
             if share > 0:
                 found = self._pass(nll, self._weights(), share, frozen=inner)
             if attack is not None and share < 1:
-                frozen = inner or (share > 0 and not attack.attack_statistics)
+                frozen = inner or (share > 0 and not every)
                 worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=frozen)
                 found = worst if found is None else found.plus_(worst)
         assert found is not None

@@ -42,6 +42,8 @@ class Study:
     rows: dict[int | str, Callable[..., dict[str, dict[str, Any]]]] = field(default_factory=dict)
     """The tables whose rows can be chosen, and for each a function of folder and scale: the records that are there of
     all its rows. `count` and `cells` of these take `rows=`, names or none for the scale's own choice."""
+    aside: tuple[int | str, ...] = ()
+    """Tables that are run only when they are named."""
     data: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Other data, and the tables that can be run on them: their `count`, `cells` and `rows` take `data=` and `root=`,
     their `table` takes `data=`."""
@@ -94,6 +96,7 @@ STUDIES: dict[str, Study] = {
             "settings": adversarial_sampling.settings_table,
         },
         figures=adversarial_sampling.draw_figures,
+        aside=("settings",),
     ),
     "bayesian-cnn": Study(
         "Bayesian convolutional networks with variational inference (Shridhar et al. 2019)",

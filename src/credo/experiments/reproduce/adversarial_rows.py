@@ -122,8 +122,10 @@ TUNED: dict[str, dict[str, Case]] = {
 }
 
 
-def _varied(case: Case, key: str, title: str, **method: Any) -> tuple[str, Case]:
-    return key, replace(case, title=f"{case.title}, {title}", method={**case.method, **method}, variants=("bbb", "as"))
+def _varied(
+    case: Case, key: str, title: str, variants: tuple[str, ...] = ("bbb", "as"), **method: Any
+) -> tuple[str, Case]:
+    return key, replace(case, title=f"{case.title}, {title}", method={**case.method, **method}, variants=variants)
 
 
 # Fine-tuned from a network of its own, for studies of settings that ResNet-20 is too dear for.
@@ -144,9 +146,8 @@ SETTINGS: dict[str, dict[str, Case]] = {
             _varied(_SMALL_LENET, "lenet5-first-0.05", "σ from 0.05", std_init=0.05),
             _varied(_SMALL_LENET, "lenet5-rate-0.001", "rate 0.001", lr=1e-3),
             _varied(_SMALL_LENET, "lenet5-last", "last layer random", random="last"),
-            _varied(_SMALL_TUNED, "resnet8-first-0.05", "σ from 0.05"),
+            _varied(_SMALL_TUNED, "resnet8-first-0.05", "σ from 0.05", variants=_ALL),
             _varied(_SMALL_TUNED, "resnet8-first-0.02", "σ from 0.02", std_init=0.02),
-            _varied(_SMALL_TUNED, "resnet8-rate-0.0002", "σ from 0.05, rate 0.0002", lr=2e-4),
             _varied(_SMALL_TUNED, "resnet8-fixed-norms", "σ from 0.05, BatchNorm not random", random="all"),
         ]
     ),

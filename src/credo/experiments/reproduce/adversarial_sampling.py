@@ -64,7 +64,9 @@ def _accuracies(record: dict[str, Any], theirs: tuple[float, float, float] | Non
     spread, (low, high) = numbers["highest"] - numbers["lowest"], record["intervals"]["spread"]
     mean = bootstrap(100 * torch.tensor(record["accuracies"], dtype=torch.float64))
     cells += [f"{spread:.2f} ({low:.2f} … {high:.2f})", f"{mean.value:.2f} ({mean.low:.2f} … {mean.high:.2f})"]
-    cells += [f"{numbers['std_of_draws']:.2f}"]
+    among = 100 * torch.tensor(record["accuracies"], dtype=torch.float64)
+    fluctuation = bootstrap(among - among.mean(), statistic="rms")
+    cells += [f"{numbers['std_of_draws']:.2f} ({fluctuation.low:.2f} … {fluctuation.high:.2f})"]
     return [*cells, f"{record['seconds'] / 60:.1f}"]
 
 
@@ -81,14 +83,16 @@ def retained_table(records: Records, scale: str) -> Table:
                 theirs = PRINTED_KEPT.get(case.printed or "", {}).get(variant) if kind == "scratch" else None
                 shown: list[str | None] = []
                 for index, share in enumerate(KEPT):
-                    ours = f"{record['numbers']['retained'][share]:.2f}"
+                    found = record["numbers"]["retained"][share]
+                    low, high = wilson(found / 100, round(float(share) * record["hits"]["inputs"]))
+                    ours = f"{found:.2f} ({100 * low:.2f} … {100 * high:.2f})"
                     shown += [None if theirs is None else f"{theirs[index]:.2f}", ours]
                 tuned = ", fine-tuned" if kind == "tuned" else ""
                 rows.append([f"{case.title}{tuned} {VARIANTS[variant]}", *shown])
     columns = ["network", *(f"{100 * float(s):g} %{whose}" for s in KEPT for whose in (" paper", ""))]
     notes = [
         f"Accuracy in % on the most certain share of the test set, by the total uncertainty (`entropy-deviation`) of "
-        f"{KEPT_DRAWS} draws."
+        f"{KEPT_DRAWS} draws; 95 % intervals of Wilson (1927)."
     ]
     return Table("Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, notes)
 
@@ -127,13 +131,16 @@ def settings_table(records: Records, scale: str) -> Table:
     """Where one setting is changed: without, with, and the difference."""
     rows: list[list[Any]] = []
     for key, case in SETTINGS[scale].items():
-        plain, ours = (records.get(f"setting-{key}-{variant}") for variant in ("bbb", "as"))
-        if plain is None or ours is None:
-            continue
-        cells: list[str] = []
-        for name, found in differences(ours, plain).items():
-            cells += [f"{_number(plain, name):.2f}", f"{_number(ours, name):.2f}", found]
-        rows.append([case.title, plain["draws"], *cells])
+        ours = records.get(f"setting-{key}-as")
+        for variant in ("bbb", "long"):
+            plain = records.get(f"setting-{key}-{variant}")
+            if plain is None or ours is None:
+                continue
+            cells: list[str] = []
+            for name, found in differences(ours, plain).items():
+                cells += [f"{_number(plain, name):.2f}", f"{_number(ours, name):.2f}", found]
+            long = ", BBB with as many passes" if variant == "long" else ""
+            rows.append([f"{case.title}{long}", plain["draws"], *cells])
     columns = [f"{title}{whose}" for title in COMPARED.values() for whose in (" BBB", " + AS", ", difference")]
     notes = ["Accuracy in %; differences in points with 95 % bootstrap intervals, paired image by image. One seed."]
     return Table("Adversarial Sampling in other settings", ["network", "draws", *columns], rows, notes)
@@ -141,9 +148,21 @@ def settings_table(records: Records, scale: str) -> Table:
 
 def differences(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
     """Each number of one record less that of another, in points, with its interval."""
+    for record in (ours, other):
+        if "hits" not in record:
+            raise ValueError(
+                f"The record of {record['case']}, {record['variant']}, is of an earlier version and does not say which "
+                "images are right: delete its file, and the network is studied again, without training."
+            )
     first, second = unpacked(ours["hits"]), unpacked(other["hits"])
     found = {name: paired_difference(100 * first[name], 100 * second[name]) for name in COMPARED}
     return {name: f"{i.value:+.2f} ({i.low:+.2f} … {i.high:+.2f})" for name, i in found.items()}
+
+
+def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Ends of the interval of Wilson (1927) for a share that was seen among `count`."""
+    middle, width = share + z**2 / (2 * count), z * (share * (1 - share) / count + z**2 / (4 * count**2)) ** 0.5
+    return (middle - width) / (1 + z**2 / count), (middle + width) / (1 + z**2 / count)
 
 
 def _number(record: dict[str, Any], name: str) -> float:
@@ -159,8 +178,8 @@ def _with_interval(record: dict[str, Any], name: str) -> str:
 def _notes(scale: str) -> list[str]:
     notes = [
         f"Accuracy in % of {DRAWS[scale]} sampled networks; in brackets 95 % bootstrap intervals over the test images, "
-        "of the networks that are the lowest and the highest on the test set. That of the mean of draws is over the "
-        "draws. One seed. min: minutes of training on one thread, of a machine that may do other things, too."
+        "of the networks that are the lowest and the highest on the test set. Those of mean and std of draws are over "
+        "the draws. One seed. min: minutes of training on one thread, of a machine that may do other things, too."
     ]
     if scale == "smoke":
         notes.append("Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works.")
