@@ -1,7 +1,8 @@
 """`credo reproduce` and `credo demo`, with fewer and shorter trainings than they really have."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from credo.attacks import load_attack_set
 from credo.cli import demo
-from credo.experiments.reproduce import weight_sampling, weight_sampling_sets
+from credo.experiments.reproduce import STUDIES, Study, adversarial_cells, weight_sampling, weight_sampling_sets
+from credo.experiments.reproduce.tables import Cell, Table
 
 Call = Callable[..., Any]
 Refused = Callable[..., str]
@@ -96,6 +98,37 @@ def test_a_table_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "FC-10 λ=0.01" in result.stdout
     assert json.loads(Path("out/attacks.json").read_text())["columns"][0] == "made for"
     assert load_attack_set("out/attacks/fc-10-0.01.safetensors").about["data"] == "digits, test"
+
+
+def test_tables_set_aside_and_tables_run_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int | str] = []
+
+    def cells(key: int | str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        ran.append(key)
+        yield Cell("one", {}), {}
+
+    keys: tuple[int | str, ...] = (1, "all", "extra")
+    study = Study(
+        "some",
+        count=dict.fromkeys(keys, lambda scale: 1),
+        cells={key: partial(cells, key) for key in keys},
+        table={
+            key: lambda records, scale, key=key: Table(f"of {key}", ["a column as wide as the title"], [["b"]], [])
+            for key in keys
+        },
+        together="all",
+        aside=("extra",),
+    )
+    monkeypatch.setitem(STUDIES, "some", study)
+    shown = call("reproduce", "some").stdout
+    assert ran == ["all", 1]
+    assert shown.index("of 1") < shown.index("of all")
+    assert "of extra" in call("reproduce", "some", "--table", "extra").stdout
+    assert ran == ["all", 1, "extra"]
+    sampling = STUDIES["adversarial-sampling"]
+    every = {cell.name for key in (1, 2, 3, 4) for cell in adversarial_cells.cells_of(key, "cpu")}
+    assert sampling.together == "differences"
+    assert {cell.name for cell in adversarial_cells.cells_of("differences", "cpu")} == every
 
 
 def test_what_there_is(call: Call) -> None:

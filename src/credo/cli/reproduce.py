@@ -63,7 +63,9 @@ def reproduce_command(
         choice = _choice(study, rows, data, root)
         keys = _tables_with(study, [known[name] for name in table or []], rows, data)
         records: dict[str, dict[str, Any]] = {}
-        results = [_run(study, key, scale, folder, jobs, choice, records) for key in keys]
+        order = sorted(keys, key=lambda key: key != STUDIES[study].together)
+        done = {key: _run(study, key, scale, folder, jobs, choice, records) for key in order}
+        results = [done[key] for key in keys]
         draw = STUDIES[study].figures
         for path in draw(records, scale, folder) if draw else ():
             say(f"figure {path}")

@@ -42,6 +42,8 @@ class Study:
     rows: dict[int | str, Callable[..., dict[str, dict[str, Any]]]] = field(default_factory=dict)
     """The tables whose rows can be chosen, and for each a function of folder and scale: the records that are there of
     all its rows. `count` and `cells` of these take `rows=`, names or none for the scale's own choice."""
+    together: int | str | None = None
+    """A table with the networks of others, too: run first, so that no job waits at the end of each of them."""
     aside: tuple[int | str, ...] = ()
     """Tables that are run only when they are named."""
     data: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
@@ -96,6 +98,7 @@ STUDIES: dict[str, Study] = {
             "settings": adversarial_sampling.settings_table,
         },
         figures=adversarial_sampling.draw_figures,
+        together="differences",
         aside=("settings",),
     ),
     "bayesian-cnn": Study(

@@ -147,8 +147,9 @@ def cells_of(table: int | str, scale: str) -> list[Cell]:
     """The networks that a table needs."""
     if table == 4:
         return list(sweep_cells(scale).values())
-    if table == "differences":
-        return [*cells_of(3, scale), *(c for c in cells_of(4, scale) if c.name.startswith("lambda"))]
+    if table == "differences":  # the longest first, so that no job is left alone with it
+        sweep = [cell for cell in cells_of(4, scale) if cell.name.startswith("lambda")]
+        return [*cells_of(2, scale), *cells_of(1, scale), *sweep]
     return [
         _cell(kind, key, case, variant, scale)
         for kind in KINDS[table]
