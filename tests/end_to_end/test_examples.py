@@ -173,7 +173,23 @@ def check_gan(names: dict[str, Any], out: str) -> None:
     assert abs(names["scores"](truth, truth, names["judge"].model)[1]) < 1e-3, "a set is at no distance from itself"
     assert names["results"]["plain"] != names["results"]["Bayesian"]
     assert names["discriminators"]["Bayesian"].steps == names["discriminators"]["plain"].steps == 4
+    check_scores(names["scores"])
     check_who_is_called_real(names["train"])
+
+
+def check_scores(scores: Any) -> None:
+    """Sure of k classes that are equally frequent: inception score k. Shifted by c in d features: distance d·c²."""
+    judge = nn.Sequential(nn.Flatten(), nn.Linear(10, 10, bias=False))
+    with torch.no_grad():
+        judge[1].weight.copy_(100 * torch.eye(10))
+    for count in (1, 2, 10):
+        images = torch.eye(10)[torch.arange(40) % count]
+        assert scores(images, images, judge)[0] == pytest.approx(count, rel=1e-4)
+    truth = torch.randn(500, 10, generator=torch.Generator().manual_seed(0))
+    assert scores(truth + 3, truth, judge)[1] == pytest.approx(10 * 9, rel=1e-3)
+    # Of twice the spread: Σ (2s − s)² = Σ s², the sum of the variances.
+    doubled = truth.mean(0) + 2 * (truth - truth.mean(0))
+    assert scores(doubled, truth, judge)[1] == pytest.approx(float(truth.var(0).sum()), rel=1e-3)
 
 
 class Brightness:

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from credo.data import load_dataset
+from credo.compress import prune
+from credo.data import as_float, load_dataset
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, bayesian_cnn
 from credo.experiments.reproduce import bayesian_cnn_rows as rows
 from credo.experiments.reproduce.bayesian_cnn_tables import draw_figures
 from credo.experiments.reproduce.tables import SCALES
+from credo.experiments.uncertainty import class_split, snapshot
 from credo.models import build_model
+from credo.predict import predict
 from credo.training.schedule import Plateau
 
 STUDY = STUDIES["bayesian-cnn"]
@@ -101,7 +104,6 @@ def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
     assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2]
     softmax = record["uncertainty"]["softmax"]
     assert softmax["aleatoric"] < record["epochs"][0]["softmax"]["aleatoric"]
-    assert 0 <= softmax["foreign"]["photo-patches"]["auroc"]["epistemic"] <= 1
     assert "uncertainty" not in records["alexnet-bayesian-cifar100"]
     assert record["form"] == "lrt-free"
     assert (records["alexnet-bayesian-cifar100"]["form"], records["alexnet-frequentist-cifar100"]["form"]) == (
@@ -113,6 +115,49 @@ def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
     weights, biases = 8 * 9 + 64 * 9 + 128 * 16 + 160, 8 + 8 + 16 + 10
     assert kept["0.5"] == weights - round(0.5 * weights) + biases
     assert record["parameters"]["needed"] == 2 * (weights + biases)
+
+
+def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str, Any]]) -> None:
+    """Everything once more from the stored run, by hand."""
+    record = records["lenet5-bayesian-mnist"]
+    run = bayesian_cnn.Run(Path(record["folder"]) / "lenet5-bayesian-mnist" / "run")
+    posterior, dataset, draws = run.posterior(), run.dataset(), record["arguments"]["draws"]
+
+    def accuracy(trained: Any, x: torch.Tensor, y: torch.Tensor) -> float:
+        return 100 * float((predict(trained, as_float(x), draws=draws).probs.argmax(1) == y).double().mean())
+
+    test = dataset.test
+    assert record["numbers"]["accuracy"] == pytest.approx(accuracy(posterior, test.x, test.y))
+    smaller = run.posterior()
+    prune(smaller, rate=0.9, by="magnitude")
+    pruned = record["numbers"]["pruned"]["0.9"]["accuracy"]
+    assert pruned == pytest.approx(accuracy(smaller, test.x, test.y))
+    assert pruned != record["numbers"]["accuracy"]
+
+    twin = records["alexnet-frequentist-cifar100"]
+    plain = bayesian_cnn.Run(Path(twin["folder"]) / "alexnet-frequentist-cifar100" / "run").posterior()
+    both = twin["numbers"]["by_draws"]["1"]
+    assert both["test"] == pytest.approx(accuracy(plain, test.x, test.y))
+    assert both["train"] == pytest.approx(accuracy(plain, dataset.train.x, dataset.train.y))
+    assert both["train"] != both["test"]
+
+    first, last = ({k: v for k, v in epoch.items() if k != "epoch"} for epoch in record["epochs"])
+    parts = (bayesian_cnn._first(dataset.train), bayesian_cnn._first(test))
+    assert last == json.loads(json.dumps(snapshot(posterior, *parts, draws=10)))
+    assert first["softmax"] != last["softmax"]
+
+    found = record["uncertainty"]["softmax"]
+    own = class_split(posterior, test.x, draws=draws)
+    foreign = class_split(posterior, load_dataset("photo-patches").test.x, draws=draws)
+    for index, name in enumerate(("aleatoric", "epistemic")):
+        mine, other = own.each()[index], foreign.each()[index]
+        higher = (other[:, None] > mine[None, :]).double() + 0.5 * (other[:, None] == mine[None, :]).double()
+        assert found["foreign"]["photo-patches"]["auroc"][name] == pytest.approx(float(higher.mean()), abs=1e-6)
+        of_threes = mine[test.y == 3].double().mean()
+        assert found["by_class"][name][3] == pytest.approx(float(of_threes), rel=1e-5)
+    table = STUDY.table["uncertainty"]({"lenet5-bayesian-mnist": record}, "smoke")
+    auroc = found["foreign"]["photo-patches"]["auroc"]
+    assert f"AUROC {auroc['epistemic']:.3f} ({auroc['aleatoric']:.3f})" in table.rows[0][-1]
 
 
 def test_foreign_data_that_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -105,6 +105,16 @@ def test_mlp_is_the_written_out_formula():
     torch.testing.assert_close(model(x), hidden @ model.fc2.weight.T + model.fc2.bias)
 
 
+@pytest.mark.parametrize("name", ["lenet5", "alexnet", "alexnet-half", "3conv3fc"])
+def test_softplus_is_everywhere_where_relu_would_be(name):
+    plain, smooth = build_model(name), build_model(name, activation="softplus", beta=3.0)
+    count = sum(isinstance(module, nn.ReLU) for module in plain.modules())
+    found = [module.beta for module in smooth.modules() if isinstance(module, nn.Softplus)]
+    assert found == [3.0] * count
+    assert count >= 4
+    assert not any(isinstance(module, nn.ReLU) for module in smooth.modules())
+
+
 @pytest.mark.parametrize(
     ("options", "formula"),
     [

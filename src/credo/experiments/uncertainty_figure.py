@@ -80,7 +80,7 @@ def uncertainty(
     is the test set's most surely recognised 1. So few images leave the weights at their prior unless the KL counts less
     than in the paper, whose prior is N(0, 0.1²) and whose temperature is 0.1.
     """
-    dataset = load_dataset(data)
+    dataset, strange = load_dataset(data), _first(load_dataset(foreign).test, examples)
     inputs, classes = list(dataset.input_shape), dataset.classes or 0
     network = build_model(**{**model, "activation": "softplus", "inputs": inputs, "classes": classes, "seed": seed})
     options: dict[str, Any] = {"prior": prior, "temperature": temperature, "std_init": 0.01, "lr": 2e-3, "seed": seed}
@@ -91,7 +91,6 @@ def uncertainty(
         snapshot(posterior, seen, test, draws=draws, seed=seed)
         for _ in train(posterior, loader, epochs=epochs, seed=seed)
     ]
-    strange = _first(load_dataset(foreign).test, examples)
     splits = {link: class_split(posterior, test.x, link=link, draws=draws, seed=seed) for link in LINKS}
     others = {link: class_split(posterior, strange.x, link=link, draws=draws, seed=seed) for link in LINKS}
     softmax = splits["softmax"]
