@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.peers import PEERS, installed
 from credo.core.errors import unknown
 from credo.core.files import write_json
+from credo.core.kernels.build import enabled
 
 MISSING = "not installed"
 
@@ -95,6 +96,7 @@ class Run:
             "processor": _processor(),
             "cpu_count": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "kernels": enabled(),
             "numbers": dict(numbers),
             "seconds": time.perf_counter() - self.started,
         }

@@ -38,6 +38,7 @@ def test_step_cost_as_a_user_runs_it(tmp_path):
     assert f"{rows['bbb']['median']:.2f} ({rows['bbb']['low']:.2f}–{rows['bbb']['high']:.2f})" in output
     assert {"config", "versions", "threads", "cpu_count", "seconds"} <= set(record)
     assert record["threads"] == 1
+    assert record["kernels"] is (os.environ.get("CREDO_KERNELS", "1") == "1")
     beside = rows["bbb-adversarial"]["beside_bbb"]
     assert 1 < beside["low"] <= beside["median"] < rows["bbb-adversarial"]["median"]
     assert "the aim is 5 + 2.3 at most" in output
