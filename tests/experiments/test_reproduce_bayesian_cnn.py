@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from credo.compress import prune
-from credo.data import as_float, load_dataset
+from credo.data import DataMissingError, as_float, load_dataset
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, bayesian_cnn
 from credo.experiments.reproduce import bayesian_cnn_rows as rows
 from credo.experiments.reproduce.bayesian_cnn_tables import draw_figures
-from credo.experiments.reproduce.tables import SCALES
+from credo.experiments.reproduce.tables import SCALES, Cell, run_cells
 from credo.experiments.uncertainty import class_split, snapshot
 from credo.models import build_model
 from credo.predict import predict
@@ -160,11 +160,37 @@ def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str
     assert f"AUROC {auroc['epistemic']:.3f} ({auroc['aleatoric']:.3f})" in table.rows[0][-1]
 
 
-def test_foreign_data_that_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_foreign_data_that_are_not_there_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: dict[str, dict[str, Any]]
+) -> None:
     monkeypatch.setenv("CREDO_DATA", str(tmp_path))
     digits = load_dataset("digits")
-    assert list(bayesian_cnn._foreign(digits)) == ["photo-patches"]
-    assert bayesian_cnn._foreign(replace(digits, name="mnist")) == {}
+    found, missing = bayesian_cnn._foreign(digits)
+    assert (list(found), missing) == (["photo-patches"], [])
+    assert bayesian_cnn._foreign(replace(digits, name="mnist")) == ({}, ["fashion-mnist", "notmnist"])
+    record = records["lenet5-bayesian-mnist"]
+    assert record["uncertainty"]["missing"] == []
+    lacking = {**record, "uncertainty": {**record["uncertainty"], "missing": ["notmnist"]}}
+    for one, told in ((record, False), (lacking, True)):
+        notes = " ".join(STUDY.table["uncertainty"]({"lenet5-bayesian-mnist": one}, "smoke").notes)
+        assert ("MNIST: no files of notmnist" in notes) is told
+
+
+def test_missing_data_are_missed_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CREDO_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    digits, cifar = (Cell(name, {"experiment": {"data": {"name": name}}}) for name in ("digits", "cifar100"))
+    run: list[str] = []
+
+    def work(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+        run.append(arguments["experiment"]["data"]["name"])
+        return {}
+
+    with pytest.raises(DataMissingError, match="cifar100"):
+        list(run_cells(work, [digits, cifar], tmp_path / "records", jobs=1))
+    assert run == []
+    list(run_cells(work, [digits], tmp_path / "records", jobs=1))
+    assert run == ["digits"]
 
 
 def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:

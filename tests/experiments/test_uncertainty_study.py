@@ -90,6 +90,12 @@ def test_normalised_softplus_also_of_extreme_outputs() -> None:
     )
 
 
+def test_one_output_a_class_is_wanted() -> None:
+    yes_or_no = credo.BBB(nn.Linear(2, 1), data_size=10, likelihood=credo.Bernoulli())
+    with pytest.raises(TypeError, match="likelihood of this posterior is Bernoulli"):
+        class_split(yes_or_no, torch.zeros(3, 2))
+
+
 def split_of(epistemic: list[float]) -> ClassSplit:
     values = torch.tensor(epistemic)[:, None].double()
     return ClassSplit(torch.stack([1 - values[:, 0], values[:, 0]], -1), 2 * values, values)
@@ -129,7 +135,7 @@ def test_a_snapshot_counts_right_answers() -> None:
 @pytest.fixture(scope="module")
 def figure() -> UncertaintyFigure:
     # Digits are not learned in three epochs; with these, the networks come to agree again.
-    return uncertainty(**{**UNCERTAINTY_SCALES["smoke"], "epochs": 24})
+    return uncertainty(**{**UNCERTAINTY_SCALES["smoke"], "epochs": 24, "foreign": ("photo-patches", "digits")})
 
 
 def test_uncertainty_falls_while_digits_are_learned(figure: UncertaintyFigure) -> None:
@@ -146,8 +152,10 @@ def test_uncertainty_falls_while_digits_are_learned(figure: UncertaintyFigure) -
 def test_the_numbers_are_those_of_the_arrays(figure: UncertaintyFigure) -> None:
     numbers = json.loads(json.dumps(uncertainty_numbers(figure)))
     assert set(numbers) == {"training", "classes", "foreign", "turned"}
-    pairs = [(o > i) + 0.5 * (o == i) for o in figure.outside.tolist() for i in figure.inside.tolist()]
-    assert numbers["foreign"]["auroc"]["softmax"]["epistemic"] == pytest.approx(sum(pairs) / len(pairs))
+    assert numbers["foreign"]["images"] == ["photo-patches", "digits"]
+    for name, outside in figure.outside.items():
+        pairs = [(o > i) + 0.5 * (o == i) for o in outside.tolist() for i in figure.inside.tolist()]
+        assert numbers["foreign"]["auroc"]["softmax"][name]["epistemic"] == pytest.approx(sum(pairs) / len(pairs))
     assert len(numbers["classes"]["softmax"]["epistemic"]) == 10
     assert numbers["turned"]["degrees"][-1] == 180
     assert len(figure.images) == len(numbers["turned"]["label"]) == 7
@@ -160,4 +168,5 @@ def test_the_picture_is_the_same_bytes_each_time(figure: UncertaintyFigure, tmp_
         draw_uncertainty(figure, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "c.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "epistemic" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert all(text in drawn for text in ("epistemic", "photo-patches, AUROC", "digits, AUROC 0.500"))

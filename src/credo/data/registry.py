@@ -40,9 +40,20 @@ def load_dataset(name: str, *, root: Path | str | None = None, **options: object
     _check_options(name, spec, options)
     if not spec.layouts:
         return spec.load(**options)
+    return spec.load(name, _found_folder(name, spec, root), **options)
+
+
+def require_dataset(name: str, *, root: Path | str | None = None) -> None:
+    """Raise `DataMissingError` if files of the data set are not there; reads none of them."""
+    spec = find_spec(name)
+    if spec.layouts:
+        _found_folder(name, spec, root)
+
+
+def _found_folder(name: str, spec: DatasetSpec, root: Path | str | None) -> Path:
     folder = data_folder(name, spec, root)
     require_files(name, spec, folder)
-    return spec.load(name, folder, **options)
+    return folder
 
 
 def dataset_names() -> list[str]:

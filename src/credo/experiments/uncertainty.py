@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credo.core.errors import unknown
+from credo.core.likelihood import Categorical
 from credo.core.posterior import Posterior
 from credo.data import Split, as_float
 from credo.evaluate.detection import auroc
@@ -78,6 +79,11 @@ def class_split(
     """
     if link not in LINKS:
         raise ValueError(unknown("link", link, LINKS))
+    if not isinstance(posterior.likelihood, Categorical):
+        raise TypeError(
+            f"The links of class_split turn one output a class into probabilities; the likelihood of this posterior is "
+            f"{type(posterior.likelihood).__name__}. predict(...).uncertainty('covariance') knows the others."
+        )
     parts = []
     with evaluating(posterior):
         for batch in x.split(batch_size):

@@ -32,7 +32,7 @@ UNCERTAINTY_SCALES: dict[str, dict[str, Any]] = {
         "angles": 37,
         "model": {"name": "lenet5"},
         "data": "mnist",
-        "foreign": "fashion-mnist",
+        "foreign": ("fashion-mnist", "notmnist"),
         "batch_size": 128,
         "prior": 0.1,
         "temperature": 0.1,
@@ -44,16 +44,17 @@ UNCERTAINTY_SCALES: dict[str, dict[str, Any]] = {
 class UncertaintyFigure:
     """What `snapshot` said after each epoch, and of the last one: uncertainties by class, image and angle.
 
-    `images` are the turned digit, [angles, channels, h, w]; `angle_split` its aleatoric and epistemic, [angles] each.
+    `inside` and `outside` are the epistemic uncertainty of own and of foreign test images, by data set, and `auroc` how
+    well either kind of uncertainty tells these, by link and data set. `images` are the turned digit, [angles, channels,
+    h, w]; `angle_split` its aleatoric and epistemic, [angles] each.
     """
 
     title: str
     epochs: list[dict[str, Any]]
     by_class: Mapping[str, Mapping[str, Sequence[float]]]
     inside: Tensor
-    outside: Tensor
-    foreign: str
-    auroc: Mapping[str, Mapping[str, float]]
+    outside: Mapping[str, Tensor]
+    auroc: Mapping[str, Mapping[str, Mapping[str, float]]]
     angles: Tensor
     images: Tensor
     angle_split: tuple[Tensor, Tensor]
@@ -68,7 +69,7 @@ def uncertainty(
     examples: int,
     angles: int,
     data: str = "digits",
-    foreign: str = "photo-patches",
+    foreign: Sequence[str] = ("photo-patches",),
     batch_size: int = 64,
     prior: float = 0.3,
     temperature: float = 0.01,
@@ -80,7 +81,7 @@ def uncertainty(
     is the test set's most surely recognised 1. So few images leave the weights at their prior unless the KL counts less
     than in the paper, whose prior is N(0, 0.1²) and whose temperature is 0.1.
     """
-    dataset, strange = load_dataset(data), _first(load_dataset(foreign).test, examples)
+    dataset, strange = load_dataset(data), {name: _first(load_dataset(name).test, examples) for name in foreign}
     inputs, classes = list(dataset.input_shape), dataset.classes or 0
     network = build_model(**{**model, "activation": "softplus", "inputs": inputs, "classes": classes, "seed": seed})
     options: dict[str, Any] = {"prior": prior, "temperature": temperature, "std_init": 0.01, "lr": 2e-3, "seed": seed}
@@ -92,7 +93,12 @@ def uncertainty(
         for _ in train(posterior, loader, epochs=epochs, seed=seed)
     ]
     splits = {link: class_split(posterior, test.x, link=link, draws=draws, seed=seed) for link in LINKS}
-    others = {link: class_split(posterior, strange.x, link=link, draws=draws, seed=seed) for link in LINKS}
+    others = {
+        link: {
+            name: class_split(posterior, split.x, link=link, draws=draws, seed=seed) for name, split in strange.items()
+        }
+        for link in LINKS
+    }
     softmax = splits["softmax"]
     degrees = torch.linspace(0, 180, angles)
     images = turned(as_float(test.x[typical(test, softmax, 1)]), degrees)
@@ -102,9 +108,8 @@ def uncertainty(
         history,
         {link: split.by_class(test.y, classes) for link, split in splits.items()},
         softmax.each()[1],
-        others["softmax"].each()[1],
-        foreign,
-        {link: foreign_auroc(splits[link], others[link]) for link in LINKS},
+        {name: split.each()[1] for name, split in others["softmax"].items()},
+        {link: {name: foreign_auroc(splits[link], split) for name, split in others[link].items()} for link in LINKS},
         degrees,
         images,
         spun.each(),
@@ -122,7 +127,7 @@ def uncertainty_numbers(figure: UncertaintyFigure) -> dict[str, Any]:
     return {
         "training": {"first": figure.epochs[0], "last": figure.epochs[-1]},
         "classes": figure.by_class,
-        "foreign": {"images": figure.foreign, "auroc": figure.auroc},
+        "foreign": {"images": list(figure.outside), "auroc": figure.auroc},
         "turned": {
             "degrees": figure.angles.tolist(),
             "label": figure.angle_labels.tolist(),
@@ -171,16 +176,16 @@ def _draw_classes(place: Any, by_class: Mapping[str, Sequence[float]]) -> None:
 
 
 def _draw_foreign(place: Any, figure: UncertaintyFigure) -> None:
-    together = torch.cat([figure.inside, figure.outside]).clamp_min(1e-9).log10()
+    areas = {name: found["epistemic"] for name, found in figure.auroc["softmax"].items()}
+    foreign = {f"{name}, AUROC {areas[name]:.3f}": values for name, values in figure.outside.items()}
+    logs = {
+        label: values.clamp_min(1e-9).log10() for label, values in {"own test images": figure.inside, **foreign}.items()
+    }
+    together = torch.cat(list(logs.values()))
     edges = torch.linspace(float(together.min()), float(together.max()) + 1e-6, 31)
-    for values, colour, label in (
-        (figure.inside, ALEATORIC, "own test images"),
-        (figure.outside, EPISTEMIC, figure.foreign),
-    ):
-        logs = values.clamp_min(1e-9).log10()
-        place.hist(logs.numpy(), bins=edges.numpy(), density=True, alpha=0.6, color=colour, label=label)
-    area = figure.auroc["softmax"]["epistemic"]
-    place.set(xlabel="log₁₀ epistemic uncertainty", ylabel="density", title=f"foreign images: AUROC {area:.3f}")
+    for (label, values), colour in zip(logs.items(), (ALEATORIC, EPISTEMIC, ACCURACY), strict=False):
+        place.hist(values.numpy(), bins=edges.numpy(), density=True, alpha=0.6, color=colour, label=label)
+    place.set(xlabel="log₁₀ epistemic uncertainty", ylabel="density", title="foreign images")
     place.legend(frameon=False)
 
 

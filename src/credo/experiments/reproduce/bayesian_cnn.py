@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +103,27 @@ def _pruned(posterior: Posterior, dataset: Dataset, rate: float, draws: int) -> 
 
 def _uncertainty(posterior: Posterior, dataset: Dataset, draws: int) -> dict[str, Any]:
     """Means, means by class, and AUROC against foreign images, by both links."""
-    found: dict[str, Any] = {}
+    foreign, missing = _foreign(dataset)
+    found: dict[str, Any] = {"missing": missing}
     for link in LINKS:
         own = class_split(posterior, dataset.test.x, link=link, draws=draws)
         found[link] = {**own.means(), "by_class": own.by_class(dataset.test.y, dataset.classes or 0)}
         found[link]["foreign"] = {}
-        for name, x in _foreign(dataset).items():
+        for name, x in foreign.items():
             other = class_split(posterior, x, link=link, draws=draws)
             found[link]["foreign"][name] = {**other.means(), "auroc": foreign_auroc(own, other)}
     return found
 
 
-def _foreign(dataset: Dataset) -> dict[str, Tensor]:
-    """Test images of other data sets, of those whose files are there."""
-    found = {}
+def _foreign(dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
+    """Test images of other data sets, and the names of those whose files are not there."""
+    found, missing = {}, []
     for name in FOREIGN.get(dataset.name, ()):
-        with suppress(DataMissingError):
+        try:
             found[name] = load_dataset(name).test.x
-    return found
+        except DataMissingError:
+            missing.append(name)
+    return found, missing
 
 
 def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def parameters_table(records: Records, scale: str) -> Table:
 def uncertainty_table(records: Records, scale: str) -> Table:
     """Means over the same test images while training goes on, and how well foreign images are told."""
     rows: list[list[Any]] = []
+    absent: list[str] = []
     for data, title in DATA.items():
         record = records.get(f"lenet5-bayesian-{data}")
         if record is None or "uncertainty" not in record:
@@ -155,17 +156,24 @@ def uncertainty_table(records: Records, scale: str) -> Table:
                 values = [epoch[kind] for epoch in epochs]
                 cells += [theirs, *(f"{value:.4f}" for value in (values[0], max(values), values[-1]))]
             rows.append([f"{title}, {link}", *cells, _told(found)])
+        if record["uncertainty"]["missing"]:
+            absent.append(f"{title}: no files of {', '.join(record['uncertainty']['missing'])}. {_MEASURE_AGAIN}")
     notes = [
         "LeNet-5: traces of the covariances of Kwon et al. (2018), means over the first 2,000 test images with 10 "
         "draws, after the first epoch, after that with the largest mean, and at the end. The paper's numbers are of "
         "the largest probability of one image a batch and cannot be compared. Foreign: mean epistemic of all "
         "test images and of foreign ones, and the AUROC by which it tells them (in brackets that of aleatoric), with "
-        f"{DRAWS[scale]} draws; data sets whose files are not there are left out."
+        f"{DRAWS[scale]} draws."
     ]
     columns = ["data, link"]
     times = (" paper", ", epoch 1", ", largest", ", end")
     columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
-    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *_small(scale)])
+    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *absent, *_small(scale)])
+
+
+_MEASURE_AGAIN = (
+    "When they are there, delete the network's record and run again: it is measured again, not trained (credo data)."
+)
 
 
 def _told(found: dict[str, Any]) -> str | None:

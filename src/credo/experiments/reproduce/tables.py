@@ -16,6 +16,7 @@ import torch
 
 from credo.core.denormals import flush_denormals
 from credo.core.files import write_json
+from credo.data.registry import require_dataset
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -45,7 +46,8 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
     """Run the cells that have no record yet, `jobs` at a time on one thread each, and yield every record.
 
     `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
-    killed reproduction goes on where it stopped. A record of other arguments is refused. `wall` says how long the cell
+    killed reproduction goes on where it stopped. A record of other arguments is refused. Data files of all cells are
+    looked for before the first is run. `wall` says how long the cell
     took from its beginning to its record, and how long it had a processor; after a kill that is only the last part, and
     `resumed` is true.
     """
@@ -56,6 +58,7 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
             yield cell, _stored(record, cell)
         else:
             waiting.append(cell)
+    _require_data(waiting)
     if jobs <= 1 or len(waiting) <= 1:
         for cell in waiting:
             with _one_thread_here():
@@ -70,6 +73,13 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
     finally:
         # After an error the cells that nobody waits for must not run first.
         pool.shutdown(cancel_futures=True)
+
+
+def _require_data(cells: Iterable[Cell]) -> None:
+    """Nobody should learn after an hour that the files of the last network are missing."""
+    asked = [cell.arguments["experiment"]["data"] for cell in cells if "experiment" in cell.arguments]
+    for name, root in dict.fromkeys((data["name"], data.get("root")) for data in asked):
+        require_dataset(name, root=root)
 
 
 def _start_worker() -> None:
