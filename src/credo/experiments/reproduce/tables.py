@@ -77,8 +77,8 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
 
 def _require_data(cells: Iterable[Cell]) -> None:
     """Nobody should learn after an hour that the files of the last network are missing."""
-    asked = [cell.arguments["experiment"]["data"] for cell in cells if "experiment" in cell.arguments]
-    for name, root in dict.fromkeys((data["name"], data.get("root")) for data in asked):
+    asked = [cell.arguments.get("experiment", {}).get("data") for cell in cells]
+    for name, root in dict.fromkeys((data["name"], data.get("root")) for data in asked if data):
         require_dataset(name, root=root)
 
 
