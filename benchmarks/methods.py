@@ -27,6 +27,10 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bbb-lrt": ("bbb", {"noise": "lrt"}),
     "bbb-flipout": ("bbb", {"noise": "flipout"}),
     "bbb-adversarial": ("bbb", {"noise": "adversarial"}),  # five ascents
+    **{
+        f"ibnn-{count}": ("node-bnn", {"components": count, "side": "in", "bias_scale": True, "kl": "mean"})
+        for count in (4, 32)
+    },
 }
 _NOT_ONE_NETWORK = {"ensemble"}  # costs its members' steps
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
+from torch.nn import functional as F
 
 import credo
 from credo.data import Batches, Split
@@ -69,6 +70,20 @@ def patches(image: Tensor, most: int) -> Tensor:
     return squares[:: math.ceil(len(squares) / most)]
 
 
+def varied(squares: Tensor, generator: torch.Generator) -> Tensor:
+    """The squares as they are, blurred once and three times, each with a contrast and a brightness of its own.
+
+    Few photographs are all sharp, and a network that has seen no others sharpens smooth ones, too.
+    """
+    blurred = [squares]
+    for _ in range(3):
+        blurred.append(F.avg_pool2d(blurred[-1], 3, stride=1, padding=1, count_include_pad=False))
+    every = torch.cat([blurred[times] for times in (0, 1, 3)])
+    contrast, light = torch.rand(2, len(every), 1, 1, 1, generator=generator)
+    contrast = 0.2 + 0.8 * contrast
+    return contrast * every + (1 - contrast) * light
+
+
 def psnr(image: Tensor, original: Tensor) -> float:
     """Peak signal-to-noise ratio in dB."""
     return -10 * float((image.clamp(0, 1) - original).square().mean().log10())
@@ -83,7 +98,8 @@ else:
     known = [image for name, image in images.items() if name not in held_out]
     unseen = {name: images[name] for name in held_out}
 unseen = photographs(given.test, least=1) if given.test else unseen
-large = torch.cat([patches(image, max(1, PATCHES // len(known))) for image in known])
+large = torch.cat([patches(image, max(1, PATCHES // (3 * len(known)))) for image in known])
+large = varied(large, torch.Generator().manual_seed(given.seed))
 batches = Batches(Split(reduced(large, UPSCALE), large), batch_size=16, seed=given.seed)
 
 network = espcn(UPSCALE, activation="softplus", beta=10.0, residual=True, seed=given.seed)

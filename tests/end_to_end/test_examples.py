@@ -32,7 +32,7 @@ QUICK = {"gan.py", "super_resolution.py"}
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = path.name in QUICK
-    assert len(path.read_text(encoding="utf-8").splitlines()) < (120 if quick else 60)
+    assert len(path.read_text(encoding="utf-8").splitlines()) < (140 if quick else 60)
     monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if quick else [])])
     needed = NEEDED.get(path.name)
     if needed and importlib.util.find_spec(needed) is None:
@@ -93,7 +93,12 @@ def check_add_a_method(names: dict[str, Any], out: str) -> None:
 def check_super_resolution(names: dict[str, Any], out: str) -> None:
     ((bicubic, bayesian),) = names["results"].values()
     # After 264 steps of the 3,960. One that does not learn stays below bicubic by the noise of its first weights.
-    assert bayesian > bicubic + 0.1
+    assert bayesian > bicubic + 0.05
+    # What is smooth is left so: a network that saw sharp squares only loses 0.8 dB here, and more as it learns on.
+    smooth = F.avg_pool2d(F.avg_pool2d(names["original"], 5, 1, 2, count_include_pad=False), 5, 1, 2)[..., 6:-6, 6:-6]
+    small = names["reduced"](smooth, 3)
+    mean = credo.predict(names["posterior"], small, draws=30).mean
+    assert names["psnr"](mean, smooth) > names["psnr"](names["enlarged"](small, 3), smooth) - 0.2
     original, mean = names["original"], names["prediction"].mean
     assert bayesian == pytest.approx(10 * math.log10(1 / float(((mean.clamp(0, 1) - original) ** 2).mean())), rel=1e-5)
     assert float(names["prediction"].epistemic.min()) > 0

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
+from torch.nn import functional as F
 
 import credo
 from credo.data import load_dataset
@@ -17,6 +19,7 @@ from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, node_bnn, node_imagenet, node_rows, node_train
 from credo.experiments.reproduce.tables import SCALES
 from credo.experiments.runs import CHECKPOINT, Run
+from credo.models import build_model
 from credo.training.checkpoint import load_checkpoint
 
 STUDY = STUDIES["node-bnn"]
@@ -191,6 +194,31 @@ def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     assert node_bnn.tuned_records(tmp_path / "out", "smoke") == {}
     assert (tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt").exists()
     assert len(node_imagenet.cells("paper", (), str(folder))) == 5
+
+
+@pytest.mark.parametrize("name", node_imagenet.WEIGHTS)
+def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, name: str) -> None:
+    """Torchvision's names; what is measured of SGD is the network with these weights, by hand."""
+    net = build_model("resnet50", inputs=[3, 64, 64], classes=2, width=4, seed=7).eval()
+    weights = {key: value for key, value in net.state_dict().items() if not key.startswith("normalize")}
+    if name.endswith(".pth"):
+        torch.save(weights, folder / name)
+    else:
+        save_file(weights, folder / name)
+    images = node_imagenet.FolderImages(folder / "val")
+    loader = node_imagenet.FolderBatches(images, batch_size=6, crop=64, resize=72, seed=None)
+    ((x, y),) = loader
+    with torch.no_grad():
+        wanted = float(F.cross_entropy(net(x), y))
+    small = {"width": 4, "crop": 64, "resize": 72, "batch_size": 4}
+    sgd, tuned = node_imagenet.cells("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
+    found = node_imagenet.tune_cell({**sgd.arguments, **small}, tmp_path / "sgd")
+    assert found["numbers"]["1"]["nll"] == pytest.approx(wanted, rel=1e-4)
+    still = {**tuned.arguments["method"], "lr": 1e-12, "node_lr": 1e-12, "spread": 0.01, "std_init": 1e-3}
+    node_imagenet.tune_cell({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
+    state = load_checkpoint(tmp_path / "tuned" / "checkpoint.pt")["posterior"]
+    (trained,) = [value for key, value in state.items() if key.endswith("layer4.2.conv3.weight")]
+    torch.testing.assert_close(trained, weights["layer4.2.conv3.weight"])
 
 
 def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
