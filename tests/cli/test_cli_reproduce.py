@@ -43,7 +43,7 @@ def test_a_table_from_end_to_end(call: Call, few_cells: list[str]) -> None:
     assert few_cells == CELLS
     assert "Table 1: accuracy on unperturbed data" in result.stdout
     assert "4/4 literal-deterministic-0.01" in result.stderr
-    assert "Scale smoke: digits instead of MNIST" in result.stderr
+    assert "Scale smoke: digits, a tiny network" in result.stderr
     table = json.loads(Path("out/table1.json").read_text())
     assert table["scale"] == "smoke"
     assert [row[0] for row in table["rows"]] == ["bayesian ρ=-3", "deterministic λ=0.01"]

@@ -74,6 +74,8 @@ def test_a_folder_in_use(refused: Refused) -> None:
     ("argument", "message"),
     [
         ("method.name=bb", "Unknown method 'bb'. Did you mean 'bbb'?"),
+        ("method.name=adversarial-sampling", "method.noise.kind=adversarial"),
+        ("method.noise.kind=advers", "Unknown noise 'advers'. Did you mean 'adversarial'?"),
         ("method.lrr=1", "Unknown option of bbb 'lrr'. Did you mean 'lr'?"),
         ("method.lr=x", "method.lr='x' must be a number"),
         ("method.prior=laplacian", "laplacian"),
@@ -225,6 +227,13 @@ def test_a_point_estimate_is_one_network(call: Call, tmp_path: Path) -> None:
     assert json.loads(call("evaluate", run, "--samples", 20, "--json").stdout)["samples"]["draws"] == 1
 
 
+def test_an_evaluation_says_what_it_replaces(call: Call, digits_run: Path) -> None:
+    assert "in the place of" not in call("evaluate", digits_run, "--draws", 2, "--samples", 3).stderr
+    again = call("evaluate", digits_run, "--draws", 2).stderr
+    assert "evaluation.json, in the place of one with --samples" in again
+    assert "in the place of" not in call("evaluate", digits_run, "--draws", 2).stderr
+
+
 def test_samples_reach_the_report(call: Call, digits_run: Path) -> None:
     call("evaluate", digits_run, "--draws", 2, "--samples", 12)
     call("report", digits_run, "--out", "report.html")
@@ -264,6 +273,7 @@ def test_evaluate_a_regression(call: Call, gap_run: Path) -> None:
         (("--tolerance", "0"), "tolerance=0.0 must be positive"),
         (("--bins", "0"), "bins is 0"),
         (("--samples", "-1"), "--samples -1: give the number of networks"),
+        (("--samples", "0"), "--samples 0: give the number of networks"),
     ],
 )
 def test_bad_options_of_evaluate(refused: Refused, digits_run: Path, options: tuple[str, ...], message: str) -> None:

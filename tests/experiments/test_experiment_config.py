@@ -133,6 +133,7 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"model": {"name": "mpl"}}, "Unknown model 'mpl'. Did you mean 'mlp'?"),
         ({"data": {"name": "didgits"}}, "data set 'didgits'. Did you mean 'digits'?"),
         # What the experiment fills in by itself cannot be given.
+        ({"method": {"name": "ivon", "noise": "weights"}}, "It is one of bbb, "),
         ({"method": {"name": "bbb", "batches": 3}}, "Unknown option of bbb 'batches'"),
         ({"method": {"name": "bbb", "data_size": 3}}, "Unknown option of bbb 'data_size'"),
     ],
@@ -159,7 +160,7 @@ def test_an_unknown_name_gets_the_nearest(tables: dict[str, Any], message: str) 
         ({"training": {"milestones": 3}}, "training.milestones=3 must be a list"),
         ({"training": {"patience": "x"}}, "training.patience='x' must be a whole number"),
         ({"training": {"seed": "x"}}, "training.seed='x' must be a whole number"),
-        ({"training": {"epochs": 0}}, "training.epochs and training.batch_size must be at least 1"),
+        ({"training": {"epochs": 0}}, "training.epochs=0: at least 1"),
         ({"training": {"warmup": 99.0}}, "warmup=99.0 must lie between 0 and epochs=20"),
         ({"training": {"schedule": "steps"}}, "needs milestones"),
         ({"method": {"name": "bbb", "lr": "x"}}, "method.lr='x' must be a number"),

@@ -164,6 +164,8 @@ def test_temperature_zero_leaves_the_kl_out_but_reports_it() -> None:
     ("options", "words"),
     [
         ({"noise": "flip-out"}, "Did you mean 'flipout'"),
+        ({"noise": {"kind": "lrtt"}}, "Unknown noise 'lrtt'. Did you mean 'lrt'"),
+        ({"noise": {"kind": "adversarial", "step": 2}}, "Unknown option of the noise adversarial 'step'. Did you mean"),
         ({"kl": "montecarlo"}, "Did you mean 'monte-carlo'"),
         ({"kl": "closed", "prior": {"kind": "scale-mixture"}}, "ScaleMixture has no closed-form KL"),
         ({"draws": 0}, "draws=0"),

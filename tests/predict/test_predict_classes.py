@@ -31,6 +31,15 @@ def test_probabilities_are_averaged_not_logits(bbb: credo.BBB, x: Tensor, slow_o
     close(prediction.probs.sum(-1), torch.ones(len(x)))
 
 
+def test_printed_it_has_shapes_and_no_numbers(bbb: credo.BBB, x: Tensor, y: Tensor) -> None:
+    shown = repr(credo.predict(bbb, [(x, y)], draws=3))
+    assert shown.startswith(
+        f"ClassPrediction(draws_used [{len(x)}], targets [{len(x)}], log_likelihood [{len(x)}], probs"
+    )
+    assert "tensor" not in shown
+    assert "targets" not in repr(credo.predict(bbb, x, draws=3))
+
+
 def test_log_likelihood_is_that_of_the_mixture(bbb: credo.BBB, x: Tensor, y: Tensor, slow_outputs: Slow) -> None:
     draws = 25
     log_probs = slow_outputs(bbb, x, draws=draws).log_softmax(-1).double()

@@ -115,7 +115,7 @@ def _conclusion(rows: list[list[Any]]) -> str:
     """What the table says, in a sentence: the best of each column beside the plain network."""
     plain = rows[0]
     honest, alert = min(rows, key=lambda row: row[2]), max(rows, key=lambda row: row[4])
-    first = f"{honest[0]} has the most honest probabilities: NLL {honest[2]:.3f}"
-    second = f"{alert[0]} tells photographs from digits best: AUROC {alert[4]:.3f}"
+    first = f"lowest NLL: {honest[0]}, {honest[2]:.3f}"
+    second = f"photographs are best told from digits by {alert[0]}: AUROC {alert[4]:.3f}"
     beside = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((honest, 2), (alert, 4))]
-    return f"{first}{beside[0]}; {second}{beside[1]}."
+    return f"{first}{beside[0]}; {second}{beside[1]}. The report says which differences are more than chance."

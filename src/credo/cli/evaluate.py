@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,7 @@ def evaluate_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="Also study this many single sampled networks.")] = 0,
+    samples: Annotated[int | None, typer.Option(help="Also study this many single sampled networks.")] = None,
     bins: Annotated[int, typer.Option(help="Bins of the calibration errors.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -80,12 +81,24 @@ def evaluate_command(
         if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
             metrics["samples"] = _sample_numbers(place, samples)
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
+        lost = _lost(place.folder / "evaluation.json", every)
         write_json(place.folder / "evaluation.json", every)
         if as_json:
             print_json(every)
             return
         _print_all(str(run), metrics, on_sets, shifted)
-        say(f"written to {place.folder / 'evaluation.json'}")
+        say(f"written to {place.folder / 'evaluation.json'}{lost}")
+
+
+def _lost(path: Path, now: dict[str, Any]) -> str:
+    """What the evaluation before had and this one has not; empty if nothing."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
+    gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
+    return f", in the place of one with {' and '.join(gone)}" if gone else ""
 
 
 def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +117,9 @@ def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]
         return shift_run(run, kinds=kinds, examples=examples, on_kind=show, **options)
 
 
-def _checked(run: Run, attack_sets: list[Path], *, samples: int) -> dict[str, AttackSet]:
+def _checked(run: Run, attack_sets: list[Path], *, samples: int | None) -> dict[str, AttackSet]:
     """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
-    if samples < 0:
+    if samples is not None and samples < 1:
         raise ValueError(f"--samples {samples}: give the number of networks to study, or leave it out.")
     if samples and run.dataset().classes is None:
         raise ValueError("--samples counts right labels; this run is a regression.")

@@ -28,8 +28,12 @@ def figure_command(
 
         credo figure list
         credo figure boundary --out boundary.png
+        credo figure uncertainty --scale smoke --out uncertainty.svg
+        credo figure uncertainty --json
 
-    Prints the path of the file. The same seed gives the same picture.
+    `uncertainty` is split into aleatoric and epistemic while a network learns, by class, of foreign images and of a
+    digit that turns; --scale paper needs MNIST, Fashion-MNIST and notMNIST. Prints the path of the file. The same seed
+    gives the same picture.
     """
     with errors_explained():
         if name == "list":

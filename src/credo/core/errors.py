@@ -29,6 +29,6 @@ class FileFormatError(CredoError, ValueError):
 def unknown(kind: str, given: str, possible: Iterable[str]) -> str:
     """Message for a name that does not exist: what was given, the nearest valid one, all that is possible."""
     names = sorted(possible)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Unknown {kind} {given!r}.{hint} Possible: {', '.join(names)}."

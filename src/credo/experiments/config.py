@@ -157,11 +157,15 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
 def _check_method(method: Mapping[str, Any]) -> None:
     name = method["name"]
     if name not in METHODS:
-        raise ValueError(unknown("method", str(name), METHODS))
+        told = unknown("method", str(name), METHODS)
+        noise = " Adversarial Sampling is a noise: method.noise.kind=adversarial." if "adversarial" in name else ""
+        raise ValueError(told + noise)
     known = method_options(name)
     for key in method:
         if key != "name" and key not in known:
-            raise ValueError(unknown(f"option of {name}", key, ["name", *known]))
+            others = [other for other in METHODS if key in method_options(other)]
+            told = unknown(f"option of {name}", key, ["name", *known])
+            raise ValueError(f"{told} It is one of {', '.join(others)}." if others else told)
     given = {key: value for key, value in method.items() if not means_none(value, known.get(key))}
     check_kinds("method", given, {key: p.default for key, p in known.items()})
     if METHODS[name] is not Ensemble:

@@ -64,8 +64,9 @@ def make_training(table: Mapping[str, Any]) -> Training:
             raise ValueError(unknown("training option", key, known))
     check_kinds("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1)})
     training = Training(**table)
-    if training.epochs < 1 or training.batch_size < 1:
-        raise ValueError("training.epochs and training.batch_size must be at least 1.")
+    for name in ("epochs", "batch_size"):
+        if getattr(training, name) < 1:
+            raise ValueError(f"training.{name}={getattr(training, name)}: at least 1.")
     if training.checkpoint_every is not None and training.checkpoint_every < 1:
         raise ValueError(f"training.checkpoint_every={training.checkpoint_every}: at least 1 step, or none.")
     if not 0 <= training.checkpoint_minutes < float("inf"):

@@ -10,7 +10,7 @@ give an adversarial one, and a training step minimises (1 − λ)·loss(draw) + 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.descent import scalar_loss
-from credo.core.errors import UnsupportedModelError
+from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.posterior import Nll
 from credo.core.team import Team
 from credo.core.weights import Layout, substituted
@@ -104,11 +104,16 @@ def make_attack(given: AdversarialSampling | Mapping[str, Any] | str) -> Adversa
     if isinstance(given, AdversarialSampling):
         return given
     options = {} if isinstance(given, str) else {key: value for key, value in given.items() if key != "kind"}
-    try:
-        return AdversarialSampling(**options)
-    except TypeError as error:
-        known = ", ".join(AdversarialSampling.__dataclass_fields__)
-        raise ValueError(f"noise={dict(given)} is not understood ({error}); options are {known}.") from error  # type: ignore[arg-type]
+    known = AdversarialSampling.__dataclass_fields__
+    for key in options:
+        if key not in known:
+            raise ValueError(unknown("option of the noise adversarial", str(key), known))
+    return AdversarialSampling(**options)
+
+
+def unknown_noise(given: Any, possible: Iterable[str]) -> ValueError:
+    """What to raise for a noise that is none of those, a name or the `kind` of a table."""
+    return ValueError(unknown("noise", str(given.get("kind", "") if isinstance(given, Mapping) else given), possible))
 
 
 def is_attack(given: Any) -> bool:

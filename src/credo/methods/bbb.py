@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from credo.core.batchnorm import statistics_kept_on_error
 from credo.core.counts import checked_count
 from credo.core.descent import Descent, OptimizerChoice, plain_name
-from credo.core.errors import unknown
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
@@ -31,7 +30,7 @@ from credo.core.prior import Prior, make_prior
 from credo.core.weights import Layout, Random, all_names, one_device, parameters_at, random_names
 from credo.methods.activation_noise import NOISES
 from credo.methods.adversarial import NAME as ADVERSARIAL
-from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack
+from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, unknown_noise
 from credo.methods.bbb_gradients import DrawnGradients
 from credo.methods.initial import MeanInit, initialise_mean_
 from credo.methods.point import trainable
@@ -236,7 +235,7 @@ class BBB(DrawnGradients):
 
 def _check_choices(noise: Noise, kl: str, prior: Any, draws: int, temperature: float) -> None:
     if not is_attack(noise) and noise not in NOISE_NAMES:
-        raise ValueError(unknown("noise", str(noise), NOISE_NAMES))
+        raise unknown_noise(noise, NOISE_NAMES)
     if kl == "ard" and prior is not None:
         raise ValueError("kl='ard' fits a prior to each weight: leave prior out, or choose kl='auto'.")
     checked_count("draws", draws, what="draws a step")

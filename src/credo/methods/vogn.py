@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.descent import scalar_loss
-from credo.core.errors import unknown
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Terms
@@ -32,7 +31,7 @@ from credo.core.squares.run import gradients_and_squares
 from credo.core.squares.sums import square_sums
 from credo.core.weights import Random, parameters_at, substituted
 from credo.methods.adversarial import NAME as ADVERSARIAL
-from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, weight_slopes
+from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, unknown_noise, weight_slopes
 from credo.methods.learned_noise import likelihood_gradients, likelihood_kept_on_error, put_back_
 from credo.methods.natural import NaturalGaussian
 from credo.methods.natural_checks import check_augmentation, check_loss, check_numbers, check_paper_tau, check_warmup
@@ -319,7 +318,7 @@ def _attack_of(noise: AdversarialSampling | Mapping[str, Any] | str) -> Adversar
     """The choice of the worst noise near a draw, if that is meant."""
     if not is_attack(noise):
         if noise != "weights":
-            raise ValueError(unknown("noise", str(noise), ("weights", ADVERSARIAL)))
+            raise unknown_noise(noise, ("weights", ADVERSARIAL))
         return None
     attack = make_attack(noise)
     if attack.kl_in_weight:

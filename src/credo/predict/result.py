@@ -14,7 +14,7 @@ from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
 P = TypeVar("P", bound="Prediction")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What classification and regression have in common.
 
@@ -29,8 +29,14 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.draws_used)
 
+    def __repr__(self) -> str:
+        """Names and shapes, not the numbers."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        shapes = [f"{name} {list(value.shape)}" for name, value in tensors.items() if value is not None]
+        return f"{type(self).__name__}({', '.join(shapes)})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class ClassPrediction(Prediction):
     """Class probabilities averaged over draws, and three splits of their uncertainty.
 
@@ -89,7 +95,7 @@ class ClassPrediction(Prediction):
         raise ValueError(unknown("decomposition", decomposition, DECOMPOSITIONS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RegressionPrediction(Prediction):
     """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic²."""
 

@@ -28,7 +28,7 @@ from credo.experiments.reproduce.adversarial_rows import (
     TUNED,
     VARIANTS,
 )
-from credo.experiments.reproduce.tables import Table
+from credo.experiments.reproduce.tables import Table, smoke_note
 
 ACCURACIES = ("lowest", "highest", "ensembled")
 COMPARED = {"lowest": "lowest", "highest": "highest", "spread": "highest − lowest", "ensembled": "ensembled"}
@@ -94,7 +94,7 @@ def retained_table(records: Records, scale: str) -> Table:
         f"Accuracy in % on the most certain share of the test set, by the total uncertainty (`entropy-deviation`) of "
         f"{KEPT_DRAWS} draws; 95 % intervals of Wilson (1927)."
     ]
-    return Table("Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, notes)
+    return Table("Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def sweep_table(records: Records, scale: str) -> Table:
@@ -105,7 +105,9 @@ def sweep_table(records: Records, scale: str) -> Table:
         if record is not None:
             rows.append([f"{weight:g}", *(_with_interval(record, name) for name in (*ACCURACIES, "mean"))])
     notes = [f"{SWEEP[scale].title}; λ is the share of the adversarial loss. Accuracy in %, bootstrap intervals."]
-    return Table("λ of Adversarial Sampling (Zhang et al. 2022)", ["λ", *ACCURACIES, "mean"], rows, notes)
+    return Table(
+        "λ of Adversarial Sampling (Zhang et al. 2022)", ["λ", *ACCURACIES, "mean"], rows, [*notes, *smoke_note(scale)]
+    )
 
 
 def differences_table(records: Records, scale: str) -> Table:
@@ -124,7 +126,9 @@ def differences_table(records: Records, scale: str) -> Table:
         if weight > 0 and plain is not None and cell.name in records:
             rows.append([f"{SWEEP[scale].title}, λ = {weight:g}", *differences(records[cell.name], plain).values()])
     notes = ["With Adversarial Sampling less without, in points; 95 % bootstrap intervals, paired image by image."]
-    return Table("Adversarial Sampling less plain BBB", ["networks", *COMPARED.values()], rows, notes)
+    return Table(
+        "Adversarial Sampling less plain BBB", ["networks", *COMPARED.values()], rows, [*notes, *smoke_note(scale)]
+    )
 
 
 def settings_table(records: Records, scale: str) -> Table:
@@ -143,7 +147,9 @@ def settings_table(records: Records, scale: str) -> Table:
             rows.append([f"{case.title}{long}", plain["draws"], *cells])
     columns = [f"{title}{whose}" for title in COMPARED.values() for whose in (" BBB", " + AS", ", difference")]
     notes = ["Accuracy in %; differences in points with 95 % bootstrap intervals, paired image by image. One seed."]
-    return Table("Adversarial Sampling in other settings", ["network", "draws", *columns], rows, notes)
+    return Table(
+        "Adversarial Sampling in other settings", ["network", "draws", *columns], rows, [*notes, *smoke_note(scale)]
+    )
 
 
 def differences(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
@@ -181,9 +187,7 @@ def _notes(scale: str) -> list[str]:
         "of the networks that are the lowest and the highest on the test set. Those of mean and std of draws are over "
         "the draws. One seed. min: minutes of training on one thread, of a machine that may do other things, too."
     ]
-    if scale == "smoke":
-        notes.append("Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works.")
-    return notes
+    return [*notes, *smoke_note(scale)]
 
 
 def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from credo.experiments.reproduce.bayesian_cnn_rows import (
     RATES,
     ROWS,
 )
-from credo.experiments.reproduce.tables import Table
+from credo.experiments.reproduce.tables import Table, smoke_note
 from credo.experiments.uncertainty import LINKS
 
 Records = dict[str, dict[str, Any]]
@@ -43,7 +43,7 @@ def accuracy_table(records: Records, scale: str) -> Table:
         f"Bayesian: {DRAWS[scale]} draws, softplus. min: training of all of a row's networks on one thread."
     ]
     notes += [f"{row.title}: {_describe(records, row.key)}" for row in ROWS if _any(records, row.key)]
-    return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *_small(scale)])
+    return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def _with_interval(record: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def forms_table(records: Records, scale: str) -> Table:
         "whose variance is fitted to each weight."
     ]
     columns = ["noise and σ", "accuracy %", "NLL", "ECE", "numbers", "min"]
-    return Table(f"Noise and form of σ {_BY}", columns, rows, [*notes, *_small(scale)])
+    return Table(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def dropout_table(records: Records, scale: str) -> Table:
@@ -101,7 +101,7 @@ def dropout_table(records: Records, scale: str) -> Table:
         "paper's draws are those of training; ours are of prediction."
     ]
     columns = ["network", "train / val % paper", "train / test %"]
-    return Table(f"Dropout {_BY}", columns, rows, [*notes, *_small(scale)])
+    return Table(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def pruning_table(records: Records, scale: str) -> Table:
@@ -122,7 +122,7 @@ def pruning_table(records: Records, scale: str) -> Table:
         "again. The paper prunes below a threshold that it does not state."
     ]
     columns = ["network", "pruned paper", "whole", *(f"−{100 * rate:g} %" for rate in RATES)]
-    return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *_small(scale)])
+    return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def parameters_table(records: Records, scale: str) -> Table:
@@ -137,7 +137,7 @@ def parameters_table(records: Records, scale: str) -> Table:
     notes = [
         f"Numbers that a prediction needs, on {'digits' if scale == 'smoke' else 'CIFAR-10'}; pruned: means and σ."
     ]
-    return Table(f"Parameters {_BY}", columns, rows, [*notes, *_small(scale)])
+    return Table(f"Parameters {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
 def uncertainty_table(records: Records, scale: str) -> Table:
@@ -168,7 +168,7 @@ def uncertainty_table(records: Records, scale: str) -> Table:
     columns = ["data, link"]
     times = (" paper", ", epoch 1", ", largest", ", end")
     columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
-    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *absent, *_small(scale)])
+    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *absent, *smoke_note(scale)])
 
 
 _MEASURE_AGAIN = (
@@ -184,12 +184,6 @@ def _told(found: dict[str, Any]) -> str | None:
         means = f"{found['epistemic']:.4f}, {name} {other['epistemic']:.4f}"
         told.append(f"{means}, AUROC {areas['epistemic']:.3f} ({areas['aleatoric']:.3f})")
     return "; ".join(told) or None
-
-
-def _small(scale: str) -> list[str]:
-    if scale != "smoke":
-        return []
-    return ["Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works."]
 
 
 def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from credo.data import load_dataset
 from credo.experiments.continual import learned_jointly, make_continual, make_tasks, run_continual
-from credo.experiments.reproduce.tables import Cell, Table, run_cells
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, smoke_note
 from credo.experiments.runs import versions
 
 TABLES = ("permuted", "split")
@@ -148,7 +148,6 @@ def result_table(table: str, records: dict[str, dict[str, Any]], scale: str) -> 
         "ACC: mean accuracy over all tasks after the last; BWT: change on earlier tasks. One seed. Reported: by "
         "authors of Osawa et al. (2019), also in a thesis, VOGN with 100 epochs a task, an improved VCL with 800."
     ]
-    if scale == "smoke":
-        notes.append("Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works.")
+    notes += smoke_note(scale)
     title = {"permuted": "Permuted MNIST, one head", "split": "Split MNIST, a head for each pair of digits"}[table]
     return Table(f"{title} (Osawa et al. 2019; Nguyen et al. 2018)", columns, rows, notes)

@@ -31,7 +31,7 @@ from credo.experiments.reproduce.node_rows import (
     tuned_method,
 )
 from credo.experiments.reproduce.node_train import shift_cell, tune_cell
-from credo.experiments.reproduce.tables import Cell, Table, run_cells, stored_records
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, smoke_note, stored_records
 from credo.models import build_model, summary
 
 Records = dict[str, dict[str, Any]]
@@ -151,9 +151,7 @@ def _tuned_notes(scale: str) -> list[str]:
         "Paper: ResNet-50 on ImageNet, whatever the network of the row. MC-dropout and the "
         f"{MEMBERS} networks together are trained as long as iBNN."
     ]
-    if scale == "smoke":
-        notes.append("Scale smoke: digits, a tiny network, few epochs; only shows that the machinery works.")
-    return notes
+    return [*notes, *smoke_note(scale)]
 
 
 # -- from scratch, and γ ---------------------------------------------------------------------------------------
@@ -230,5 +228,6 @@ def _notes(scale: str) -> list[str]:
         f"Corruptions are Credo's own ({asked['kinds']}), on {count} test images, {asked['draws']} draws; means over "
         f"kinds. The {MEMBERS} members of the ensemble together are trained as long as the others"
         + (", node-BNN four times as long: it makes 4 passes a step" if scale == "paper" else "")
-        + ". One seed. min: minutes of training."
+        + ". One seed. min: minutes of training.",
+        *smoke_note(scale),
     ]

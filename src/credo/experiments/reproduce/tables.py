@@ -31,6 +31,13 @@ class Table:
     notes: list[str]
 
 
+def smoke_note(scale: str) -> list[str]:
+    """A note below a table whose numbers mean nothing; none at other scales."""
+    if scale != "smoke":
+        return []
+    return ["Scale smoke: digits, a tiny network, few epochs; only shows that the machinery works."]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One training of a reproduction: its name, and the JSON-able arguments of the function that runs it."""

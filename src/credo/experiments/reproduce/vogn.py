@@ -14,7 +14,7 @@ from typing import Any
 
 from credo.evaluate.suite import quick_metrics
 from credo.experiments.config import in_order, make_experiment, prepare
-from credo.experiments.reproduce.tables import Cell, Table, run_cells, stored_records
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, smoke_note, stored_records
 from credo.experiments.reproduce.vogn_rows import NETWORKS, OPTIMISERS, PRINTED, chosen_rows, experiment_for
 from credo.experiments.runs import CHECKPOINT, LOG, Run
 from credo.predict import predict
@@ -91,8 +91,7 @@ def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
         title = f"{NETWORKS[network].title} {OPTIMISERS[optimiser]}"
         rows.append([title, *_pairs(network, optimiser, record["numbers"])])
         notes.append(f"{title}: {_describe(record)}")
-    if scale == "smoke":
-        notes.append("Scale smoke: digits, a tiny network, two epochs; only shows that the machinery works.")
+    notes += smoke_note(scale)
     columns = [f"{column}{whose}" for column in COLUMNS for whose in (" paper", "")]
     return Table("CIFAR-10 results of Osawa et al. (2019)", ["row", *columns], rows, notes)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from credo.evaluate import sample_study
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
-from credo.experiments.reproduce.tables import Cell, Table, run_cells
+from credo.experiments.reproduce.tables import Cell, Table, run_cells, smoke_note
 from credo.experiments.runs import Run
 
 RHOS = (-30.0, -10.0, -4.0, -3.0, -2.5, -2.0, -1.5)
@@ -153,8 +153,7 @@ def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
         "Accuracy in %, of one sampled network, mean of 100.",
         *(f"{name}: {_describe(setting)}" for name, setting in SETTINGS.items()),
     ]
-    if scale == "smoke":
-        notes.append("Scale smoke: digits instead of MNIST, two epochs; only shows that the machinery works.")
+    notes += smoke_note(scale)
     return Table("Table 1: accuracy on unperturbed data (Zhang and Chen 2020)", columns, rows, notes)
 
 

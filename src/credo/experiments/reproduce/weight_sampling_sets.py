@@ -19,7 +19,7 @@ from credo.attacks import AttackResult, AttackSet, load_attack_set, make_attack_
 from credo.data import as_float
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.reproduce import weight_sampling
-from credo.experiments.reproduce.tables import Cell, Table
+from credo.experiments.reproduce.tables import Cell, Table, smoke_note
 from credo.experiments.runs import MODEL, Run
 from credo.training.progress import make_progress
 
@@ -191,6 +191,5 @@ def sets_table(records: dict[str, dict[str, Any]], scale: str) -> Table:
         f"Networks: SGD, lr {deterministic['lr']:g}, momentum 0.95, batch 128, stop after {deterministic['patience']} "
         "epochs without a better validation accuracy.",
     ]
-    if scale == "smoke":
-        notes.append("Scale smoke: digits instead of MNIST, two epochs; only shows that the machinery works.")
+    notes += smoke_note(scale)
     return Table("The twelve perturbed test sets (Zhang and Chen 2020)", columns, rows, notes)

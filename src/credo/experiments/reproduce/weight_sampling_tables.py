@@ -7,7 +7,7 @@ from typing import Any
 
 from credo.experiments.reproduce import weight_sampling, weight_sampling_paper
 from credo.experiments.reproduce import weight_sampling_sets as sets
-from credo.experiments.reproduce.tables import Cell, Table
+from credo.experiments.reproduce.tables import Cell, Table, smoke_note
 from credo.experiments.reproduce.weight_sampling_measures import RATES, SIZES, white_box_options
 from credo.experiments.reproduce.weight_sampling_stages import (
     CONTROL,
@@ -30,7 +30,7 @@ def table_2(records: Records, scale: str) -> Table:
         )
     averages = {cell.name: average(records[f"sets-{cell.name}"], "1", scale) for cell in networks}
     rows.append(["average", *(_pair(averages[cell.name], _printed(cell, "average")) for cell in networks)])
-    notes = [_HOW.format(draws=weight_sampling.RUNS), *_smoke(scale), *_gap(averages)]
+    notes = [_HOW.format(draws=weight_sampling.RUNS), *smoke_note(scale), *_gap(averages)]
     columns = ["made for", *(_title(cell.name) for cell in networks)]
     return Table("Table 2: accuracy on perturbed data (Zhang and Chen 2020)", columns, rows, notes)
 
@@ -48,7 +48,7 @@ def table_3(records: Records, scale: str) -> Table:
     notes = [
         f"Accuracy in %, in brackets the paper's. ρ = {RHO:g}; networks are averaged by probabilities, and accuracies "
         f"over {weight_sampling.RUNS}/N ensembles that share no network.",
-        *_smoke(scale),
+        *smoke_note(scale),
         f"{sizes[-1]} networks instead of one: {gain:+.1f} points on average (paper +5.1).",
     ]
     columns = ["made for", *(f"N={size}" for size in sizes)]
@@ -69,7 +69,7 @@ def table_4(records: Records, scale: str) -> Table:
     notes = [
         f"Accuracy in % of {many} networks averaged, in brackets the paper's. ρ = {RHO:g}; pruned are the weights with "
         "the smallest |mean|/std of all layers together, not the biases; nothing is trained again.",
-        *_smoke(scale),
+        *smoke_note(scale),
         *_pruning(found, many, scale),
     ]
     columns = ["made for", *(f"{100 * rate:g} %" for rate in found)]
@@ -103,7 +103,7 @@ def white_box_table(records: Records, scale: str) -> Table:
         "left without a bound, no gradient).",
         f"{_title(CONTROL)}: no sampling and no prior, but learning rate, initial weights and patience of the Bayesian "
         "rows. ρ=-30: the prior, and no sampling to speak of. literal: the other setting of Table 1.",
-        *_smoke(scale),
+        *smoke_note(scale),
         *_parts({cell.name: average(records[f"sets-{cell.name}"], "1", scale) for cell in networks}),
     ]
     return Table("What the robustness is made of", [*columns, "masking"], rows, notes)
@@ -146,12 +146,6 @@ def _title(name: str) -> str:
         return "ρ=-30, κ=0"
     setting, kind, value = name.split("-", 2)
     return f"{'ρ' if kind == 'bayesian' else 'λ'}={value}{', literal' if setting == 'literal' else ''}"
-
-
-def _smoke(scale: str) -> list[str]:
-    return ["Scale smoke: digits instead of MNIST, two epochs; only shows that the machinery works."] * (
-        scale == "smoke"
-    )
 
 
 def _best(averages: dict[str, float], kind: str) -> str | None:
