@@ -45,11 +45,12 @@ class NodeBNN(Posterior):
     `side`: scales of the inputs of Linear and Conv layers, of their outputs, or both; `bias_scale` adds one for each
     layer's bias (iBNN has it, with `side="in"`). `components` start at N(1, `spread`²), their deviations near
     `std_init`. `draws` passes a step, each with new nodes for each example. `kl`: `"bound"`, the entropy bound over all
-    layers together; `"layer-bound"`, summed over layers as the authors' code has it (it counts the gain of up to log K
-    once for each layer); `"mean"` and `"full"`, those of iBNN. `noise="batch"` takes one weight draw for the batch,
-    which goes with any network. `node_lr` (by default `lr`) is the rate for one component: under `sgd` it is taken K
-    times, since a component sees 1/K of the examples. `weight_prior` or a weight decay among `optimizer_options` is the
-    weights' own prior; nodes have no decay. Frozen weights stay as they are, their nodes are trained.
+    layers together; `"layer-bound"`, summed over layers as in the authors' code, which counts the gain of up to log K
+    once for each layer and so is no bound of all together; `"mean"` and `"full"`, those of iBNN. `noise="batch"` takes
+    one weight draw for the batch, which goes with any network. `node_lr` (by default `lr`) is the rate for one
+    component: under `sgd` it is taken K times, since a component sees 1/K of the examples. `weight_prior` or a weight
+    decay among `optimizer_options` is the weights' own prior; nodes have no decay. Frozen weights stay as they are,
+    their nodes are trained.
     """
 
     steps_in_team = True

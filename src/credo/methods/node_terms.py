@@ -53,7 +53,8 @@ def cross_entropy(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
 def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
     """(what is minimised, the bound of the KL): cross-entropy − (1+γ)·entropy bound, and the same with γ = 0.
 
-    `spans` are the parts whose entropies are bounded apart and added: one span of all nodes is the joint bound.
+    `spans` are the parts whose entropies are bounded apart and added: one span of all nodes is the joint bound, and
+    several are none, since they share the component (far apart, each counts the log K that there is once).
     """
     entropy = torch.stack([entropy_bound(mean[:, span], std[:, span]) for span in spans]).sum()
     kl = cross_entropy(mean, std, prior_std) - entropy
