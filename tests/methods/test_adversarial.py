@@ -324,7 +324,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_unknown_options_are_named() -> None:
-    with pytest.raises(ValueError, match=r"lambda.*options are steps, step_size, weight"):
+    with pytest.raises(ValueError, match=r"Unknown option of the noise adversarial 'lambda'.*step_size, steps, weight"):
         make_attack({"kind": "adversarial", "lambda": 0.8})
     with pytest.raises(ValueError, match="adversarial"):
         BBB(mlp(), data_size=N, noise="adverserial")
