@@ -133,7 +133,7 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"model": {"name": "mpl"}}, "Unknown model 'mpl'. Did you mean 'mlp'?"),
         ({"data": {"name": "didgits"}}, "data set 'didgits'. Did you mean 'digits'?"),
         # What the experiment fills in by itself cannot be given.
-        ({"method": {"name": "ivon", "noise": "weights"}}, "It is one of bbb, "),
+        ({"method": {"name": "ivon", "noise": "weights"}}, "noise is an option of bbb, "),
         ({"method": {"name": "bbb", "batches": 3}}, "Unknown option of bbb 'batches'"),
         ({"method": {"name": "bbb", "data_size": 3}}, "Unknown option of bbb 'data_size'"),
     ],

@@ -165,7 +165,7 @@ def _check_method(method: Mapping[str, Any]) -> None:
         if key != "name" and key not in known:
             others = [other for other in METHODS if key in method_options(other)]
             told = unknown(f"option of {name}", key, ["name", *known])
-            raise ValueError(f"{told} It is one of {', '.join(others)}." if others else told)
+            raise ValueError(f"{told} {key} is an option of {', '.join(others)}." if others else told)
     given = {key: value for key, value in method.items() if not means_none(value, known.get(key))}
     check_kinds("method", given, {key: p.default for key, p in known.items()})
     if METHODS[name] is not Ensemble:

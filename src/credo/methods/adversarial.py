@@ -113,7 +113,9 @@ def make_attack(given: AdversarialSampling | Mapping[str, Any] | str) -> Adversa
 
 def unknown_noise(given: Any, possible: Iterable[str]) -> ValueError:
     """What to raise for a noise that is none of those, a name or the `kind` of a table."""
-    return ValueError(unknown("noise", str(given.get("kind", "") if isinstance(given, Mapping) else given), possible))
+    if isinstance(given, Mapping) and "kind" not in given:
+        return ValueError(f"noise={dict(given)} does not say which: add kind=…, one of {', '.join(possible)}.")
+    return ValueError(unknown("noise", str(given["kind"] if isinstance(given, Mapping) else given), possible))
 
 
 def is_attack(given: Any) -> bool:
