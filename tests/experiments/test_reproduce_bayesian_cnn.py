@@ -133,6 +133,7 @@ def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str
     pruned = record["numbers"]["pruned"]["0.9"]["accuracy"]
     assert pruned == pytest.approx(accuracy(smaller, test.x, test.y))
     assert pruned != record["numbers"]["accuracy"]
+    assert record["numbers"]["pruned"]["0"]["accuracy"] == record["numbers"]["accuracy"], "as many draws, all weights"
 
     twin = records["alexnet-frequentist-cifar100"]
     plain = bayesian_cnn.Run(Path(twin["folder"]) / "alexnet-frequentist-cifar100" / "run").posterior()
@@ -206,22 +207,46 @@ def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict
 
 
 def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    made = {key: STUDY.table[key](records, "smoke") for key in TABLES}
+    sizes = {cell.name: bayesian_cnn.size_cell(cell.arguments, tmp_path) for cell in bayesian_cnn.size_cells("smoke")}
+    made = {key: STUDY.table[key](sizes if key == "parameters" else records, "smoke") for key in TABLES}
     for table in made.values():
+        assert table.rows
         assert all(len(row) == len(table.columns) for row in table.rows)
-    assert [row[0] for row in made[1].rows] == ["LeNet-5, Bayesian", "AlexNet, Bayesian", "AlexNet, frequentist"]
-    lenet = made[1].rows[0]
-    assert lenet[1] == 98
-    assert lenet[2].startswith(f"{records['lenet5-bayesian-mnist']['numbers']['accuracy']:.2f} (")
-    assert (lenet[3], lenet[4]) == (69, None)
-    dropout = made["dropout"].rows
-    assert [row[1] for row in dropout] == ["83 / 38", "54 / 37", "48 / 37"]
+    assert [row[0] for row in made[1].rows] == ["AlexNet, Bayesian", "AlexNet, frequentist", "LeNet-5, Bayesian"]
+    record = records["lenet5-bayesian-mnist"]
+    alexnet, plain = (records[f"alexnet-{kind}-cifar100"]["numbers"] for kind in ("bayesian", "frequentist"))
+    row = made[1].rows[2]
+    assert row[1] == 98
+    assert row[2].startswith(f"{record['numbers']['accuracy']:.2f} (")
+    assert (row[3], row[4]) == (69, None)
+    assert made[1].rows[0][6].startswith(f"{alexnet['accuracy']:.2f} (")
+
+    of_draws = [plain["by_draws"]["1"], alexnet["by_draws"]["25"], alexnet["by_draws"]["100"]]
+    ours = [f"{numbers['train']:.2f} / {numbers['test']:.2f}" for numbers in of_draws]
+    assert [row[1:] for row in made["dropout"].rows] == [
+        [theirs, mine] for theirs, mine in zip(("83 / 38", "54 / 37", "48 / 37"), ours, strict=True)
+    ]
+    assert made["forms"].rows[0][1:4] == [
+        made[1].rows[2][2],
+        f"{record['test']['nll']:.4f}",
+        f"{record['test']['ece']:.4f}",
+    ]
     assert made["uncertainty"].rows[0][1] == 0.0096
-    epochs = [epoch["softmax"]["epistemic"] for epoch in records["lenet5-bayesian-mnist"]["epochs"]]
+    epochs = [epoch["softmax"]["epistemic"] for epoch in record["epochs"]]
     assert made["uncertainty"].rows[0][6:9] == [f"{e:.4f}" for e in (epochs[0], max(epochs), epochs[-1])]
-    foreign = records["lenet5-bayesian-mnist"]["uncertainty"]["softmax"]["foreign"]["photo-patches"]
+    foreign = record["uncertainty"]["softmax"]["foreign"]["photo-patches"]
     assert f"photo-patches {foreign['epistemic']:.4f}, AUROC" in made["uncertainty"].rows[0][-1]
-    assert [row[1] for row in made["pruning"].rows] == [None, None]
+    assert made["pruning"].columns[2:] == ["whole", "−50 %", "−75 %", "−90 %"]
+    for row, numbers in zip(made["pruning"].rows, (alexnet, record["numbers"]), strict=True):
+        assert row[1:] == [None, *(f"{pruned['accuracy']:.2f}" for pruned in numbers["pruned"].values())]
+    counts = sizes["lenet5"]["counts"]
+    assert made["parameters"].rows[-1] == [
+        "LeNet-5",
+        *(
+            f"{counts[kind]['needed']:,}"
+            for kind in ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
+        ),
+    ]
     assert [path.name for path in draw_figures(records, "smoke", tmp_path)] == ["uncertainty-mnist.png"]
 
 

@@ -19,6 +19,7 @@ from credo.compress import prune
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
 from credo.data import DataMissingError, Dataset, Split, load_dataset
+from credo.evaluate.ensembles import ensemble_study
 from credo.evaluate.suite import quick_metrics
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.reproduce.bayesian_cnn_rows import (
@@ -27,6 +28,7 @@ from credo.experiments.reproduce.bayesian_cnn_rows import (
     DRAWS,
     FOREIGN,
     FORMS,
+    PRUNED_DRAWS,
     RATES,
     ROWS,
     Row,
@@ -42,6 +44,7 @@ from credo.training.checkpoint import load_checkpoint
 
 EPOCHS = "epochs.json"
 _WATCHED = 2000
+_TRAINING_IMAGES = 5000
 _BAYESIAN_LENET = Row("lenet5", "bayesian")
 
 
@@ -53,10 +56,10 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     bayesian = arguments["kind"] == "bayesian"
     numbers: dict[str, Any] = {"accuracy": 100 * result["test"]["accuracy"]}
     if arguments["compared"]:
-        counts = (25, 100) if bayesian else (1,)
-        numbers["by_draws"] = {str(n): _both(posterior, dataset, n) for n in counts}
+        numbers["by_draws"] = _by_draws(posterior, dataset, (25, 100) if bayesian else (1,))
     if bayesian:
-        numbers["pruned"] = {f"{rate:g}": _pruned(posterior, dataset, rate, draws) for rate in RATES}
+        fewer = arguments["pruned_draws"]
+        numbers["pruned"] = {f"{rate:g}": _pruned(posterior, dataset, rate, fewer) for rate in RATES}
     record = {key: result[key] for key in ("experiment", "seed", "seconds", "draws", "parameters", "versions")}
     record |= {key: arguments[key] for key in ("network", "kind", "form")}
     if arguments["watched"]:
@@ -88,15 +91,22 @@ def _percent(posterior: Posterior, split: Split, draws: int) -> float:
     return 100 * quick_metrics(predict(posterior, in_order(split), draws=draws))["accuracy"]
 
 
-def _both(posterior: Posterior, dataset: Dataset, draws: int) -> dict[str, float]:
-    """Accuracy on the training images (the first 10,000) and on the test images."""
-    some = Split(dataset.train.x[:10_000], dataset.train.y[:10_000])
-    return {"train": _percent(posterior, some, draws), "test": _percent(posterior, dataset.test, draws)}
+def _by_draws(posterior: Posterior, dataset: Dataset, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Accuracy of ensembles by their number of networks, on the first training images and on the test images.
+
+    That of fewer networks is the mean over all ensembles without overlap that the largest has room for.
+    """
+    some = Split(dataset.train.x[:_TRAINING_IMAGES], dataset.train.y[:_TRAINING_IMAGES])
+    found = {
+        name: ensemble_study(posterior, in_order(split), sizes, draws=max(sizes)).means
+        for name, split in (("train", some), ("test", dataset.test))
+    }
+    return {str(size): {name: 100 * means[size] for name, means in found.items()} for size in sizes}
 
 
 def _pruned(posterior: Posterior, dataset: Dataset, rate: float, draws: int) -> dict[str, float]:
     smaller = copy.deepcopy(posterior)
-    masks = prune(smaller, rate=rate, by="magnitude")
+    masks = prune(smaller, rate=rate, by="magnitude")  # a rate of 0 keeps all
     kept = sum(int(mask.sum()) for mask in masks.values())
     return {"accuracy": _percent(smaller, dataset.test, draws), "kept": kept}
 
@@ -147,6 +157,7 @@ def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0
         "form": form_of(experiment["method"]),
         "data": data,
         "draws": DRAWS[scale],
+        "pruned_draws": PRUNED_DRAWS[scale],
         "watched": watched,
         "compared": row in COMPARED and data == "cifar100",
         "experiment": experiment,
