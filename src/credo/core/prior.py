@@ -45,6 +45,10 @@ class Prior(nn.Module, ABC):
     def std(self) -> float | Tensor:
         """Standard deviation of the prior, the natural scale of initial weights."""
 
+    def moments_for(self, mean: Tensor, std: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """Mean and standard deviation of the prior of weights that are N(mean, std²)."""
+        return getattr(self, "mean", 0.0), self.std
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """JSON-able description from which `make_prior` builds the same prior (tensors are saved apart)."""

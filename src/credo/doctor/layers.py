@@ -55,7 +55,7 @@ def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str,
     if not isinstance(prior, Prior):
         return None
     flat = []
-    for value in (getattr(prior, "mean", 0.0), prior.std):
+    for value in prior.moments_for(layout.flatten(leaf.mean()), layout.flatten(leaf.std())):
         try:
             flat.append(torch.as_tensor(value, dtype=layout.dtype).cpu().expand(layout.size))
         except RuntimeError:  # a vector for other weights than these

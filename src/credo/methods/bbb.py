@@ -26,7 +26,7 @@ from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Terms
-from credo.core.prior import Prior, make_prior
+from credo.core.prior import Prior
 from credo.core.weights import Layout, Random, all_names, one_device, parameters_at, random_names
 from credo.methods.activation_noise import NOISES
 from credo.methods.adversarial import NAME as ADVERSARIAL
@@ -37,7 +37,7 @@ from credo.methods.point import trainable
 from credo.methods.slopes import FusedSlopes
 from credo.methods.spread import make_spread
 from credo.methods.weight_kl import KL_NAMES as KL_NAMES
-from credo.methods.weight_kl import uses_closed_form
+from credo.methods.weight_kl import prior_for, uses_closed_form
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
@@ -86,7 +86,7 @@ class BBB(DrawnGradients):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        _check_choices(noise, kl, prior, draws, temperature)
+        _check_choices(noise, draws, temperature)
         self.attack = make_attack(noise) if is_attack(noise) else None
         self._config = {
             "noise": noise if self.attack is None else self.attack.config(),
@@ -108,7 +108,7 @@ class BBB(DrawnGradients):
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters, known=all_names(model))
         device = one_device(parameters)
-        self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=device)
+        self.prior = prior_for(kl, prior).bind(self.layout, data_size=self.data_size, device=device)
         self.kl_name, self.spread = kl, make_spread(spread)
         like = torch.empty(self.layout.size, device=self.device, dtype=self.layout.dtype)
         self.closed_form = uses_closed_form(self.prior, kl, like)
@@ -187,8 +187,7 @@ class BBB(DrawnGradients):
                 weight *= self.attack.kl_share()
             means = parameters_at(self.model, self.layout.names)
             plain = self.noise_name == "weights" and self.closed_form
-            plain = plain and self._is_free and self.kl_name != "ard"
-            fused = plain and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
+            fused = plain and self._is_free and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
             data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
             squared = () if squares is None else (*means.values(), self.rho)
             losses = (data_term, kl)
@@ -233,11 +232,9 @@ class BBB(DrawnGradients):
         return self.descent.optimizer
 
 
-def _check_choices(noise: Noise, kl: str, prior: Any, draws: int, temperature: float) -> None:
+def _check_choices(noise: Noise, draws: int, temperature: float) -> None:
     if not is_attack(noise) and noise not in NOISE_NAMES:
         raise unknown_noise(noise, NOISE_NAMES)
-    if kl == "ard" and prior is not None:
-        raise ValueError("kl='ard' fits a prior to each weight: leave prior out, or choose kl='auto'.")
     checked_count("draws", draws, what="draws a step")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 1 is the exact posterior.")

@@ -184,7 +184,7 @@ class DrawnGradients(GaussianPosterior):
             return nll(net)
 
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        return closed_kl(self.prior, self.kl_name, mean, std)
+        return closed_kl(self.prior, mean, std)
 
     def _rho_kl(self, rho: Tensor) -> Tensor:
         assert isinstance(self.spread, RelativeSpread)

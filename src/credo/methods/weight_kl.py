@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from credo.core.errors import unknown
-from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior
+from credo.core.prior import HALF_LOG_2PI, LayerL2, Prior, make_prior
 
 KL_NAMES = ("auto", "closed", "monte-carlo", "ard")
 
@@ -18,8 +20,6 @@ def uses_closed_form(prior: Prior, choice: str, like: Tensor) -> bool:
         raise ValueError(unknown("kl", choice, KL_NAMES))
     if isinstance(prior, LayerL2):
         raise ValueError("LayerL2 is a penalty, not a distribution: use it with MAP, or give BBB a Gaussian prior.")
-    if choice == "ard":
-        return True
     one = torch.ones_like(like)
     has_closed_form = prior.kl(one, one) is not None
     if choice == "closed" and not has_closed_form:
@@ -43,10 +43,49 @@ def relative_ard_kl(log_alpha: Tensor) -> Tensor:
     return 0.5 * F.softplus(-log_alpha).sum()
 
 
-def closed_kl(prior: Prior, choice: str, mean: Tensor, std: Tensor) -> Tensor:
-    """KL(N(mean, std²) ‖ prior) where it has a closed form."""
-    if choice == "ard":
+class FittedPrior(Prior):
+    """N(0, μ² + σ²): the prior that `ard_kl` is the KL from, another for each weight and for each state of training."""
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """½ Σ log(1 + μ²/σ²)."""
         return ard_kl(mean, std)
+
+    def moments_for(self, mean: Tensor, std: Tensor) -> tuple[float, Tensor]:
+        """0 and √(μ² + σ²)."""
+        return 0.0, torch.hypot(mean, std)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Not to be had: weights alone do not say what was fitted to them."""
+        raise _nothing_fixed("density")
+
+    @property
+    def std(self) -> float:
+        """Not to be had: `moments_for` knows it."""
+        raise _nothing_fixed("standard deviation")
+
+    def config(self) -> dict[str, Any]:
+        """Its kind alone; `kl="ard"` makes it."""
+        return {"kind": "fitted"}
+
+
+def _nothing_fixed(what: str) -> ValueError:
+    return ValueError(
+        f"kl='ard' fits a prior to each weight as it is, so that there is no {what} before there are weights: give "
+        "mean_init='he' or a number, or choose a prior and kl='auto'."
+    )
+
+
+def prior_for(choice: str, given: Any) -> Prior:
+    """The prior that a choice of KL is about."""
+    if choice != "ard":
+        return make_prior(given)
+    if given is not None:
+        raise ValueError("kl='ard' fits a prior to each weight: leave prior out, or choose kl='auto'.")
+    return FittedPrior()
+
+
+def closed_kl(prior: Prior, mean: Tensor, std: Tensor) -> Tensor:
+    """KL(N(mean, std²) ‖ prior) where it has a closed form."""
     kl = prior.kl(mean, std)
     assert kl is not None  # settled by `uses_closed_form`
     return kl

@@ -125,5 +125,5 @@ def _processes() -> int:
 
 
 def _uses_size(part: Posterior) -> bool:
-    """Whether the number of examples matters: not for maximum likelihood."""
-    return part.config().get("prior", "") is not None
+    """Whether the number of examples matters: not for maximum likelihood. Some KLs have no prior to describe."""
+    return callable(getattr(part, "kl", None)) or part.config().get("prior", "") is not None
