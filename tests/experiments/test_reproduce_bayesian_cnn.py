@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from credo.compress import prune
 from credo.data import DataMissingError, as_float, load_dataset
+from credo.evaluate.ensembles import ensemble_study
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, bayesian_cnn
 from credo.experiments.reproduce import bayesian_cnn_rows as rows
@@ -161,6 +163,27 @@ def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str
     assert f"AUROC {auroc['epistemic']:.3f} ({auroc['aleatoric']:.3f})" in table.rows[0][-1]
 
 
+def test_held_out_images_are_no_training_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At scale paper a fifth is held out: accuracy in training is of the others."""
+    cell = next(cell for cell in bayesian_cnn.dropout_cells("smoke") if cell.arguments["kind"] == "frequentist")
+    experiment = {**cell.arguments["experiment"]}
+    experiment["training"] = {**experiment["training"], "validation": 0.2}
+    measured: list[int] = []
+
+    def study(posterior: Any, batches: Any, sizes: Any, **options: Any) -> Any:
+        measured.append(len(batches.split))
+        return ensemble_study(posterior, batches, sizes, **options)
+
+    monkeypatch.setattr(bayesian_cnn, "ensemble_study", study)
+    arguments = {**cell.arguments, "experiment": experiment, "watched": True}
+    record = bayesian_cnn.train_cell(arguments, tmp_path)
+    prepared = prepare(make_experiment(experiment))
+    assert measured == [len(prepared.loader.split), 359] == [1150, 359]
+    run = bayesian_cnn.Run(tmp_path / "run")
+    parts = (bayesian_cnn._first(prepared.loader.split), bayesian_cnn._first(run.dataset().test))
+    assert record["epochs"][-1]["train_accuracy"] == snapshot(run.posterior(), *parts, draws=10)["train_accuracy"]
+
+
 def test_foreign_data_that_are_not_there_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: dict[str, dict[str, Any]]
 ) -> None:
@@ -247,7 +270,20 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
             for kind in ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
         ),
     ]
+    for key in (1, "forms", "dropout", "pruning", "uncertainty"):
+        told = " ".join(made[key].notes)
+        assert "bbb, lr 0.005, prior 0.1, temperature 0.01, noise" in told, key
+        assert "softplus of β = 10; batch_size 64, validation 0.0; " in told, key
+        assert "2 epochs, augmentation none" in told, key
+
+
+def test_the_pictures_say_what_was_trained(
+    records: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "suptitle", lambda self, title: titles.append(title))
     assert [path.name for path in draw_figures(records, "smoke", tmp_path)] == ["uncertainty-mnist.png"]
+    assert titles == ["digits, convnet"]
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

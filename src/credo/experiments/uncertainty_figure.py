@@ -161,6 +161,7 @@ def draw_epochs(place: Any, epochs: Sequence[Mapping[str, Any]]) -> None:
             values = [epoch[link][kind] for epoch in epochs]
             place.plot(at, values, dashes, color=colour, label=f"{kind}, {link}")
     place.set(xlabel="epoch", ylabel="mean uncertainty of test images", yscale="log", title="while training")
+    place.xaxis.get_major_locator().set_params(integer=True)
     other = place.twinx()
     other.plot(at, [epoch["train_accuracy"] for epoch in epochs], color=ACCURACY, linewidth=1)
     other.set_ylabel("training accuracy", color=ACCURACY)

@@ -56,7 +56,8 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     bayesian = arguments["kind"] == "bayesian"
     numbers: dict[str, Any] = {"accuracy": 100 * result["test"]["accuracy"]}
     if arguments["compared"]:
-        numbers["by_draws"] = _by_draws(posterior, dataset, (25, 100) if bayesian else (1,))
+        seen = prepare(make_experiment(arguments["experiment"])).loader.split
+        numbers["by_draws"] = _by_draws(posterior, seen, dataset.test, (25, 100) if bayesian else (1,))
     if bayesian:
         fewer = arguments["pruned_draws"]
         numbers["pruned"] = {f"{rate:g}": _pruned(posterior, dataset, rate, fewer) for rate in RATES}
@@ -77,29 +78,28 @@ def _train(run: Run, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         if prepared is None or record.epoch <= len(seen):
             continue
         prepared.posterior.load_state_dict(load_checkpoint(run.folder / CHECKPOINT)["posterior"])
-        parts = _first(prepared.dataset.train), _first(prepared.dataset.test)
+        parts = _first(prepared.loader.split), _first(prepared.dataset.test)
         seen.append({"epoch": record.epoch, **snapshot(prepared.posterior, *parts, draws=10)})
         write_json(path, seen)
     return seen
 
 
-def _first(split: Split) -> Split:
-    return Split(split.x[:_WATCHED], split.y[:_WATCHED])
+def _first(split: Split, count: int = _WATCHED) -> Split:
+    return Split(split.x[:count], split.y[:count])
 
 
 def _percent(posterior: Posterior, split: Split, draws: int) -> float:
     return 100 * quick_metrics(predict(posterior, in_order(split), draws=draws))["accuracy"]
 
 
-def _by_draws(posterior: Posterior, dataset: Dataset, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """Accuracy of ensembles by their number of networks, on the first training images and on the test images.
+def _by_draws(posterior: Posterior, train: Split, test: Split, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Accuracy of ensembles by their number of networks, on the first images trained on and on the test images.
 
     That of fewer networks is the mean over all ensembles without overlap that the largest has room for.
     """
-    some = Split(dataset.train.x[:_TRAINING_IMAGES], dataset.train.y[:_TRAINING_IMAGES])
     found = {
         name: ensemble_study(posterior, in_order(split), sizes, draws=max(sizes)).means
-        for name, split in (("train", some), ("test", dataset.test))
+        for name, split in (("train", _first(train, _TRAINING_IMAGES)), ("test", test))
     }
     return {str(size): {name: 100 * means[size] for name, means in found.items()} for size in sizes}
 

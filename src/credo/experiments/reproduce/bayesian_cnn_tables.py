@@ -43,7 +43,7 @@ def accuracy_table(records: Records, scale: str) -> Table:
         "Accuracy in %: the paper's on validation images, ours on the test set with 95 % intervals. One seed. "
         f"Bayesian: {DRAWS[scale]} draws, softplus. min: training of all of a row's networks on one thread."
     ]
-    notes += [f"{row.title}: {_describe(records, row.key)}" for row in ROWS if _any(records, row.key)]
+    notes += _settings(records, {row.title: row.key for row in ROWS})
     return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
@@ -52,28 +52,44 @@ def _with_interval(record: dict[str, Any]) -> str:
     return f"{record['numbers']['accuracy']:.2f} ({100 * low:.2f} … {100 * high:.2f})"
 
 
-def _any(records: Records, key: str) -> dict[str, Any] | None:
-    return next((records[name] for data in DATA if (name := f"{key}-{data}") in records), None)
+def _settings(records: Records, rows: dict[str, str]) -> list[str]:
+    """A line for each title in `rows`, by the key that its records' names begin with before the data set's."""
+    lines = []
+    for title, key in rows.items():
+        names = {f"{key}-{data}": name for data, name in DATA.items()}
+        given = {name: records[found]["arguments"]["experiment"] for found, name in names.items() if found in records}
+        lines += [f"{title}: {_described(given)}"] if given else []
+    return lines
 
 
-def _describe(records: Records, key: str) -> str:
-    """The settings of a row: only epochs differ between data sets."""
-    given = {title: r["arguments"]["experiment"] for data, title in DATA.items() if (r := records.get(f"{key}-{data}"))}
-    one = next(iter(given.values()))
-    options = ", ".join(f"{name} {value}" for name, value in one["method"].items() if name != "name")
-    training = "".join(
-        f", {name} {one['training'][name]}" for name in ("batch_size", "schedule") if name in one["training"]
-    )
-    epochs = ", ".join(f"{title} {experiment['training']['epochs']}" for title, experiment in given.items())
-    activation = one["model"].get("activation", "relu")
-    return f"{one['method']['name']}, {options}; {activation}{training}; epochs: {epochs}"
+def _described(experiments: dict[str, dict[str, Any]]) -> str:
+    """The settings of one row's experiments, by data set; epochs and augmentation may differ."""
+    one = next(iter(experiments.values()))
+    method, model, training = one["method"], one["model"], one["training"]
+    options = [f"{name} {value}" for name, value in method.items() if name != "name"]
+    activation = model.get("activation", "relu")
+    network = [f"softplus of β = {model.get('beta', 1.0):g}" if activation == "softplus" else activation]
+    network += [f"{name} {model[name]}" for name in ("dropout", "dropout_layers") if name in model]
+    trained = [
+        f"{name} {training[name]}" for name in ("batch_size", "schedule", "wait", "validation") if name in training
+    ]
+    of_each = [
+        f"{title}: {e['training']['epochs']} epochs, augmentation {e['training'].get('augment', 'none')}"
+        for title, e in experiments.items()
+    ]
+    parts = [", ".join([method["name"], *options]), ", ".join(network), ", ".join(trained), *of_each]
+    return "; ".join(parts)
+
+
+# The record of each form: the first is table 1's.
+_BY_FORM = {form: "lenet5-bayesian-mnist" + ("" if form == "lrt-free" else f"-{form}") for form in FORMS}
 
 
 def forms_table(records: Records, scale: str) -> Table:
     """LeNet-5 on MNIST by the form of the noise and of σ."""
     rows = []
     for form, (title, _) in FORMS.items():
-        record = records.get("lenet5-bayesian-mnist" + ("" if form == "lrt-free" else f"-{form}"))
+        record = records.get(_BY_FORM[form])
         if record is not None:
             test = record["test"]
             numbers = [_with_interval(record), f"{test['nll']:.4f}", f"{test['ece']:.4f}"]
@@ -81,6 +97,12 @@ def forms_table(records: Records, scale: str) -> Table:
     notes = [
         "Bayesian LeNet-5 on MNIST. σ² = αμ² begins with α = e⁻¹⁰ and has the KL ½Σ log(1 + 1/α), that of a prior "
         "whose variance is fitted to each weight."
+    ]
+    keys = {title: _BY_FORM[form] for form, (title, _) in FORMS.items()}
+    notes += [
+        f"{title}: {_described({'MNIST': records[key]['arguments']['experiment']})}"
+        for title, key in keys.items()
+        if key in records
     ]
     columns = ["noise and σ", "accuracy %", "NLL", "ECE", "numbers", "min"]
     return Table(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
@@ -101,6 +123,8 @@ def dropout_table(records: Records, scale: str) -> Table:
         "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
         "paper's draws are those of training; ours are of prediction, 25 the mean of four ensembles."
     ]
+    of_100 = {name: record for name, record in records.items() if name.endswith("-cifar100")}
+    notes += _settings(of_100, {row.title: row.key for row in COMPARED})
     columns = ["network", "train / val % paper", "train / test %"]
     return Table(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
@@ -122,6 +146,7 @@ def pruning_table(records: Records, scale: str) -> Table:
         f"smallest |μ|, all with {PRUNED_DRAWS[scale]} draws. With half of them gone nearly as few numbers are left "
         "as a point estimate has. Not trained again. The paper prunes below a threshold that it does not state."
     ]
+    notes += _settings(records, {row.title: row.key for row in ROWS if row.kind == "bayesian"})
     columns = ["network", "pruned paper", *(f"−{100 * rate:g} %" if rate else "whole" for rate in RATES)]
     return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
@@ -166,6 +191,7 @@ def uncertainty_table(records: Records, scale: str) -> Table:
         "test images and of foreign ones, and the AUROC by which it tells them (in brackets that of aleatoric), with "
         f"{DRAWS[scale]} draws."
     ]
+    notes += _settings(records, {"LeNet-5": "lenet5-bayesian"})
     columns = ["data, link"]
     times = (" paper", ", epoch 1", ", largest", ", end")
     columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
@@ -195,13 +221,14 @@ def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:
     from credo.experiments.uncertainty_figure import draw_epochs
 
     drawn = []
-    for data, title in DATA.items():
+    for data in DATA:
         record = records.get(f"lenet5-bayesian-{data}")
         if record is None or len(record.get("epochs", ())) < 2:
             continue
         picture = Figure(figsize=(6.4, 4.0), layout="constrained")
         draw_epochs(picture.subplots(), record["epochs"])
-        picture.suptitle(f"{title}, LeNet-5")
+        experiment = record["experiment"]
+        picture.suptitle(f"{experiment['data']['name']}, {experiment['model']['name']}")
         path = folder / f"uncertainty-{data}.png"
         save_picture(picture, path)
         drawn.append(path)
