@@ -177,8 +177,8 @@ def test_a_value_of_the_wrong_kind_is_named(tables: dict[str, Any], message: str
 
 
 def test_whole_numbers_are_numbers() -> None:
-    experiment = make_experiment({"method": {"lr": 1}, "training": {"validation": 10, "decay": 1}})
-    assert (experiment.method["lr"], experiment.training.validation, experiment.training.decay) == (1, 10, 1)
+    experiment = make_experiment({"method": {"lr": 1}, "training": {"validation": 10, "warmup": 1}})
+    assert (experiment.method["lr"], experiment.training.validation, experiment.training.warmup) == (1, 10, 1)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,10 @@ def test_what_only_the_constructors_know_is_still_a_clear_error(small: Small, ch
         {"data": {"name": "gap", "n": 50}, "method": {"likelihood": {"kind": "gaussian", "heteroscedastic": True}}},
         {"method": {"name": "ensemble", "members": 2, "of": {"name": "bbb", "prior": {"kind": "scale-mixture"}}}},
         {"method": {"name": "bbb", "rho_init": [-3.0, 0.1], "optimizer_options": {"betas": [0.9, 0.99]}}},
-        {"method": {"name": "mc-dropout", "rate": 0.1}, "training": {"patience": 3, "milestones": [1, 2.5]}},
+        {
+            "method": {"name": "mc-dropout", "rate": 0.1},
+            "training": {"patience": 3, "schedule": "steps", "milestones": [1, 2.5]},
+        },
     ],
 )
 def test_the_resolved_file_and_the_record_rebuild_the_same_experiment(tables: dict[str, Any]) -> None:

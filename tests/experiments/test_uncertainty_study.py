@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,28 @@ def test_normalised_softplus_also_of_extreme_outputs() -> None:
     torch.testing.assert_close(
         normalised_softplus(outputs), positive / positive.sum(-1, keepdim=True), rtol=1e-6, atol=0
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draws": 0}, "draws=0 must be a whole number"),
+        ({"draws": 2.5}, "draws=2.5 must be a whole number"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number of images"),
+        ({"link": None}, "None"),
+        ({"x": [[0.0]]}, "a tensor of images .* got BBB and list"),
+        ({"posterior": nn.Linear(2, 2)}, "takes a posterior .* got Linear and Tensor"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    one, x = posterior(), torch.zeros(3, 1, 2, 2)
+    given = {"posterior": one, "x": x, **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        class_split(**given)
+    with pytest.raises(ValueError, match=r"labels are \[3\], one for each image, got \[2\]"):
+        class_split(one, x).by_class(torch.zeros(2), 3)
+    with pytest.raises(ValueError, match=r"one image \[channels, height, width\], got \[3, 1, 2, 2\]"):
+        turned(x, torch.zeros(1))
 
 
 def test_one_output_a_class_is_wanted() -> None:

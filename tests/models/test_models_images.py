@@ -87,6 +87,13 @@ def test_wrong_sizes() -> None:
         espcn(0)
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 64, 64), (3, 1, 28, 28), (3, 3, 32, 32), (3, 1, 32)])
+def test_a_discriminator_refuses_other_images(shape: tuple[int, ...]) -> None:
+    """Three images twice as large would have 75 logits, and a loss over all of them hides it."""
+    with pytest.raises(ValueError, match=r"images \[batch, 1, 32, 32\], got \[3, .*size="):
+        dcgan_discriminator(width=2)(torch.zeros(shape))
+
+
 def test_seeds_make_weights() -> None:
     for build in (espcn, dcgan_generator, dcgan_discriminator):
         first, same, other = (next(build(seed=seed).parameters()) for seed in (0, 0, 1))  # type: ignore[operator]

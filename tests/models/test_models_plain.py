@@ -98,6 +98,11 @@ def test_alexnet_has_five_layers_that_can_have_dropout(count):
         build_model("alexnet", dropout_layers=count)
 
 
+def test_layers_of_dropout_want_its_rate():
+    with pytest.raises(ValueError, match="dropout_layers=3 was given without dropout"):
+        build_model("alexnet", dropout_layers=3)
+
+
 def test_mlp_is_the_written_out_formula():
     model = build_model("mlp", inputs=(1, 2, 3), classes=4, hidden=(5,), activation="tanh", input_range=(-1, 3), seed=0)
     x = torch.rand(6, 1, 2, 3, generator=torch.Generator().manual_seed(0))

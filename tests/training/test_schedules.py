@@ -51,6 +51,10 @@ def test_warmup_goes_before_all_of_them() -> None:
         ("steps", {}, "needs milestones"),
         ("constant", {"warmup": -1}, "warmup=-1"),
         ("constant", {"warmup": 6}, "between 0 and epochs=5"),
+        ("plateau", {"milestones": [3]}, r"no milestones, and milestones=\[3\].*choose schedule='steps'"),
+        ("cosine", {"wait": 3}, "no wait, and wait=3 was given.*schedule='plateau'"),
+        ("steps", {"milestones": [3], "floor": 0.1}, "schedule='cosine' or 'plateau'"),
+        ("constant", {"decay": 0.5}, "schedule='steps' or 'plateau'"),
     ],
 )
 def test_impossible_schedules(name: str, options: dict[str, float], message: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from credo.core.counts import checked_count
 from credo.core.errors import unknown
 from credo.core.likelihood import Categorical
 from credo.core.posterior import Posterior
@@ -63,6 +64,8 @@ class ClassSplit:
 
     def by_class(self, labels: Tensor, classes: int) -> dict[str, list[float]]:
         """Means of the traces over the images of each class; NaN for a class that has none."""
+        if labels.shape != self.probs.shape[:1]:
+            raise ValueError(f"labels are [{len(self.probs)}], one for each image, got {list(labels.shape)}.")
         found = {}
         for name, values in zip(("aleatoric", "epistemic"), self.each(), strict=True):
             found[name] = [float(values[labels == k].mean()) for k in range(classes)]
@@ -78,7 +81,11 @@ def class_split(
     Every network is a weight draw. An image repeated in one batch would meet one draw only and seem free of doubt.
     """
     if link not in LINKS:
-        raise ValueError(unknown("link", link, LINKS))
+        raise ValueError(unknown("link", str(link), LINKS))
+    draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size, what="images")
+    if not isinstance(posterior, Posterior) or not isinstance(x, Tensor):
+        kinds = f"{type(posterior).__name__} and {type(x).__name__}"
+        raise TypeError(f"class_split takes a posterior and a tensor of images [n, …], got {kinds}.")
     if not isinstance(posterior.likelihood, Categorical):
         raise TypeError(
             f"The links of class_split turn one output a class into probabilities; the likelihood of this posterior is "
@@ -116,6 +123,8 @@ def foreign_auroc(inside: ClassSplit, outside: ClassSplit) -> dict[str, float]:
 
 def turned(image: Tensor, degrees: Tensor) -> Tensor:
     """One image [channels, h, w] turned counter-clockwise by each angle, [angles, channels, h, w]; black comes in."""
+    if image.dim() != 3:
+        raise ValueError(f"turned takes one image [channels, height, width], got {list(image.shape)}.")
     angles = degrees.to(torch.get_default_dtype()) * (math.pi / 180)
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
     # A grid says where each output pixel is read: rows go down, so this is the rotation back.

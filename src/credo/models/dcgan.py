@@ -36,6 +36,24 @@ def dcgan_generator(
         return _initialised(nn.Sequential(*layers))
 
 
+class _Discriminator(nn.Sequential):
+    """Layers for images of one shape: others would have several logits each, or none."""
+
+    def __init__(self, *layers: nn.Module, shape: tuple[int, int, int]) -> None:
+        super().__init__(*layers)
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape:
+            raise ValueError(
+                f"This discriminator judges images [batch, {', '.join(map(str, self.shape))}], got {list(x.shape)}: "
+                "build it with their channels= and size=, or resize them."
+            )
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 def dcgan_discriminator(
     *, channels: int = 1, width: int = 64, size: int = 32, seed: int | None = None
 ) -> nn.Sequential:
@@ -56,7 +74,7 @@ def dcgan_discriminator(
             ]
             width *= 2
         layers += [nn.Conv2d(width, 1, 4, bias=False), nn.Flatten(0)]
-        return _initialised(nn.Sequential(*layers))
+        return _initialised(_Discriminator(*layers, shape=(channels, size, size)))
 
 
 def _doublings(size: int) -> int:

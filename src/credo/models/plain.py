@@ -76,6 +76,8 @@ def plain_net(
     convs = sum(isinstance(step, Conv) for step in plan)
     if not is_count(dropout_layers) or dropout_layers > convs + len(hidden):
         raise ValueError(f"dropout_layers={dropout_layers!r}: of {name} 1 to {convs + len(hidden)} layers can have it.")
+    if dropout_layers > 1 and dropout == 0:
+        raise ValueError(f"dropout_layers={dropout_layers} was given without dropout: give its rate, dropout=0.5, say.")
     first = convs + len(hidden) + 2 - dropout_layers  # of the convolutions that get dropout, counted from 1
     with init_from(seed):
         layers: Layers = {"normalize": input_layer(shape, normalize)}

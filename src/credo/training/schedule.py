@@ -14,7 +14,14 @@ from credo.core.counts import checked_count
 from credo.core.errors import unknown
 
 Schedule = Callable[[float], float]
-SCHEDULES = ("constant", "steps", "cosine", "plateau")
+# Each with the options that only some of them have.
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "steps": ("milestones", "decay"),
+    "cosine": ("floor",),
+    "plateau": ("decay", "wait", "floor"),
+}
+_UNUSED = {"milestones": [], "decay": 0.1, "floor": 0.0, "wait": 6}
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,14 @@ def make_schedule(
         raise ValueError(unknown("schedule", name, SCHEDULES))
     if name == "steps" and not milestones:
         raise ValueError("schedule='steps' needs milestones=[…], the epochs at which the rate drops.")
+    given = {"milestones": list(milestones), "decay": decay, "floor": floor, "wait": wait}
+    for option, value in given.items():
+        if value != _UNUSED[option] and option not in SCHEDULES[name]:
+            those = [repr(other) for other, options in SCHEDULES.items() if option in options]
+            raise ValueError(
+                f"schedule={name!r} has no {option}, and {option}={value} was given: leave it out, or choose "
+                f"schedule={' or '.join(those)}."
+            )
     if not 0 <= warmup <= epochs:
         raise ValueError(f"warmup={warmup} must lie between 0 and epochs={epochs}.")
     if name == "plateau":
