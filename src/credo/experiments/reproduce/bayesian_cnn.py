@@ -44,7 +44,6 @@ from credo.training.checkpoint import load_checkpoint
 
 EPOCHS = "epochs.json"
 _WATCHED = 2000
-_TRAINING_IMAGES = 5000
 _BAYESIAN_LENET = Row("lenet5", "bayesian")
 
 
@@ -84,8 +83,8 @@ def _train(run: Run, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return seen
 
 
-def _first(split: Split, count: int = _WATCHED) -> Split:
-    return Split(split.x[:count], split.y[:count])
+def _first(split: Split) -> Split:
+    return Split(split.x[:_WATCHED], split.y[:_WATCHED])
 
 
 def _percent(posterior: Posterior, split: Split, draws: int) -> float:
@@ -99,7 +98,7 @@ def _by_draws(posterior: Posterior, train: Split, test: Split, sizes: tuple[int,
     """
     found = {
         name: ensemble_study(posterior, in_order(split), sizes, draws=max(sizes)).means
-        for name, split in (("train", _first(train, _TRAINING_IMAGES)), ("test", test))
+        for name, split in (("train", _first(train)), ("test", test))
     }
     return {str(size): {name: 100 * means[size] for name, means in found.items()} for size in sizes}
 

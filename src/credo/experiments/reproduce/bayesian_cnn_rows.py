@@ -98,13 +98,13 @@ _PAPER_TRAINING = {
 _CPU_EPOCHS = {
     ("lenet5", "mnist"): (12, 8),
     ("lenet5", "cifar10"): (32, 24),
-    ("lenet5", "cifar100"): (24, 20),
+    ("lenet5", "cifar100"): (20, 16),
     ("alexnet", "mnist"): (4, 3),
-    ("alexnet", "cifar10"): (12, 8),
-    ("alexnet", "cifar100"): (12, 8),
+    ("alexnet", "cifar10"): (9, 6),
+    ("alexnet", "cifar100"): (9, 6),
     ("alexnet-half", "mnist"): (6, 4),
-    ("alexnet-half", "cifar10"): (20, 12),
-    ("alexnet-half", "cifar100"): (20, 12),
+    ("alexnet-half", "cifar10"): (14, 9),
+    ("alexnet-half", "cifar100"): (14, 9),
 }
 
 

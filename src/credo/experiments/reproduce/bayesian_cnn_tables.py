@@ -119,7 +119,7 @@ def dropout_table(records: Records, scale: str) -> Table:
             theirs, ours = f"{printed[0]} / {printed[1]}", f"{numbers['train']:.2f} / {numbers['test']:.2f}"
             rows.append([row.title + (f", {draws} draws" if bayesian else ""), theirs, ours])
     notes = [
-        "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 5,000) and on validation images "
+        "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on validation images "
         "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
         "paper's draws are those of training; ours are of prediction, 25 the mean of four ensembles."
     ]
