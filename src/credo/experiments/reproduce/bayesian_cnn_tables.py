@@ -121,7 +121,7 @@ def dropout_table(records: Records, scale: str) -> Table:
     notes = [
         "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on validation images "
         "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
-        "paper's draws are those of training; ours are of prediction, 25 the mean of four ensembles."
+        "paper's draws are those of training; ours are of prediction."
     ]
     of_100 = {name: record for name, record in records.items() if name.endswith("-cifar100")}
     notes += _settings(of_100, {row.title: row.key for row in COMPARED})
@@ -135,7 +135,7 @@ def pruning_table(records: Records, scale: str) -> Table:
     for row in (row for row in ROWS if row.kind == "bayesian"):
         for data, title in DATA.items():
             record = records.get(f"{row.key}-{data}")
-            if record is None:
+            if record is None or "pruned" not in record["numbers"]:
                 continue
             printed = PRINTED_PRUNED.get(data) if row.network == "alexnet" else None
             pruned = record["numbers"]["pruned"]
