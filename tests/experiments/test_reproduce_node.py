@@ -93,7 +93,13 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
-    table = node_bnn.tuned_table(records, "smoke")
+    assert [cell.name for cell, _ in found] == [
+        "convnet-ibnn-4",
+        "convnet-ensemble",
+        "convnet-mc-dropout",
+        "convnet-sgd",
+    ]
+    table = node_bnn.tuned_table(node_bnn.tuned_records(tmp_path, "smoke"), "smoke")
     assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
     assert table.rows[1][2] is None
@@ -122,6 +128,9 @@ def test_shifted_rows(tmp_path: Path) -> None:
     assert experiment.method["warmup_steps"] == 26, "two thirds of the steps that were made"
     wrong = records["convnet-node-bnn-0"]["shift"]["severities"]["3"]["accuracy"]
     assert swept.rows[0][5] == f"{100 * (1 - wrong):.1f}"
+    shift = records["convnet-node-bnn-0"]["shift"]["mean"]
+    assert swept.rows[0][7:9] == [f"{100 * (1 - shift['accuracy']):.1f}", f"{shift['nll']:.3f}"]
+    assert swept.columns[7:9] == ["shift error %", "shift NLL"]
 
 
 def test_scaled_probabilities_use_the_other_half() -> None:
@@ -187,7 +196,9 @@ def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     rows = ("resnet50-sgd", "resnet50-ibnn-4")
     run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", jobs=1, rows=rows, data="imagenet", root=str(folder))
     records = {cell.name: record for cell, record in run}
-    table = node_bnn.tuned_table(records, "smoke", data="imagenet")
+    stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
+    assert stored == records
+    table = node_bnn.tuned_table(stored, "smoke", data="imagenet")
     assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
     stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
     assert stored == records
@@ -232,8 +243,24 @@ def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataMissingError, match=r"resnet50\.safetensors or resnet50\.pth"):
         node_imagenet.tune_cell({**cell.arguments, "width": 4, "crop": 32}, tmp_path / "run")
     (folder / "val" / "dog").rename(folder / "val" / "fox")
-    with pytest.raises(ValueError, match="other classes"):
+    with pytest.raises(ValueError, match=r"other classes .*\(2\): dog, fox"):
         node_imagenet.tune_cell(cell.arguments, tmp_path / "run")
+    (folder / "val" / "goat").mkdir()
+    with pytest.raises(DataMissingError, match=r"classes without images \(1\): goat"):
+        node_imagenet.FolderImages(folder / "val")
+
+
+def test_a_damaged_image_is_named(folder: Path) -> None:
+    images = node_imagenet.FolderImages(folder / "train")
+    damaged = images.files[0][0]
+    damaged.write_bytes(damaged.read_bytes()[:60])
+    with pytest.raises(ValueError, match=f"{damaged.name} cannot be read as an image"):
+        list(node_imagenet.FolderBatches(images, batch_size=4, crop=8, resize=9, seed=None))
+
+
+def test_a_root_is_the_same_however_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert node_imagenet.cells("smoke", (), folder.name) == node_imagenet.cells("smoke", (), str(folder))
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -337,6 +337,9 @@ def test_all_that_comes_after_training_works(tmp_path) -> None:
     assert len(study.accuracies) == 6
 
 
+_NESTEROV = {"momentum": 0.9, "nesterov": True}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -358,6 +361,18 @@ def test_all_that_comes_after_training_works(tmp_path) -> None:
         ({"gamma": 1.0, "kl": "full"}, "kl='full' does not have"),
         ({"layers": ["3.*"]}, "layer or glob in layers="),
         ({"node_lr": -1.0}, "node_lr=-1.0"),
+        ({"node_lr": "0.1"}, "node_lr='0.1' must be a finite number"),
+        ({"lr": -1.0}, r"\blr=-1.0 must be a finite number"),
+        ({"layers": None}, "layers=None must be 'all', or globs"),
+        ({"layers": [3]}, r"layers=\[3\] must be 'all', or globs of layer paths such as '0'"),
+        ({"warmup_steps": 5}, "warmup_steps=5 has no meaning with kl_weight='constant'"),
+        ({"optimizer": "sgd", "node_options": {"momentum": -2.0}}, "node_options=.*Invalid momentum value: -2.0"),
+        ({"optimizer": "sgd", "node_options": {"momentum": "a"}}, "node_options="),
+        (
+            {"optimizer": "sgd", "optimizer_options": _NESTEROV, "node_options": {"momentum": 0.0}},
+            "node_options=.*Nesterov",
+        ),
+        ({"node_options": {"momentum": 0.0}}, "adam has no option momentum"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -8,8 +8,11 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.errors import UnsupportedModelError
+from credo.data import load_dataset
+from credo.experiments.shift import shift_study
 from credo.methods import Ensemble, NodeBNN
-from credo.methods.node_terms import bound_terms
+from credo.methods.node_terms import bound_terms, mean_terms
+from credo.models import build_model
 
 
 def mlp() -> nn.Sequential:
@@ -82,3 +85,21 @@ def test_the_full_kl_is_that_of_every_component() -> None:
     posterior = NodeBNN(mlp(), data_size=10, components=3, kl="full", spread=0.5)
     q = Normal(posterior.node_mean(), posterior.node_std())
     torch.testing.assert_close(posterior.kl().detach(), kl_divergence(q, Normal(1.0, 0.3)).sum())
+
+
+def test_the_kl_of_the_average_wants_deviations_that_grow_with_the_components() -> None:
+    """Of K draws the average has a K-th of the variance: it meets the prior where each component has √K of its std."""
+    grid = torch.linspace(0.05, 3.0, 5901).double()
+    for components in (1, 4, 32):
+        mean = torch.ones(components, 1).double()
+        kls = [float(mean_terms(mean, std.expand(components, 1), 0.3, 0.0, [slice(None)])[1]) for std in grid]
+        best = min(range(len(kls)), key=kls.__getitem__)
+        assert float(grid[best]) == pytest.approx(0.3 * components**0.5, abs=1e-3)
+        assert kls[best] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_study_of_shift_says_how_many_networks_were_drawn() -> None:
+    digits = load_dataset("digits")
+    posterior = NodeBNN(build_model("mlp", inputs=(1, 8, 8), classes=10, hidden=[8], seed=0), data_size=9, components=4)
+    found = shift_study(posterior, digits.test, kinds=("contrast",), severities=(1,), examples=20, draws=2)
+    assert found["draws"] == 4

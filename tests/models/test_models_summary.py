@@ -85,7 +85,9 @@ def test_every_weight_is_in_one_row() -> None:
     found = summary(Tied())
     # The projections of attention before the last one are no layers of their own.
     assert [(each.kind, each.weights) for each in found.others] == [("Tied", 3), ("MultiheadAttention", 48 + 12)]
-    for each in (found, of("mlp"), of("resnet20"), of("wrn-28-10")):
+    shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    shared[1].weight = shared[0].weight
+    for each in (found, of("mlp"), of("resnet20"), of("wrn-28-10"), summary(shared)):
         assert sum(row.weights for row in (*each.layers, *each.others)) == each.weights
 
 

@@ -64,6 +64,10 @@ def make_kl_weight(choice: str | KLWeight | None, *, batches: int | None, warmup
         return choice
     if choice not in KL_WEIGHTS:
         raise ValueError(unknown("kl_weight", choice, KL_WEIGHTS))
+    if warmup_steps is not None and choice != "warmup":
+        raise ValueError(
+            f"warmup_steps={warmup_steps} has no meaning with kl_weight={choice!r}: use kl_weight='warmup'."
+        )
     if choice == "constant":
         return constant
     needed, value = ("warmup_steps", warmup_steps) if choice == "warmup" else ("batches", batches)

@@ -72,7 +72,7 @@ def shift_study(
     means = {str(s): _mean([found[str(s)] for found in by_kind.values()]) for s in severities}
     return {
         "examples": len(split),
-        "draws": draws,
+        "draws": posterior.whole_draws(draws),
         "seed": seed,
         "clean": scores(split),
         "severities": means,

@@ -144,7 +144,7 @@ class NodeBNN(Posterior):
         if component is not None and not (is_count(component, least=0) and component < self.components):
             raise ValueError(f"component={component}: there are 0 to {self.components - 1}, or None for their mean.")
         loc = self.loc.detach()
-        values = loc.mean(0) if component is None else loc[component]
+        values = loc.mean(0) if component is None else loc[int(component)]
         network = copy.deepcopy(self.model)
         with torch.no_grad():
             weights = folded(self.model, self.nodes, values)

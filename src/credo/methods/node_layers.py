@@ -118,7 +118,9 @@ def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         )
     if layers == "all":
         return possible
-    patterns = [layers] if isinstance(layers, str) else list(layers)
+    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Sequence) else None
+    if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"layers={layers!r} must be 'all', or globs of layer paths such as {next(iter(possible))!r}.")
     if not patterns:
         raise ValueError(f"layers={layers} names no layer. Possible: {', '.join(possible)}, or 'all'.")
     for pattern in patterns:

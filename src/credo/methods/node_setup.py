@@ -70,8 +70,9 @@ def node_descent(
     An optimiser that is given as a function keeps the groups it makes, and its rates.
     """
     rate = lr if node_lr is None else node_lr
-    if not 0 <= rate < math.inf:
-        raise ValueError(f"node_lr={node_lr} must be a non-negative number.")
+    if not isinstance(rate, Real) or not 0 <= rate < math.inf:
+        name = "lr" if node_lr is None else "node_lr"
+        raise ValueError(f"{name}={rate!r} must be a finite number, 0 or more.")
     if "lr" in (node_options or {}):
         raise ValueError("node_options: the nodes' rate is given by node_lr.")
     if callable(optimizer) and (node_lr is not None or node_options):
@@ -91,13 +92,15 @@ def node_descent(
         group["params"] = [p for p in group["params"] if not any(p is node for node in nodes)]
     made.param_groups = [group for group in made.param_groups if group["params"]]
     given = {"weight_decay": 0.0} if "weight_decay" in made.defaults else {}
-    try:
-        made.add_param_group({"params": nodes, **given, **dict(node_options or {}), "lr": rate})
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"node_options={dict(node_options or {})}: {error}.") from error
-    strangers = sorted(set(node_options or {}) - set(made.defaults))
+    given |= dict(node_options or {})
+    strangers = sorted(set(given) - set(made.defaults))
     if strangers:
         raise ValueError(f"node_options: {optimizer} has no option {', '.join(strangers)}.")
+    try:
+        type(made)(nodes, **{**(options or {}), **given, "lr": rate})  # a group that is added is not checked
+        made.add_param_group({"params": nodes, **given, "lr": rate})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"node_options={dict(node_options or {})}: {error}.") from error
     made.param_groups[-1]["initial_lr"] = rate
     return descent
 

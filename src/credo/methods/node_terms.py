@@ -64,7 +64,8 @@ def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans
 def mean_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
     """The KL of the average of K independent draws, one of each component (Trinh et al. 2020): no bound.
 
-    It does not penalise that components lie apart, as long as their average is near 1.
+    It does not penalise that components lie apart, as long as their average is near 1. It is smallest where the average
+    has the prior's deviation, each component thus √K times that: a long training draws them there.
     """
     kl = _gaussian_kl(mean.mean(0), std.square().sum(0).sqrt() / len(mean), prior_std)
     return kl, kl

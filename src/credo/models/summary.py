@@ -73,12 +73,14 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """Layers, weights and nodes of a network; `print` it, or read its fields.
 
-    A layer that is used at several places counts once. Works on the meta device, without memory for weights.
+    A layer that is used at several places counts once, and weights that layers share are the first one's. Works on the
+    meta device, without memory for weights.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"summary needs a network, an nn.Module; got {type(model).__name__}.")
     spec: Any = getattr(model, "credo_spec", None)
-    layers = tuple(_size(path, layer) for path, layer in model.named_modules() if isinstance(layer, _KINDS))
+    counted: set[int] = set()
+    layers = tuple(_size(path, layer, counted) for path, layer in model.named_modules() if isinstance(layer, _KINDS))
     name = spec["name"] if spec else type(model).__name__
     return Summary(name, layers, sum(p.numel() for p in model.parameters()), _others(model))
 
@@ -94,8 +96,10 @@ def _others(model: nn.Module) -> tuple[OtherLayers, ...]:
     return tuple(OtherLayers(kind, len(sizes), sum(sizes)) for kind, sizes in found.items())
 
 
-def _size(path: str, layer: nn.Module) -> LayerSize:
+def _size(path: str, layer: nn.Module, counted: set[int]) -> LayerSize:
     linear = isinstance(layer, nn.Linear)
     inputs, outputs = (getattr(layer, f"{side}_{'features' if linear else 'channels'}") for side in ("in", "out"))
-    weights = sum(p.numel() for p in layer.parameters())
+    own = [p for p in layer.parameters() if id(p) not in counted]
+    counted.update(id(p) for p in own)
+    weights = sum(p.numel() for p in own)
     return LayerSize(path, type(layer).__name__, weights, int(inputs), int(outputs))

@@ -67,6 +67,10 @@ class FolderImages:
                 f"{folder} holds no images. ImageNet's layout is ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG, "
                 "the validation images in folders by class, too; give --root ROOT."
             )
+        empty = sorted(set(range(len(found))) - {label for _, label in self.files})
+        if empty:
+            names = ", ".join(self.class_names[label] for label in empty[:5])
+            raise DataMissingError(f"{folder} has classes without images ({len(empty)}): {names}. Fill or remove them.")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -108,8 +112,11 @@ class FolderBatches:
     def _read(self, path: Path, epoch: int, index: int) -> Tensor:
         from PIL import Image  # slow to import, and only images from files need it
 
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:  # cut off, or no image at all: a million files have some such
+            raise ValueError(f"{path} cannot be read as an image ({error}): replace or remove it.") from error
         if self.seed is None:
             box, mirrored = centre_box(image.size, self.crop / self.resize), False
         else:
@@ -148,7 +155,7 @@ def cells(scale: str, rows: tuple[str, ...], root: str | None) -> list[Cell]:
     for row in rows:
         if row not in names:
             raise ValueError(unknown("row", row, names))
-    about = {"network": "resnet50", "root": str(root), **_SCALES[scale]}
+    about = {"network": "resnet50", "root": str(Path(root).resolve()), **_SCALES[scale]}
     chosen = {name: v for name, v in names.items() if not rows or name in rows}
     return [Cell(name, {**about, "variant": v, "method": _method(v, _SCALES[scale])}) for name, v in chosen.items()]
 
@@ -183,7 +190,8 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     training = FolderBatches(FolderImages(root / "train"), **sizes, seed=0)
     test = FolderBatches(FolderImages(root / "val"), **sizes, seed=None)
     if test.images.class_names != training.images.class_names:
-        raise ValueError(f"{root}/val has other classes than {root}/train.")
+        odd = sorted(set(test.images.class_names) ^ set(training.images.class_names))
+        raise ValueError(f"{root}/val has other classes than {root}/train ({len(odd)}): {', '.join(odd[:5])}.")
     count = len(training.images.class_names)
     inputs = (3, arguments["crop"], arguments["crop"])
     model = build_model("resnet50", inputs=inputs, classes=count, width=arguments["width"], seed=0)
