@@ -39,10 +39,24 @@ def luminance(image: Image.Image) -> Tensor:
     """The image as [1, 1, height, width] in [0, 1], cut so that it can be made smaller; of a large one the middle."""
     if min(image.size) < SIDE:
         raise ValueError(f"{image.width}x{image.height} pixels, less than {SIDE}x{SIDE}")
-    pixels = torch.from_numpy(np.array(image.convert("L"))).float().div(255)[None, None]
+    pixels = gray(image)[None, None]
     height, width = (min(side, LARGEST) // UPSCALE * UPSCALE for side in pixels.shape[-2:])
     top, left = (max(0, side - LARGEST) // 2 for side in pixels.shape[-2:])
     return pixels[..., top : top + height, left : left + width]
+
+
+def gray(image: Image.Image) -> Tensor:
+    """[height, width] in [0, 1]; numbers whose white is not known are refused.
+
+    Pillow converts whole numbers of 16 or 32 bits (modes I) and floats (F) by cutting them off at 255.
+    """
+    deep = image.mode == "F" or image.mode.startswith("I")
+    pixels = torch.from_numpy(np.array(image if deep else image.convert("L"), dtype=np.float32))
+    white = 1 if image.mode == "F" else 65535 if deep else 255
+    low, high = (float(pixel) for pixel in pixels.aminmax())
+    if not 0 <= low <= high <= white:
+        raise ValueError(f"its pixels go from {low:g} to {high:g}, in mode {image.mode} 0 to {white} can be used")
+    return pixels / white
 
 
 def photographs(folder: Path, least: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pages import ROOT, run_command
@@ -32,7 +33,7 @@ QUICK = {"gan.py", "super_resolution.py"}
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = path.name in QUICK
-    assert len(path.read_text(encoding="utf-8").splitlines()) < (140 if quick else 60)
+    assert len(path.read_text(encoding="utf-8").splitlines()) < (180 if quick else 60)
     monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if quick else [])])
     needed = NEEDED.get(path.name)
     if needed and importlib.util.find_spec(needed) is None:
@@ -104,6 +105,32 @@ def check_super_resolution(names: dict[str, Any], out: str) -> None:
     assert float(names["prediction"].epistemic.min()) > 0
     assert "better on 1 of 1" in out
     assert Path("super_resolution.png").stat().st_size > 5000
+    check_deep_images(names["photographs"])
+
+
+def check_deep_images(photographs: Any) -> None:
+    """The same picture in 16 bits, in 32 and in floats; those whose white is not known are left out and named."""
+    ramp = np.arange(51 * 51).reshape(51, 51) * 25
+    Path("deep").mkdir()
+    for name, pixels in {
+        "bits16.png": ramp.astype(np.uint16),
+        "bits32.tif": ramp.astype(np.int32),
+        "floats.tif": (ramp / 65535).astype(np.float32),
+        "floats_to_255.tif": (ramp / 255).astype(np.float32),
+        "negative.tif": (ramp - 1).astype(np.int32),
+        "too_large.tif": (2 * ramp).astype(np.int32),
+        "unknown.tif": np.full((51, 51), math.nan, dtype=np.float32),
+    }.items():
+        Image.fromarray(pixels).save(Path("deep", name))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        found = photographs(Path("deep"), 1)
+    assert list(found) == ["bits16.png", "bits32.tif", "floats.tif"]
+    for image in found.values():
+        torch.testing.assert_close(image[0, 0], torch.from_numpy(ramp / 65535).float())
+    assert (
+        "negative.tif is left out: its pixels go from -1 to 64999, in mode I 0 to 65535 can be used" in out.getvalue()
+    )
+    assert "floats_to_255.tif is left out: its pixels go from 0 to 254.9" in out.getvalue()
 
 
 def super_resolution(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
