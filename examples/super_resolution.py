@@ -24,6 +24,7 @@ from credo.models import espcn
 from credo.models.espcn import enlarged, reduced
 
 UPSCALE, SIDE, STRIDE, LARGEST = 3, 51, 21, 639
+IMAGES = 400  # of a folder at most: all of them are in memory, a large one with 1.6 MB
 HOPPER, SUFFIXES = "grace_hopper.jpg", (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", nargs="?", type=Path, help="images to learn from")
@@ -42,7 +43,7 @@ def luminance(image: Image.Image) -> Tensor:
     pixels = gray(image)[None, None]
     height, width = (min(side, LARGEST) // UPSCALE * UPSCALE for side in pixels.shape[-2:])
     top, left = (max(0, side - LARGEST) // 2 for side in pixels.shape[-2:])
-    return pixels[..., top : top + height, left : left + width]
+    return pixels[..., top : top + height, left : left + width].clone()  # a view would keep all of a large image
 
 
 def gray(image: Image.Image) -> Tensor:
@@ -59,12 +60,23 @@ def gray(image: Image.Image) -> Tensor:
     return pixels / white
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """Which of `count` things to take, evenly spaced, so that they are at most so many."""
+    taken = min(count, most)
+    return [index * count // taken for index in range(taken)]
+
+
 def photographs(folder: Path, least: int) -> dict[str, Tensor]:
     """The images of a folder by name; says which are left out, and ends if fewer than `least` remain."""
     if not folder.is_dir():
         parser.error(f"{folder} is not a folder: give one with images, or none to use the photographs that come along")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if len(paths) > IMAGES:
+        print(
+            f"{folder} has {len(paths)} images: {IMAGES} of them are taken, evenly spaced in the order of their names"
+        )
     found = {}
-    for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES):
+    for path in (paths[index] for index in evenly(len(paths), IMAGES)):
         try:
             with Image.open(path) as file:
                 found[path.name] = luminance(file)
@@ -81,7 +93,13 @@ def photographs(folder: Path, least: int) -> dict[str, Tensor]:
 def patches(image: Tensor, most: int) -> Tensor:
     """Overlapping squares [n, 1, SIDE, SIDE] of an image, evenly thinned out to at most so many."""
     squares = image.unfold(2, SIDE, STRIDE).unfold(3, SIDE, STRIDE).reshape(-1, 1, SIDE, SIDE)
-    return squares[:: math.ceil(len(squares) / most)]
+    return squares[evenly(len(squares), most)]
+
+
+def shared_out(images: list[Tensor], most: int) -> Tensor:
+    """Squares of all images, as many of each, at most so many together; of more images than that, of some alone."""
+    chosen = evenly(len(images), most)
+    return torch.cat([patches(images[index], most // len(chosen)) for index in chosen])
 
 
 def varied(squares: Tensor, generator: torch.Generator) -> Tensor:
@@ -112,8 +130,7 @@ else:
     known = [image for name, image in images.items() if name not in held_out]
     unseen = {name: images[name] for name in held_out}
 unseen = photographs(given.test, least=1) if given.test else unseen
-large = torch.cat([patches(image, max(1, PATCHES // (3 * len(known)))) for image in known])
-large = varied(large, torch.Generator().manual_seed(given.seed))
+large = varied(shared_out(known, PATCHES // 3), torch.Generator().manual_seed(given.seed))
 batches = Batches(Split(reduced(large, UPSCALE), large), batch_size=16, seed=given.seed)
 
 network = espcn(UPSCALE, activation="softplus", beta=10.0, residual=True, seed=given.seed)

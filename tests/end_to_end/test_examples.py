@@ -106,6 +106,34 @@ def check_super_resolution(names: dict[str, Any], out: str) -> None:
     assert "better on 1 of 1" in out
     assert Path("super_resolution.png").stat().st_size > 5000
     check_deep_images(names["photographs"])
+    check_squares_are_bounded(names["shared_out"], names["evenly"])
+    check_large_folder(names["photographs"])
+
+
+def check_squares_are_bounded(shared_out: Any, evenly: Any) -> None:
+    for count, most in ((0, 3), (1, 3), (3, 3), (4, 3), (1400, 1333)):
+        taken = evenly(count, most)
+        assert len(taken) == len(set(taken)) == min(count, most)
+        assert all(0 <= index < count for index in taken)
+    assert evenly(10, 4) == [0, 2, 5, 7]
+    # Images of 1, 4 and 9 squares, each of a brightness of its own.
+    images = [torch.full((1, 1, 51 + 21 * more, 51 + 21 * more), float(more)) for more in range(3)]
+    for most, expected in {14: [1, 4, 4], 9: [1, 3, 3], 3: [1, 1, 1], 2: [1, 1, 0], 1: [1, 0, 0]}.items():
+        squares = shared_out(images, most)
+        assert squares.shape[1:] == (1, 51, 51)
+        assert [int((squares[:, 0, 0, 0] == bright).sum()) for bright in range(3)] == expected
+    assert len(shared_out([torch.zeros(1, 1, 51, 51)] * 1400, 1333)) == 1333
+
+
+def check_large_folder(photographs: Any) -> None:
+    for number in range(500):
+        save_noise(Path("many", f"{number:03}.png"), 51, 51)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        found = photographs(Path("many"), 2)
+    assert len(found) == 400
+    assert list(found)[:5] == ["000.png", "001.png", "002.png", "003.png", "005.png"]
+    assert list(found)[-1] == "498.png"
+    assert "many has 500 images: 400 of them are taken, evenly spaced" in out.getvalue()
 
 
 def check_deep_images(photographs: Any) -> None:
