@@ -107,3 +107,4 @@ for name, discriminator in discriminators.items():
     print(f"{name}: inception score {results[name][0]:.2f}, Fréchet distance {results[name][1]:.2f}")
     grid = images[:64, 0].reshape(8, 8, SIZE, SIZE).transpose(1, 2).reshape(8 * SIZE, 8 * SIZE)
     Image.fromarray(grid.mul(255).byte().numpy()).save(f"gan_{name.lower()}.png")
+    print(f"picture: gan_{name.lower()}.png")

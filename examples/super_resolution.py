@@ -163,3 +163,4 @@ for axes, (title, picture) in zip(figure.subplots(1, 4), pictures.items(), stric
     axes.set_title(title)
     axes.axis("off")
 figure.savefig("super_resolution.png", dpi=80)
+print(f"picture: super_resolution.png, of {name}" + (f", the last of {len(results)}" if len(results) > 1 else ""))

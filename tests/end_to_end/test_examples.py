@@ -104,6 +104,7 @@ def check_super_resolution(names: dict[str, Any], out: str) -> None:
     assert bayesian == pytest.approx(10 * math.log10(1 / float(((mean.clamp(0, 1) - original) ** 2).mean())), rel=1e-5)
     assert float(names["prediction"].epistemic.min()) > 0
     assert "better on 1 of 1" in out
+    assert out.endswith("picture: super_resolution.png, of grace_hopper.jpg\n")
     assert Path("super_resolution.png").stat().st_size > 5000
     check_deep_images(names["photographs"])
     check_squares_are_bounded(names["shared_out"], names["evenly"])
@@ -196,6 +197,8 @@ def test_super_resolution_takes_what_it_can_of_a_folder(
     shown = re.search(r"mean PSNR bicubic (\S+) dB, Bayesian ESPCN (\S+) dB", out)
     assert shown is not None
     assert [float(number) for number in shown.groups()] == pytest.approx(means.tolist(), abs=0.006)
+    assert out.endswith("picture: super_resolution.png, of f.bmp, the last of 2\n")
+    assert torch.equal(names["pictures"]["original"], names["unseen"]["f.bmp"])
 
 
 def test_super_resolution_is_tried_on_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +235,10 @@ def check_gan(names: dict[str, Any], out: str) -> None:
     truth = names["held_out"].x
     assert abs(names["scores"](truth, truth, names["judge"].model)[1]) < 1e-3, "a set is at no distance from itself"
     assert names["results"]["plain"] != names["results"]["Bayesian"]
+    for picture in re.findall(r"^picture: (\S+)$", out, flags=re.MULTILINE):
+        with Image.open(picture) as image:
+            assert image.size == (256, 256)
+    assert out.count("picture: ") == 2
     assert names["discriminators"]["Bayesian"].steps == names["discriminators"]["plain"].steps == 4
     check_scores(names["scores"])
     check_who_is_called_real(names["train"])
