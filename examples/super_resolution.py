@@ -1,6 +1,6 @@
 """Bayesian super-resolution: ESPCN makes photographs three times larger and marks the pixels it is not sure of.
 
-    python super_resolution.py [FOLDER OF IMAGES] [--test FOLDER OF IMAGES] [--seed 0] [--quick]
+    python super_resolution.py [FOLDER OF IMAGES] [--test FOLDER OF IMAGES] [--seed 0] [--json FILE] [--quick]
 
 Learns from scikit-learn's two photographs and is tried on matplotlib's; of a folder, every fifth image is held out.
 """
@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import PIL
 import torch
 from matplotlib.cbook import get_sample_data
 from matplotlib.figure import Figure
@@ -19,7 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import credo
+from credo.core.files import write_json
 from credo.data import Batches, Split
+from credo.experiments.runs import versions
 from credo.models import espcn
 from credo.models.espcn import enlarged, reduced
 
@@ -30,6 +33,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", nargs="?", type=Path, help="images to learn from")
 parser.add_argument("--test", type=Path, help="images to be tried on instead of every fifth of the other folder")
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all numbers, with seed and versions")
 parser.add_argument("--quick", action="store_true", help="some ten seconds: beats bicubic, but by less")
 given = parser.parse_args()
 # Steps, not epochs, and so many patches at most: a folder takes no longer than two photographs.
@@ -121,6 +125,14 @@ def psnr(image: Tensor, original: Tensor) -> float:
     return -10 * float((image.clamp(0, 1) - original).square().mean().log10())
 
 
+def measured(prediction: credo.RegressionPrediction, bicubic: Tensor, original: Tensor) -> dict[str, float]:
+    """Both PSNRs in dB; the mean absolute error, and that of the tenth of the pixels with most doubt."""
+    error = (prediction.mean - original).abs()
+    doubtful = prediction.epistemic > prediction.epistemic.quantile(0.9)
+    psnrs = {"bicubic": psnr(bicubic, original), "bayesian": psnr(prediction.mean, original)}
+    return psnrs | {"error": float(error.mean()), "doubtful_error": float(error[doubtful].mean())}
+
+
 if given.folder is None:
     known = [luminance(Image.fromarray(pixels)) for pixels in load_sample_images().images]
     unseen = {HOPPER: luminance(Image.open(get_sample_data(HOPPER, asfileobj=False)))}
@@ -145,14 +157,21 @@ results = {}
 for name, original in unseen.items():
     small = reduced(original, UPSCALE)
     prediction = credo.predict(posterior, small, draws=30)
-    bicubic, error = enlarged(small, UPSCALE), (prediction.mean - original).abs()
-    doubtful = prediction.epistemic > prediction.epistemic.quantile(0.9)
-    results[name] = psnr(bicubic, original), psnr(prediction.mean, original)
-    print(f"{name}: PSNR bicubic {results[name][0]:.2f} dB, Bayesian ESPCN {results[name][1]:.2f} dB")
-    print(f"  mean error {error.mean():.4f}, of the tenth of pixels with most doubt {error[doubtful].mean():.4f}")
-means = [sum(column) / len(results) for column in zip(*results.values(), strict=True)]
-better = sum(ours > theirs for theirs, ours in results.values())
-print(f"mean PSNR bicubic {means[0]:.2f} dB, Bayesian ESPCN {means[1]:.2f} dB, better on {better} of {len(results)}")
+    bicubic = enlarged(small, UPSCALE)
+    result = results[name] = measured(prediction, bicubic, original)
+    print(f"{name}: PSNR bicubic {result['bicubic']:.2f} dB, Bayesian ESPCN {result['bayesian']:.2f} dB")
+    print(f"  mean error {result['error']:.4f}, of the tenth of pixels with most doubt {result['doubtful_error']:.4f}")
+mean = {key: sum(result[key] for result in results.values()) / len(results) for key in result}
+better = sum(result["bayesian"] > result["bicubic"] for result in results.values())
+print(f"mean PSNR bicubic {mean['bicubic']:.2f} dB, Bayesian ESPCN {mean['bayesian']:.2f} dB, ", end="")
+print(f"better on {better} of {len(results)}")
+if given.json:
+    record = {key: value and str(value) for key, value in (("folder", given.folder), ("test", given.test))}
+    record |= {"seed": given.seed, "quick": given.quick, "steps": posterior.steps}
+    record |= {"learned_from": len(known), "squares": len(large)}
+    record |= {"images": results, "mean": mean, "better": better}
+    write_json(given.json, record | {"versions": versions() | {"pillow": PIL.__version__}})
+    print(f"numbers: {given.json}")
 
 pictures = {"bicubic": bicubic, "mean": prediction.mean, "original": original, "doubt": prediction.epistemic}
 figure = Figure(figsize=(12, 3.8), layout="constrained")

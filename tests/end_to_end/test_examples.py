@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import json
 import math
 import re
 import runpy
@@ -33,7 +34,7 @@ QUICK = {"gan.py", "super_resolution.py"}
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = path.name in QUICK
-    assert len(path.read_text(encoding="utf-8").splitlines()) < (180 if quick else 60)
+    assert len(path.read_text(encoding="utf-8").splitlines()) < (190 if quick else 60)
     monkeypatch.setattr(sys, "argv", [str(path), *(["--quick"] if quick else [])])
     needed = NEEDED.get(path.name)
     if needed and importlib.util.find_spec(needed) is None:
@@ -92,7 +93,8 @@ def check_add_a_method(names: dict[str, Any], out: str) -> None:
 
 
 def check_super_resolution(names: dict[str, Any], out: str) -> None:
-    ((bicubic, bayesian),) = names["results"].values()
+    (result,) = names["results"].values()
+    bicubic, bayesian = result["bicubic"], result["bayesian"]
     # After 264 steps of the 3,960. One that does not learn stays below bicubic by the noise of its first weights.
     assert bayesian > bicubic + 0.05
     # What is smooth is left so: a network that saw sharp squares only loses 0.8 dB here, and more as it learns on.
@@ -184,7 +186,7 @@ def test_super_resolution_takes_what_it_can_of_a_folder(
     save_noise(Path("images/icon.png"), 300, 50)
     for name in (".DS_Store", "._c.png", "notes.txt"):
         Path("images", name).write_bytes(b"not an image")
-    names = super_resolution(monkeypatch, "images")
+    names = super_resolution(monkeypatch, "images", "--seed", "3", "--json", "records/numbers.json")
     out = capsys.readouterr().out
     assert re.findall(r"^(\S+) is left out", out, flags=re.MULTILINE) == ["._c.png", "icon.png"]
     assert "300x50 pixels, less than 51x51" in out
@@ -193,12 +195,30 @@ def test_super_resolution_takes_what_it_can_of_a_folder(
     with Image.open("images/a.png") as image:
         middle = torch.tensor(list(image.crop((30, 0, 669, 60)).tobytes())).reshape(1, 1, 60, 639) / 255
     torch.testing.assert_close(names["unseen"]["a.png"], middle)
-    means = torch.tensor(list(names["results"].values())).mean(0)
+    means = [sum(result[key] for result in names["results"].values()) / 2 for key in ("bicubic", "bayesian")]
     shown = re.search(r"mean PSNR bicubic (\S+) dB, Bayesian ESPCN (\S+) dB", out)
     assert shown is not None
-    assert [float(number) for number in shown.groups()] == pytest.approx(means.tolist(), abs=0.006)
+    assert [float(number) for number in shown.groups()] == pytest.approx(means, abs=0.006)
     assert out.endswith("picture: super_resolution.png, of f.bmp, the last of 2\n")
     assert torch.equal(names["pictures"]["original"], names["unseen"]["f.bmp"])
+    check_stored_psnrs(json.loads(Path("records/numbers.json").read_text(encoding="utf-8")), names, means)
+
+
+def check_stored_psnrs(stored: dict[str, Any], names: dict[str, Any], means: list[float]) -> None:
+    assert {key: stored[key] for key in ("folder", "test", "seed", "quick")} == {
+        "folder": "images",
+        "test": None,
+        "seed": 3,
+        "quick": True,
+    }
+    assert stored["images"] == names["results"]
+    assert list(stored["images"]["a.png"]) == ["bicubic", "bayesian", "error", "doubtful_error"]
+    assert [stored["mean"]["bicubic"], stored["mean"]["bayesian"]] == means
+    assert stored["learned_from"] == 4
+    assert stored["squares"] == len(names["large"]) == 3 * 4
+    assert stored["steps"] == names["posterior"].steps >= 264
+    assert stored["versions"]["credo"] == credo.__version__
+    assert set(stored["versions"]) == {"credo", "torch", "python", "pillow"}
 
 
 def test_super_resolution_is_tried_on_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
