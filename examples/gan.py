@@ -1,6 +1,6 @@
 """DCGAN with a Bayesian discriminator beside its plain twin: 32x32 digits from noise.
 
-    python gan.py [--quick]
+    python gan.py [--seed 0] [--json FILE] [--quick]
 
 Of MNIST if it is there (see `credo data`), else of scikit-learn's digits, enlarged. A classifier judges the samples.
 """
@@ -8,6 +8,7 @@ Of MNIST if it is there (see `credo data`), else of scikit-learn's digits, enlar
 import argparse
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -15,15 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.core.files import write_json
 from credo.data import Batches, DataMissingError, Dataset, Split, as_float, load_dataset
+from credo.experiments.runs import versions
 from credo.models import build_model, dcgan_discriminator, dcgan_generator
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=0, help="of both GANs: networks, noise, order of images")
+parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all scores, with seed and versions")
 parser.add_argument("--quick", action="store_true", help="a few seconds, only to see it run")
-quick = parser.parse_args().quick
-SIZE, LATENT, WIDTH = 32, 100, 4 if quick else 16
+given = parser.parse_args()
+SIZE, LATENT, WIDTH = 32, 100, 4 if given.quick else 16
 # Steps, not epochs: 936 are three epochs of 20,000 images of MNIST and some 43 of scikit-learn's 1,438.
-EXAMPLES, STEPS = (256, 4) if quick else (20_000, 936)
+EXAMPLES, STEPS = (256, 4) if given.quick else (20_000, 936)
 
 
 def load() -> Dataset:
@@ -41,19 +46,30 @@ def prepared(split: Split, most: int) -> Split:
     return Split(x, split.y[:most])
 
 
-def forever(data: Split) -> Iterator[Tensor]:
+def forever(data: Split, seed: int) -> Iterator[Tensor]:
     """Batches of 64 images without end, in a new order each epoch."""
-    batches = Batches(data, batch_size=64, drop_last=True)
+    batches = Batches(data, batch_size=64, drop_last=True, seed=seed)
     while True:
         yield from (x for x, _ in batches)
 
 
-def train(discriminator: credo.Posterior, data: Split, steps: int) -> nn.Module:
+def twins(data_size: int, seed: int) -> dict[str, credo.Posterior]:
+    """A plain and a Bayesian discriminator that start with the same weights."""
+    networks = [dcgan_discriminator(width=WIDTH, size=SIZE, seed=seed) for _ in range(2)]
+    adam = {"lr": 5e-4, "optimizer_options": {"betas": (0.5, 0.999)}}
+    common = {**adam, "data_size": data_size, "likelihood": "bernoulli", "seed": seed}
+    return {
+        "plain": credo.MAP(networks[0], **common),
+        "Bayesian": credo.BBB(networks[1], prior=0.1, std_init=0.005, temperature=1e-3, **common),
+    }
+
+
+def train(discriminator: credo.Posterior, data: Split, steps: int, seed: int) -> nn.Module:
     """A generator that has learned to deceive every network the discriminator may be."""
-    generator = dcgan_generator(LATENT, width=WIDTH, size=SIZE, seed=0)
+    generator = dcgan_generator(LATENT, width=WIDTH, size=SIZE, seed=seed)
     adam = torch.optim.Adam(generator.parameters(), lr=5e-4, betas=(0.5, 0.999))
-    noise = torch.Generator().manual_seed(0)
-    for x in islice(forever(data), steps):
+    noise = torch.Generator().manual_seed(seed)
+    for x in islice(forever(data, seed), steps):
         real, fake = 2 * x - 1, generator(torch.randn(len(x), LATENT, generator=noise))
         made = fake.detach()
         discriminator.step(lambda net, r=real, m=made: (verdict(net(r), 1) + verdict(net(m), 0)) / 2)
@@ -73,7 +89,14 @@ def verdict(logits: Tensor, real: int) -> Tensor:
 
 
 @torch.no_grad()
-def scores(images: Tensor, truth: Tensor, classifier: nn.Sequential) -> tuple[float, float]:
+def samples(generator: nn.Module, count: int, seed: int) -> Tensor:
+    """Images in [0, 1] of noise that training has not seen."""
+    noise = torch.randn(count, LATENT, generator=torch.Generator().manual_seed(1000 + seed))
+    return torch.cat([(generator(part) + 1) / 2 for part in noise.split(500)])
+
+
+@torch.no_grad()
+def scores(images: Tensor, truth: Tensor, classifier: nn.Sequential) -> dict[str, float]:
     """The classifier's inception score (1 to 10, larger is better) and Fréchet distance (smaller is better)."""
     features, other = (classifier[:-1](x) for x in (images, truth))
     probs = classifier[-1](features).softmax(-1)
@@ -81,7 +104,12 @@ def scores(images: Tensor, truth: Tensor, classifier: nn.Sequential) -> tuple[fl
     first, second = features.T.cov(), other.T.cov()
     roots = torch.linalg.eigvals(first @ second).sqrt().real.sum()
     distance = (features.mean(0) - other.mean(0)).square().sum() + first.trace() + second.trace() - 2 * roots
-    return float(inception), float(distance)
+    return {"inception": float(inception), "distance": float(distance)}
+
+
+def told(result: dict[str, float]) -> str:
+    """Scores as a line."""
+    return f"inception score {result['inception']:.2f}, Fréchet distance {result['distance']:.2f}"
 
 
 digits = load()
@@ -90,21 +118,18 @@ judge = credo.MAP(build_model("lenet5", inputs=(1, SIZE, SIZE), classes=10, seed
 batches = Batches(data, batch_size=64)
 credo.fit(judge, batches, epochs=round(STEPS / len(batches)))
 
-adam = {"lr": 5e-4, "optimizer_options": {"betas": (0.5, 0.999)}, "data_size": len(data), "likelihood": "bernoulli"}
-networks = [dcgan_discriminator(width=WIDTH, size=SIZE, seed=0) for _ in range(2)]
-discriminators = {
-    "plain": credo.MAP(networks[0], **adam),
-    "Bayesian": credo.BBB(networks[1], prior=0.1, std_init=0.005, temperature=1e-3, **adam),
-}
-real = scores(held_out.x, data.x[-2000:], judge.model)
-print(f"real images: inception score {real[0]:.2f}, Fréchet distance {real[1]:.2f}")
-results = {}
+discriminators = twins(len(data), given.seed)
+results = {"real images": scores(held_out.x, data.x[-2000:], judge.model)}
+print("real images:", told(results["real images"]))
 for name, discriminator in discriminators.items():
-    generator = train(discriminator, data, STEPS)
-    with torch.no_grad():
-        images = (generator(torch.randn(2000, LATENT, generator=torch.Generator().manual_seed(1))) + 1) / 2
+    generator = train(discriminator, data, STEPS, given.seed)
+    images = samples(generator, 2000, given.seed)
     results[name] = scores(images, held_out.x, judge.model)
-    print(f"{name}: inception score {results[name][0]:.2f}, Fréchet distance {results[name][1]:.2f}")
+    print(f"{name}: {told(results[name])}")
     grid = images[:64, 0].reshape(8, 8, SIZE, SIZE).transpose(1, 2).reshape(8 * SIZE, 8 * SIZE)
     Image.fromarray(grid.mul(255).byte().numpy()).save(f"gan_{name.lower()}.png")
     print(f"picture: gan_{name.lower()}.png")
+if given.json:
+    record = {"data": digits.name, "seed": given.seed, "quick": given.quick, "steps": STEPS}
+    write_json(given.json, record | {"scores": results, "versions": versions()})
+    print(f"scores: {given.json}")

@@ -249,11 +249,13 @@ def test_super_resolution_refuses_a_folder_in_words(
 
 
 def check_gan(names: dict[str, Any], out: str) -> None:
-    assert set(names["results"]) == {"plain", "Bayesian"}
+    assert list(names["results"]) == ["real images", "plain", "Bayesian"]
     # The score is the exponential of a KL, which rounding may take below 0.
-    assert all(1 - 1e-5 <= score <= 10 for score, _ in names["results"].values())
+    assert all(1 - 1e-5 <= result["inception"] <= 10 for result in names["results"].values())
     truth = names["held_out"].x
-    assert abs(names["scores"](truth, truth, names["judge"].model)[1]) < 1e-3, "a set is at no distance from itself"
+    assert abs(names["scores"](truth, truth, names["judge"].model)["distance"]) < 1e-3, (
+        "a set is at no distance from itself"
+    )
     assert names["results"]["plain"] != names["results"]["Bayesian"]
     for picture in re.findall(r"^picture: (\S+)$", out, flags=re.MULTILINE):
         with Image.open(picture) as image:
@@ -262,6 +264,48 @@ def check_gan(names: dict[str, Any], out: str) -> None:
     assert names["discriminators"]["Bayesian"].steps == names["discriminators"]["plain"].steps == 4
     check_scores(names["scores"])
     check_who_is_called_real(names["train"])
+    check_seeds(names)
+
+
+def flat(network: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def check_seeds(names: dict[str, Any]) -> None:
+    """Weights, draws, noise and order of images: the same of one seed, others of another."""
+    split = Split(torch.rand(128, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.zeros(128))
+
+    def begun(seed: int) -> list[torch.Tensor]:
+        pair, seen = names["twins"](128, seed), Brightness()
+        plain, bayesian = (flat(pair[name].model) for name in ("plain", "Bayesian"))
+        assert torch.equal(plain, bayesian)
+        draw = torch.cat([w.detach().flatten() for w in pair["Bayesian"].draw().values()])
+        weights = flat(names["train"](seen, split, 1, seed))
+        order, noise = next(names["forever"](split, seed)), names["samples"](nn.Identity(), 600, seed)
+        return [plain, draw, weights, order, noise, torch.tensor(seen.verdicts)]
+
+    first, again, other = begun(0), begun(0), begun(1)
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+    assert len(first[4]) == 600
+
+
+def test_gan_stores_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(ROOT / "examples" / "gan.py")
+    monkeypatch.setattr(sys, "argv", [script, "--quick", "--seed", "3", "--json", "records/gan.json"])
+    names = runpy.run_path(script, run_name="__main__")
+    stored = json.loads(Path("records/gan.json").read_text(encoding="utf-8"))
+    assert (stored["data"], stored["seed"], stored["quick"], stored["steps"]) == ("digits", 3, True, 4)
+    assert stored["scores"] == names["results"]
+    assert all(set(result) == {"inception", "distance"} for result in stored["scores"].values())
+    assert stored["versions"]["credo"] == credo.__version__
+    fresh = names["twins"](len(names["data"]), 3)
+    for name, discriminator in names["discriminators"].items():
+        moved = (flat(discriminator.model) - flat(fresh[name].model)).abs()
+        assert moved.max() < 4 * 5e-4 * 2, "four steps of Adam from the weights of seed 3"
+    moved = (flat(names["generator"]) - flat(names["dcgan_generator"](100, width=4, size=32, seed=3))).abs()
+    assert moved.max() < 4 * 5e-4 * 2
+    assert torch.equal(names["images"], names["samples"](names["generator"], len(names["images"]), 3))
 
 
 def check_scores(scores: Any) -> None:
@@ -271,12 +315,12 @@ def check_scores(scores: Any) -> None:
         judge[1].weight.copy_(100 * torch.eye(10))
     for count in (1, 2, 10):
         images = torch.eye(10)[torch.arange(40) % count]
-        assert scores(images, images, judge)[0] == pytest.approx(count, rel=1e-4)
+        assert scores(images, images, judge)["inception"] == pytest.approx(count, rel=1e-4)
     truth = torch.randn(500, 10, generator=torch.Generator().manual_seed(0))
-    assert scores(truth + 3, truth, judge)[1] == pytest.approx(10 * 9, rel=1e-3)
+    assert scores(truth + 3, truth, judge)["distance"] == pytest.approx(10 * 9, rel=1e-3)
     # Of twice the spread: Σ (2s − s)² = Σ s², the sum of the variances.
     doubled = truth.mean(0) + 2 * (truth - truth.mean(0))
-    assert scores(doubled, truth, judge)[1] == pytest.approx(float(truth.var(0).sum()), rel=1e-3)
+    assert scores(doubled, truth, judge)["distance"] == pytest.approx(float(truth.var(0).sum()), rel=1e-3)
 
 
 class Brightness:
@@ -309,7 +353,7 @@ class Brightness:
 def check_who_is_called_real(train: Any) -> None:
     """White images are real and the first made ones grey: one who mixes up labels trains towards black."""
     discriminator = Brightness()
-    train(discriminator, Split(torch.ones(64, 1, 32, 32), torch.zeros(64, dtype=torch.long)), 20)
+    train(discriminator, Split(torch.ones(64, 1, 32, 32), torch.zeros(64, dtype=torch.long)), 20, 0)
     assert len(discriminator.losses) == len(discriminator.verdicts) == 20, "more steps than an epoch has"
     assert discriminator.losses[0] < 0.1
     assert discriminator.verdicts[0] == pytest.approx(-5, abs=0.2)
