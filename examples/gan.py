@@ -46,6 +46,24 @@ def prepared(split: Split, most: int) -> Split:
     return Split(x, split.y[:most])
 
 
+def halves(split: Split) -> tuple[Split, Split]:
+    """Two parts of equal size with no image in common.
+
+    Every other image, not the first half and the second: of MNIST's test images the first half is easier.
+    """
+    even = len(split) // 2 * 2
+    return Split(split.x[0:even:2], split.y[0:even:2]), Split(split.x[1:even:2], split.y[1:even:2])
+
+
+def trained_judge(data: Split, features: int) -> nn.Sequential:
+    """A classifier with so many features before its last layer; the same for all seeds of the GANs."""
+    layers = {"channels": (6, 16), "hidden": (120, features)}
+    network = build_model("convnet", inputs=(1, SIZE, SIZE), classes=10, seed=1, **layers)
+    batches = Batches(data, batch_size=64)
+    credo.fit(credo.MAP(network, data_size=len(data)), batches, epochs=round(STEPS / len(batches)))
+    return network.eval()
+
+
 def forever(data: Split, seed: int) -> Iterator[Tensor]:
     """Batches of 64 images without end, in a new order each epoch."""
     batches = Batches(data, batch_size=64, drop_last=True, seed=seed)
@@ -89,6 +107,13 @@ def verdict(logits: Tensor, real: int) -> Tensor:
 
 
 @torch.no_grad()
+def accuracy_of(classifier: nn.Module, split: Split) -> float:
+    """The part of the images whose class it finds."""
+    logits = torch.cat([classifier(part) for part in split.x.split(500)])
+    return float((logits.argmax(-1) == split.y).double().mean())
+
+
+@torch.no_grad()
 def samples(generator: nn.Module, count: int, seed: int) -> Tensor:
     """Images in [0, 1] of noise that training has not seen."""
     noise = torch.randn(count, LATENT, generator=torch.Generator().manual_seed(1000 + seed))
@@ -98,9 +123,10 @@ def samples(generator: nn.Module, count: int, seed: int) -> Tensor:
 @torch.no_grad()
 def scores(images: Tensor, truth: Tensor, classifier: nn.Sequential) -> dict[str, float]:
     """The classifier's inception score (1 to 10, larger is better) and Fréchet distance (smaller is better)."""
-    features, other = (classifier[:-1](x) for x in (images, truth))
+    features, other = (torch.cat([classifier[:-1](part) for part in x.split(500)]) for x in (images, truth))
     probs = classifier[-1](features).softmax(-1)
     inception = torch.special.xlogy(probs, probs / probs.mean(0)).sum(-1).mean().exp()
+    features, other = features.double(), other.double()
     first, second = features.T.cov(), other.T.cov()
     roots = torch.linalg.eigvals(first @ second).sqrt().real.sum()
     distance = (features.mean(0) - other.mean(0)).square().sum() + first.trace() + second.trace() - 2 * roots
@@ -113,23 +139,29 @@ def told(result: dict[str, float]) -> str:
 
 
 digits = load()
-data, held_out = prepared(digits.train, EXAMPLES), prepared(digits.test, 2000)
-judge = credo.MAP(build_model("lenet5", inputs=(1, SIZE, SIZE), classes=10, seed=1), data_size=len(data))
-batches = Batches(data, batch_size=64)
-credo.fit(judge, batches, epochs=round(STEPS / len(batches)))
+data, held_out = prepared(digits.train, EXAMPLES), prepared(digits.test, len(digits.test))
+# What every row is compared with, and what the row of real images is made of; neither GAN nor judge has seen them.
+reference, others = halves(held_out)
+# Ten images for each feature: the covariance of more features than that would be mostly chance.
+features = min(84, len(reference) // 10)
+judge = trained_judge(data, features)
+accuracy = accuracy_of(judge, held_out)
+print(f"judge: {features} features, accuracy {accuracy:.4f} on {len(held_out)} test images")
+print(f"each row: {len(reference)} images against {len(reference)} test images")
 
 discriminators = twins(len(data), given.seed)
-results = {"real images": scores(held_out.x, data.x[-2000:], judge.model)}
+results = {"real images": scores(others.x, reference.x, judge)}
 print("real images:", told(results["real images"]))
 for name, discriminator in discriminators.items():
     generator = train(discriminator, data, STEPS, given.seed)
-    images = samples(generator, 2000, given.seed)
-    results[name] = scores(images, held_out.x, judge.model)
+    images = samples(generator, len(reference), given.seed)
+    results[name] = scores(images, reference.x, judge)
     print(f"{name}: {told(results[name])}")
     grid = images[:64, 0].reshape(8, 8, SIZE, SIZE).transpose(1, 2).reshape(8 * SIZE, 8 * SIZE)
     Image.fromarray(grid.mul(255).byte().numpy()).save(f"gan_{name.lower()}.png")
     print(f"picture: gan_{name.lower()}.png")
 if given.json:
     record = {"data": digits.name, "seed": given.seed, "quick": given.quick, "steps": STEPS}
+    record |= {"images": len(reference), "features": features, "judge_accuracy": accuracy}
     write_json(given.json, record | {"scores": results, "versions": versions()})
     print(f"scores: {given.json}")

@@ -252,10 +252,10 @@ def check_gan(names: dict[str, Any], out: str) -> None:
     assert list(names["results"]) == ["real images", "plain", "Bayesian"]
     # The score is the exponential of a KL, which rounding may take below 0.
     assert all(1 - 1e-5 <= result["inception"] <= 10 for result in names["results"].values())
-    truth = names["held_out"].x
-    assert abs(names["scores"](truth, truth, names["judge"].model)["distance"]) < 1e-3, (
-        "a set is at no distance from itself"
-    )
+    truth = names["reference"].x
+    assert abs(names["scores"](truth, truth, names["judge"])["distance"]) < 1e-6, "a set is at no distance from itself"
+    check_halves(names["halves"])
+    check_rows_are_alike(names, out)
     assert names["results"]["plain"] != names["results"]["Bayesian"]
     for picture in re.findall(r"^picture: (\S+)$", out, flags=re.MULTILINE):
         with Image.open(picture) as image:
@@ -265,6 +265,31 @@ def check_gan(names: dict[str, Any], out: str) -> None:
     check_scores(names["scores"])
     check_who_is_called_real(names["train"])
     check_seeds(names)
+
+
+def check_halves(halves: Any) -> None:
+    for count in (2, 7, 10):
+        first, second = halves(Split(torch.arange(count), -torch.arange(count)))
+        assert len(first) == len(second) == count // 2
+        assert not set(first.x.tolist()) & set(second.x.tolist())
+        assert max(*first.x.tolist(), *second.x.tolist()) >= count - 2, "from the whole set, not its beginning"
+        assert all(torch.equal(part.y, -part.x) for part in (first, second))
+
+
+def check_rows_are_alike(names: dict[str, Any], out: str) -> None:
+    """Real and made images: as many of each, against the same ones, that no network has been trained on."""
+    reference, others, judge = names["reference"], names["others"], names["judge"]
+    assert len(reference) == len(others) == len(names["images"]) == 359 // 2
+    seen = {image.numpy().tobytes() for image in names["data"].x}
+    assert not seen & {image.numpy().tobytes() for part in (reference, others) for image in part.x}
+    assert names["results"]["real images"] == names["scores"](others.x, reference.x, judge)
+    assert names["results"]["Bayesian"] == names["scores"](names["images"], reference.x, judge)
+    assert judge[-1].in_features == names["features"] == 17, "a covariance of 17 features from 179 images"
+    pairs = zip(names["held_out"].x, names["held_out"].y, strict=True)
+    right = sum(int(judge(x[None]).argmax()) == int(y) for x, y in pairs)
+    assert names["accuracy"] == pytest.approx(right / 359)
+    assert f"judge: 17 features, accuracy {right / 359:.4f} on 359 test images" in out
+    assert "each row: 179 images against 179 test images" in out
 
 
 def flat(network: nn.Module) -> torch.Tensor:
@@ -297,6 +322,7 @@ def test_gan_stores_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = json.loads(Path("records/gan.json").read_text(encoding="utf-8"))
     assert (stored["data"], stored["seed"], stored["quick"], stored["steps"]) == ("digits", 3, True, 4)
     assert stored["scores"] == names["results"]
+    assert (stored["images"], stored["features"], stored["judge_accuracy"]) == (179, 17, names["accuracy"])
     assert all(set(result) == {"inception", "distance"} for result in stored["scores"].values())
     assert stored["versions"]["credo"] == credo.__version__
     fresh = names["twins"](len(names["data"]), 3)
