@@ -150,6 +150,73 @@ def test_spatter_covers_the_share_that_is_said() -> None:
     assert covered.float().mean().item() == pytest.approx(0.32, abs=0.02)
 
 
+def cover_and_colour(kind: str, severity: int) -> tuple[Tensor, Tensor]:
+    """How much of each pixel the weather hides, and its own colour: black and white images get the same weather."""
+    black, white = (corrupt(torch.full((16, 3, 32, 32), value), kind, severity) for value in (0.0, 1.0))
+    cover = 1 - (white - black)
+    return cover, black / cover
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_fog_is_a_light_grey_veil_at_least_half_as_thick_everywhere(severity: int) -> None:
+    cover, colour = cover_and_colour("fog", severity)
+    torch.testing.assert_close(colour, torch.full_like(colour, 0.8))
+    opacity = torch.full([16], CORRUPTIONS["fog"].strengths[severity - 1])
+    torch.testing.assert_close(cover.amax((1, 2, 3)), opacity)
+    torch.testing.assert_close(cover.amin((1, 2, 3)), opacity / 2)
+    x = photographs()
+    fogged = corrupt(x, "fog", severity)
+    assert bool(((fogged - 0.8).abs() <= (x - 0.8).abs() + 1e-6).all()), "towards light grey, from both sides"
+    assert bool((fogged.std((1, 2, 3)) < 0.9 * x.std((1, 2, 3))).all())
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_frost_is_bright_and_thicker_towards_the_border(severity: int) -> None:
+    cover, ice = cover_and_colour("frost", severity)
+    assert ice.min() >= 0.75 - 1e-4
+    assert ice.max() <= 1 + 1e-4
+    assert bool((ice.amax((1, 2, 3)) - ice.amin((1, 2, 3)) > 0.2).all()), "veins are brighter than what is between"
+    border = torch.ones(32, 32, dtype=torch.bool)
+    border[4:-4, 4:-4] = False
+    # With veins of the same thickness everywhere the ratio would be 0.94 to 1.0 in these images; it is 1.27 to 1.36.
+    assert cover[:, :, border].mean() > 1.15 * cover[:, :, 8:-8, 8:-8].mean()
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_snow_is_white_streaks_on_a_paler_image(severity: int) -> None:
+    x = photographs()
+    assert bool((corrupt(x, "snow", severity) >= x - 1e-6).all()), "nothing gets darker"
+    grey = torch.full((16, 1, 32, 32), 0.5)
+    snowy = corrupt(grey, "snow", severity)
+    assert snowy.min() > 0.5
+    assert bool((snowy.amax((1, 2, 3)) > 0.8).all())
+    white = (snowy > 0.9).float().mean()
+    assert 0.002 < white < 0.2, "some pixels, not all"
+    # Slopes are steep across the streaks and gentle along them: 0 for no direction, 1 for a single one.
+    right = snowy[..., 1:-1, 2:] - snowy[..., 1:-1, :-2]
+    down = snowy[..., 2:, 1:-1] - snowy[..., :-2, 1:-1]
+    rr, dd, rd = ((a * b).mean((1, 2, 3)) for a, b in ((right, right), (down, down), (right, down)))
+    assert bool((((rr - dd).square() + 4 * rd.square()).sqrt() / (rr + dd) > 0.2).all())
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_elastic_moves_parts_smoothly_and_changes_no_colours(severity: int) -> None:
+    flat = torch.full((2, 3, 32, 32), 0.3)
+    torch.testing.assert_close(corrupt(flat, "elastic", severity), flat)
+    x = photographs(16, 64)
+    levels = torch.linspace(0.05, 0.95, 19)
+    before, after = (images.flatten().quantile(levels) for images in (x, corrupt(x, "elastic", severity)))
+    torch.testing.assert_close(after, before, atol=0.06, rtol=0)
+    # On a ramp, the change of a value is the way to the place it was taken from, in both directions.
+    right = (torch.arange(64) / 63).expand(16, 1, 64, 64)
+    ways = [63 * (corrupt(ramp, "elastic", severity) - ramp) for ramp in (right, right.mT)]
+    inside = torch.cat(ways, dim=1)[..., 16:-16, 16:-16]
+    # Ways are longer near the border, where the blur of the field reflects: inside they are a little below the std.
+    assert inside.std().item() == pytest.approx(0.8 * CORRUPTIONS["elastic"].strengths[severity - 1] * 64, rel=0.15)
+    for direction in (-1, -2):
+        assert inside.diff(dim=direction).std() < 0.2 * inside.std(), "neighbours go nearly the same way"
+
+
 def test_a_call_in_parts_is_the_same_for_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
     x = photographs(6)
     whole = corrupt(x, "contrast", 4)
