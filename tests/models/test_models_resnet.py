@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional as F
 
 from credo.models import build_model, load_cifar_resnet_weights
 from credo.models.resnet import PadShortcut
@@ -147,3 +148,78 @@ def test_the_default_normalisation_is_for_three_channels(inputs):
         build_model("resnet20", inputs=inputs, normalize=((0.4, 0.4, 0.4), (0.2, 0.2, 0.2)))
     colour = build_model("resnet20").normalize
     torch.testing.assert_close(colour.mean.reshape(-1), torch.tensor([0.485, 0.456, 0.406]))
+
+
+def norm(x, layer):
+    """BatchNorm with its running statistics, written out."""
+    mean, var, scale, shift = (
+        tensor[:, None, None] for tensor in (layer.running_mean, layer.running_var, layer.weight, layer.bias)
+    )
+    return (x - mean) / (var + 1e-5).sqrt() * scale + shift
+
+
+def bottleneck(x, block, stride):
+    """Torchvision's block (v1.5): the 3x3 convolution has the stride, and the projection its own BatchNorm."""
+    out = norm(F.conv2d(x, block.conv1.weight), block.bn1).clamp(min=0)
+    out = norm(F.conv2d(out, block.conv2.weight, stride=stride, padding=1), block.bn2).clamp(min=0)
+    out = norm(F.conv2d(out, block.conv3.weight), block.bn3)
+    if block.downsample is not None:
+        x = norm(F.conv2d(x, block.downsample[0].weight, stride=stride), block.downsample[1])
+    return (out + x).clamp(min=0)
+
+
+def wide_block(x, block, stride):
+    """Zagoruyko and Komodakis' block: the projection reads what BatchNorm and ReLU made of the input."""
+    active = norm(x, block.bn1).clamp(min=0)
+    out = F.conv2d(active, block.conv1.weight, stride=stride, padding=1)
+    out = F.conv2d(norm(out, block.bn2).clamp(min=0), block.conv2.weight, padding=1)
+    return out + (x if block.shortcut is None else F.conv2d(active, block.shortcut.weight, stride=stride))
+
+
+def trained(name, **options):
+    """A model in eval mode whose BatchNorms have been somewhere; double precision, for a deep network's sake."""
+    model = build_model(name, **options, seed=0).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            for tensor in (layer.running_mean, layer.bias.data):
+                tensor.normal_(0, 0.3, generator=generator)
+            for tensor in (layer.running_var, layer.weight.data):
+                tensor.uniform_(0.5, 1.5, generator=generator)
+    return model
+
+
+WRITTEN_OUT = [
+    ("resnet50", {"width": 4}, bottleneck, (1, 2, 2, 2)),
+    ("wide-resnet", {"depth": 16, "widen": 2}, wide_block, (1, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "block", "strides"), WRITTEN_OUT)
+def test_blocks_are_the_written_out_ones(name, options, block, strides):
+    model = trained(name, **options)
+    generator = torch.Generator().manual_seed(2)
+    for number, stride in enumerate(strides, start=1):
+        first, second = model.get_submodule(f"layer{number}")[:2]
+        for layer, step in ((first, stride), (second, 1)):
+            x = torch.randn(2, layer.conv1.in_channels, 7, 6, generator=generator, dtype=torch.float64)
+            torch.testing.assert_close(layer(x), block(x, layer, step))
+
+
+@pytest.mark.parametrize(("name", "options", "block", "strides"), WRITTEN_OUT)
+def test_networks_are_the_written_out_ones(name, options, block, strides):
+    model = trained(name, **options, inputs=(3, 40, 33), classes=3, normalize=(0.4, 0.2))
+    x = torch.rand(2, 3, 40, 33, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    out = (x - 0.4) / 0.2
+    if name == "resnet50":
+        out = norm(F.conv2d(out, model.conv1.weight, stride=2, padding=3), model.bn1).clamp(min=0)
+        out = F.max_pool2d(out, 3, stride=2, padding=1)
+    else:
+        out = F.conv2d(out, model.conv1.weight, padding=1)
+    for number, stride in enumerate(strides, start=1):
+        for position, layer in enumerate(model.get_submodule(f"layer{number}")):
+            out = block(out, layer, stride if position == 0 else 1)
+    if name == "wide-resnet":
+        out = norm(out, model.bn).clamp(min=0)
+    last = model.fc if name == "resnet50" else model.linear
+    torch.testing.assert_close(model(x), out.mean((2, 3)) @ last.weight.T + last.bias)
