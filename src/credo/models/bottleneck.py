@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credo.models.blocks import Layers, check_classes, image_shape, init_from, sequential
+from credo.models.blocks import Layers, check_classes, image_shape, init_from, is_count, sequential
 from credo.models.normalize import Stats, input_layer
 from credo.models.resnet import IMAGENET_STATS, he_init_
 
@@ -47,6 +47,8 @@ def resnet50(
 
     Parameter names and the normalisation are torchvision's, so that its weights fit (`load_named_weights`).
     """
+    if not is_count(width):
+        raise ValueError(f"width must be a positive whole number, got {width!r}.")
     shape = image_shape("resnet50", inputs)
     check_classes(classes)
     with init_from(seed):

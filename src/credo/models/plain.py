@@ -6,7 +6,16 @@ from functools import partial, reduce
 
 from torch import nn
 
-from credo.models.blocks import Layers, activation_layer, dense_layers, image_shape, init_from, is_count, sequential
+from credo.models.blocks import (
+    Layers,
+    activation_layer,
+    check_sizes,
+    dense_layers,
+    image_shape,
+    init_from,
+    is_count,
+    sequential,
+)
 from credo.models.normalize import Stats, input_layer
 
 
@@ -72,6 +81,7 @@ def plain_net(
     convolutions read.
     """
     shape = image_shape(name, inputs, smallest_side(plan))
+    check_sizes("hidden", hidden)
     make_activation = partial(activation_layer, activation, beta)
     convs = sum(isinstance(step, Conv) for step in plan)
     if not is_count(dropout_layers) or dropout_layers > convs + len(hidden):
