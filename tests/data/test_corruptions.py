@@ -232,6 +232,16 @@ def test_choosing_kinds() -> None:
     assert len(corruption_kinds("all")) == 19
     assert len(corruption_kinds("all", channels=1)) == 18
     assert corruption_kinds("fog, jpeg,fog") == ("fog", "jpeg")
+    common, extra = corruption_kinds("common"), corruption_kinds("extra")
+    assert corruption_kinds("common,fog") == common
+    assert corruption_kinds("fog, common") == ("fog", *(kind for kind in common if kind != "fog"))
+    assert corruption_kinds("extra,common,extra") == extra + common
+    assert corruption_kinds("fog,extra", channels=1) == ("fog", *extra[:-1])
+    assert corruption_kinds("all,") == common + extra
+    with pytest.raises(ValueError, match="mean 'common'"):
+        corruption_kinds("comon,fog")
+    with pytest.raises(ValueError, match="changes colours"):
+        corruption_kinds("extra,saturate", channels=1)
     with pytest.raises(ValueError, match="mean 'fog'"):
         corruption_kinds("fogg")
     with pytest.raises(ValueError, match="No kind of corruption"):

@@ -83,21 +83,25 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tenso
 
 
 def corruption_kinds(choice: str = "common", *, channels: int = 3) -> tuple[str, ...]:
-    """Names of kinds: `"common"` (fifteen), `"extra"` (four), `"all"`, or some by commas.
+    """Names of kinds: `"common"` (fifteen), `"extra"` (four), `"all"`, or some of these and of the kinds by commas.
 
-    Of a group, those that need colours are left out for images of one channel; by name they are refused.
+    They come in the order given, each once. Of a group, those that need colours are left out for images of one channel;
+    by name they are refused.
     """
     groups = {"common": COMMON, "extra": EXTRA, "all": tuple(CORRUPTIONS)}
-    if choice in groups:
-        return tuple(kind for kind in groups[choice] if channels == 3 or not CORRUPTIONS[kind].colour)
-    names = tuple(dict.fromkeys(name.strip() for name in choice.split(",") if name.strip()))
+    names = [name.strip() for name in choice.split(",") if name.strip()]
     if not names:
         raise ValueError(f"No kind of corruption in {choice!r}; possible: {', '.join([*groups, *CORRUPTIONS])}.")
+    kinds: list[str] = []
     for name in names:
+        if name in groups:
+            kinds += [kind for kind in groups[name] if channels == 3 or not CORRUPTIONS[kind].colour]
+            continue
         if name not in CORRUPTIONS:
             raise ValueError(unknown("corruption", name, [*groups, *CORRUPTIONS]))
         _check_colours(name, channels)
-    return names
+        kinds.append(name)
+    return tuple(dict.fromkeys(kinds))
 
 
 def _check(images: Tensor, kind: str, severity: int) -> None:
