@@ -256,6 +256,9 @@ def test_choosing_kinds() -> None:
         (photographs(1), "fogg", 1, "mean 'fog'"),
         (photographs(1), "fog", 6, "severity=6: possible are 1 to 5"),
         (photographs(1), "fog", True, "severity=True"),
+        (photographs(1), "fog", 2.0, r"severity=2\.0: possible are 1 to 5, as whole numbers"),
+        (photographs(1), "fog", "2", "severity='2': possible are 1 to 5"),
+        (photographs(1), "fog", torch.tensor(2.0), "possible are 1 to 5"),
         (photographs(1)[0], "fog", 1, "got shape"),
         (torch.rand(2, 4, 8, 8), "fog", 1, "got shape"),
         (2 * photographs(1), "fog", 1, "undo a normalisation"),
@@ -265,3 +268,17 @@ def test_choosing_kinds() -> None:
 def test_what_cannot_be_corrupted_is_refused(images: Tensor, kind: str, severity: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         corrupt(images, kind, severity)
+
+
+def test_what_is_no_tensor_is_refused_with_the_way_to_one() -> None:
+    x = photographs(1)
+    with pytest.raises(TypeError, match=r"got ndarray: torch\.as_tensor makes one"):
+        corrupt(x.numpy(), "fog", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got list"):
+        corrupt(x.tolist(), "fog", 1)
+
+
+def test_a_severity_may_be_a_whole_number_of_numpy_or_torch() -> None:
+    x = photographs(1)
+    for severity in (np.int64(2), torch.tensor(2)):
+        assert torch.equal(corrupt(x, "fog", severity), corrupt(x, "fog", 2))  # type: ignore[arg-type]

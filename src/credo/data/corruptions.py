@@ -8,6 +8,7 @@ compared with published ones on CIFAR-10-C or ImageNet-C. Lengths are shares of 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +108,13 @@ def corruption_kinds(choice: str = "common", *, channels: int = 3) -> tuple[str,
 def _check(images: Tensor, kind: str, severity: int) -> None:
     if kind not in CORRUPTIONS:
         raise ValueError(unknown("corruption", str(kind), CORRUPTIONS))
-    if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ValueError(f"severity={severity!r}: possible are 1 to 5; 0 is the image as it was.")
+    if not _is_severity(severity):
+        raise ValueError(f"severity={severity!r}: possible are 1 to 5, as whole numbers; 0 is the image as it was.")
+    if not isinstance(images, Tensor):
+        raise TypeError(
+            f"Images are a tensor [n, 1 or 3 channels, height, width]; got {type(images).__name__}: "
+            "torch.as_tensor makes one of it."
+        )
     if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
         raise ValueError(f"Images are [n, 1 or 3 channels, height, width]; got shape {list(images.shape)}.")
     _check_colours(kind, images.shape[1])
@@ -116,6 +122,13 @@ def _check(images: Tensor, kind: str, severity: int) -> None:
         raise ValueError(
             "Images are bytes, or floats in [0, 1]: undo a normalisation first, models of Credo have theirs."
         )
+
+
+def _is_severity(value: Any) -> bool:
+    try:  # NumPy's and torch's whole numbers are indices, too; 2.0 is none
+        return not isinstance(value, bool) and operator.index(value) in SEVERITIES
+    except TypeError:
+        return False
 
 
 def _check_colours(kind: str, channels: int) -> None:
