@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import credo
-from credo.data import Split, corrupt, load_dataset
+from credo.data import Batches, Split, corrupt, load_dataset
 from credo.evaluate import ece, nll
+from credo.experiments.config import in_order
 from credo.experiments.runs import Run
 from credo.experiments.shift import shift_rows, shift_run, shift_study
 from credo.models import build_model
@@ -51,10 +52,22 @@ def test_numbers_are_those_of_a_plain_loop(posterior: credo.Posterior) -> None:
     assert rows[0][1:] == [found["clean"][name] for name in ("accuracy", "nll", "ece")]
 
 
-def test_a_part_of_the_examples_has_every_class(posterior: credo.Posterior) -> None:
+def test_a_part_of_the_examples_has_every_class(posterior: credo.Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
     test = load_dataset("digits").test
+    measured: list[Split] = []
+
+    def recorded(part: Split) -> Batches:
+        measured.append(part)
+        return in_order(part)
+
+    monkeypatch.setattr("credo.experiments.shift.in_order", recorded)
     found = shift_study(posterior, test, kinds=("fog",), severities=(2,), examples=50)
     assert found["examples"] == 50
+    foggy, clean = measured
+    # The 359 digits have 35 to 37 of each class; 50 drawn without regard to it would have 1 to 6.
+    assert clean.y.bincount().tolist() == [5] * 10
+    assert torch.equal(foggy.y, clean.y)
+    assert torch.equal(foggy.x, corrupt(clean.x, "fog", 2)), "the same examples for every kind"
     assert found == shift_study(posterior, test, kinds=("fog",), severities=(2,), examples=50)
     assert shift_study(posterior, test, kinds=("fog",), severities=(2,), examples=9999)["examples"] == len(test)
 
