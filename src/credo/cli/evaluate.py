@@ -37,7 +37,7 @@ def evaluate_command(
     ] = None,
     shift: Annotated[bool, typer.Option("--shift", help="Also on corrupted images, at five severities.")] = False,
     shift_kinds: Annotated[
-        str | None, typer.Option(help="Corruptions: common (the default), extra, all, or some by commas.")
+        str | None, typer.Option(help="Corruptions: common (the default), extra, all, names, or several by commas.")
     ] = None,
     shift_examples: Annotated[int | None, typer.Option(help="Corrupt only so many test images.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,

@@ -2,7 +2,7 @@
 
 The kinds are those of Hendrycks and Dietterich (2019); code and severities are ours, so numbers on them cannot be
 compared with published ones on CIFAR-10-C or ImageNet-C. Lengths are shares of the image's side: a kind looks alike at
-32 and at 224 pixels.
+32 and at 224 pixels, but for snow, whose flakes are single pixels before they are blurred: on large images it is haze.
 """
 
 from __future__ import annotations
