@@ -147,6 +147,8 @@ features = min(84, len(reference) // 10)
 judge = trained_judge(data, features)
 accuracy = accuracy_of(judge, held_out)
 print(f"judge: {features} features, accuracy {accuracy:.4f} on {len(held_out)} test images")
+if accuracy < 0.9:
+    print("  so that its scores below mean nothing: it was not trained for long enough")
 print(f"each row: {len(reference)} images against {len(reference)} test images")
 
 discriminators = twins(len(data), given.seed)

@@ -93,6 +93,10 @@ def test_tables_that_do_not_fit(refused: Refused, gap_run: Path, text: str, mess
 def test_files_that_are_not_there(refused: Refused, digits_run: Path, tmp_path: Path) -> None:
     assert "There is no file nothing.npz" in refused("predict", digits_run, "nothing.npz")
     assert "cannot be read as numbers" in refused("predict", digits_run, tmp_path)
+    (tmp_path / "page.md").write_text("# No numbers\n")
+    message = refused("predict", digits_run, tmp_path / "page.md")
+    assert "from .npy, .npz or .csv" in message
+    assert "pickle" not in message, "loading never runs code, and nobody should be told how to"
     np.savez("inputs.npz", x=GOOD)
     assert "nothing is no run" in refused("predict", "nothing", "inputs.npz")
 

@@ -30,6 +30,7 @@ def test_summary_of_a_run(call: Call, refused: Refused, digits_run: Path) -> Non
     assert "leave out classes=3" in refused("summary", digits_run, "classes=3")
     assert "Unknown model 'resnet5'" in refused("summary", "resnet5")
     assert "have no sections" in refused("summary", "mlp", "model.hidden=[3]")
+    assert "'lenet5' is no option: give one network" in refused("summary", "mlp", "lenet5")
 
 
 def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, gap_run: Path) -> None:

@@ -277,6 +277,19 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
         assert "2 epochs, augmentation none" in told, key
 
 
+def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[str, dict[str, Any]]) -> None:
+    first = records["lenet5-bayesian-mnist"]
+    assert first["arguments"]["experiment"]["method"]["std_init"] == 0.05
+    cells = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("smoke")}
+    other = {**first, "arguments": cells["lenet5-bayesian-cifar10"]}
+    table = STUDY.table["pruning"]({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
+    (told,) = [note for note in table.notes if note.startswith("LeNet-5, Bayesian")]
+    assert told.endswith(
+        "MNIST: 2 epochs, augmentation none, std_init 0.05; CIFAR-10: 2 epochs, augmentation none, std_init 0.01"
+    )
+    assert "temperature 0.01, noise lrt; softplus" in told
+
+
 def test_the_pictures_say_what_was_trained(
     records: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,8 @@ def _sizes(model: str, options: list[str]) -> Summary:
         return summary(Run(model).posterior().model)
     given = {}
     for text in options:
+        if "=" not in text:
+            raise ValueError(f"{text!r} is no option: give one network, and its options as hidden=[32] after it.")
         keys, value = parse_assignment(text)
         if len(keys) > 1:
             raise ValueError(f"{text!r}: options of a network have no sections; write {keys[-1]}=…")

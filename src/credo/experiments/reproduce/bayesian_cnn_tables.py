@@ -63,20 +63,22 @@ def _settings(records: Records, rows: dict[str, str]) -> list[str]:
 
 
 def _described(experiments: dict[str, dict[str, Any]]) -> str:
-    """The settings of one row's experiments, by data set; epochs and augmentation may differ."""
-    one = next(iter(experiments.values()))
+    """The settings of one row's experiments, by data set: what all have, then epochs, augmentation and what differs."""
+    one, *others = experiments.values()
     method, model, training = one["method"], one["model"], one["training"]
-    options = [f"{name} {value}" for name, value in method.items() if name != "name"]
+    alike = [name for name in method if all(other["method"].get(name) == method[name] for other in others)]
+    options = [f"{name} {method[name]}" for name in alike if name != "name"]
     activation = model.get("activation", "relu")
     network = [f"softplus of β = {model.get('beta', 1.0):g}" if activation == "softplus" else activation]
     network += [f"{name} {model[name]}" for name in ("dropout", "dropout_layers") if name in model]
     trained = [
         f"{name} {training[name]}" for name in ("batch_size", "schedule", "wait", "validation") if name in training
     ]
-    of_each = [
-        f"{title}: {e['training']['epochs']} epochs, augmentation {e['training'].get('augment', 'none')}"
-        for title, e in experiments.items()
-    ]
+    of_each = []
+    for title, e in experiments.items():
+        own = [f"{name} {value}" for name, value in e["method"].items() if name not in alike]
+        own = [f"{e['training']['epochs']} epochs", f"augmentation {e['training'].get('augment', 'none')}", *own]
+        of_each.append(f"{title}: {', '.join(own)}")
     parts = [", ".join([method["name"], *options]), ", ".join(network), ", ".join(trained), *of_each]
     return "; ".join(parts)
 
