@@ -76,7 +76,7 @@ def _read(path: Path) -> Tensor:
         array = _read_csv(path) if path.suffix == ".csv" else _read_array(path)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # NumPy takes whatever is no array for a pickle, and advises to load it: never a way here.
-        reason = "it is neither an array nor a table" if "allow_pickle" in str(error) else str(error)
+        reason = "it is neither an array nor a table" if "If you trust" in str(error) else str(error)
         raise ValueError(f"{path} cannot be read as numbers, from .npy, .npz or .csv: {reason}") from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
