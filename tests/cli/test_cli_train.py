@@ -60,6 +60,10 @@ def test_other_settings_in_the_same_folder(call: Call, refused: Refused) -> None
     message = refused("train", *QUICK, "method.lr=0.5", "--run", "here")
     assert "method.lr is 0.001 there, 0.5 now" in message
     assert "another --run folder" in message
+    message = refused("train", *QUICK, "method.name=mc-dropout", "method.lr=0.5", "--run", "here")
+    assert "method.name is " in message.partition(":")[2].partition(";")[0], "the reason comes first"
+    assert "method.lr is 0.001 there, 0.5 now" in message
+    assert "method.rate" not in message, "what only one of the methods has"
 
 
 def test_a_folder_in_use(refused: Refused) -> None:

@@ -116,6 +116,10 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
     settings = sorted({*stored, *wanted} - _FREE)
     different = [k for k in settings if stored.get(k) != wanted.get(k)]
     if different:
+        # Of another method or network, all that only one of them has differs: its name says enough.
+        renamed = {k.partition(".")[0] for k in different if k.endswith(".name")}
+        shared = {k for k in different if k.partition(".")[0] not in renamed or (k in stored and k in wanted)}
+        different = sorted(shared, key=lambda k: (not k.endswith(".name"), k))
         changes = "; ".join(f"{k} is {stored.get(k)!r} there, {wanted.get(k)!r} now" for k in different)
         raise ValueError(
             f"{folder} holds a run with other settings: {changes}. Choose another --run folder, or delete this one."
