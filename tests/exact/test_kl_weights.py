@@ -56,6 +56,7 @@ def test_warmup_is_linear_and_then_one() -> None:
         ("blundell", {}, "batches="),
         ("uniform", {"batches": 0}, "batches="),
         ("warmup", {"batches": 3}, "warmup_steps="),
+        ("uniform", {"batches": 3, "warmup_steps": 4}, "warmup_steps=4 has no meaning with kl_weight='uniform'"),
     ],
 )
 def test_bad_choices_are_refused_with_what_is_missing(name: str, options: dict, words: str) -> None:
@@ -67,8 +68,9 @@ def test_bad_choices_are_refused_with_what_is_missing(name: str, options: dict, 
 def test_bbb_weighs_the_kl_by_it_at_each_of_its_steps(name: str) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(8, 3), torch.randint(2, (8,))
-    posterior = BBB(nn.Linear(3, 2), data_size=30, kl_weight=name, batches=3, warmup_steps=4, temperature=0.5)
-    weight = make(name, batches=3, warmup_steps=4)
+    options = {"batches": 3, "warmup_steps": 4 if name == "warmup" else None}
+    posterior = BBB(nn.Linear(3, 2), data_size=30, kl_weight=name, temperature=0.5, **options)
+    weight = make(name, **options)
     for step in range(5):
         terms = posterior.step(lambda net: F.cross_entropy(net(x), y))
         assert terms.penalty == pytest.approx(0.5 * weight(step) / 30 * terms.kl, rel=1e-6)
