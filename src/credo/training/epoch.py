@@ -45,6 +45,8 @@ def run_epoch(
     batches = _behind(loader, posterior.team, seed, progress)
     if progress.random is not None and posterior.team is None:
         set_global_generators(progress.random, posterior.device)
+    if progress.step:  # stopped after the last step, an epoch has no other that would set its rate
+        posterior.lr_scale = scale(progress.epoch + (progress.step - 1) / total)
     while True:
         batch = _next(batches, posterior.team, seed, progress.epoch, progress.step)
         if batch is _END:
