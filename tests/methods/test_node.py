@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import credo
-from credo.attacks import posterior_logits
 from credo.core.errors import UnsupportedModelError
-from credo.methods import MAP, NodeBNN
+from credo.methods import NodeBNN
 from credo.methods.node_layers import folded, node_layers
 from credo.methods.node_noise import ExampleNoise
 from credo.methods.node_terms import entropy_bound
@@ -199,14 +198,16 @@ def test_predictions_take_every_component_equally_often() -> None:
 
 
 def test_two_groups_and_the_rate_of_the_nodes() -> None:
-    options: dict[str, Any] = {"data_size": 10, "components": 5, "lr": 0.1, "node_lr": 0.02}
+    options: dict[str, Any] = {"data_size": 10, "components": 5, "lr": 0.1, "node_lr": 0.03}
     sgd = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "weight_decay": 0.01}}
     weights, nodes = NodeBNN(mlp(), **options, **sgd, node_options={"momentum": 0.0})._optimizer().param_groups
     assert (weights["lr"], weights["weight_decay"], weights["momentum"]) == (0.1, 0.01, 0.9)
-    assert (nodes["lr"], nodes["weight_decay"], nodes["momentum"]) == (pytest.approx(0.1), 0.0, 0.0)
+    assert (nodes["lr"], nodes["weight_decay"], nodes["momentum"]) == (pytest.approx(0.15), 0.0, 0.0)
     assert len(nodes["params"]) == 2
+    weights, nodes = NodeBNN(mlp(), **{**options, "node_lr": None}, **sgd)._optimizer().param_groups
+    assert (weights["lr"], nodes["lr"]) == (0.1, pytest.approx(0.5))
     weights, nodes = NodeBNN(mlp(), **options)._optimizer().param_groups
-    assert (weights["lr"], nodes["lr"]) == (0.1, 0.02), "Adam's steps do not depend on the gradient's scale"
+    assert (weights["lr"], nodes["lr"]) == (0.1, 0.03), "Adam's steps do not depend on the gradient's scale"
     frozen = NodeBNN(mlp().requires_grad_(False), **options)
     assert len(frozen._optimizer().param_groups) == 1
     with pytest.raises(ValueError, match="adam has no option momentun"):
@@ -311,75 +312,3 @@ def test_only_the_first_pass_counts_for_running_statistics() -> None:
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     posterior.step(lambda net: F.cross_entropy(net(x), y))
     assert model[1].num_batches_tracked == 1
-
-
-def test_all_that_comes_after_training_works(tmp_path) -> None:
-    torch.manual_seed(0)
-    model = build_model("convnet", inputs=(1, 8, 8), classes=10, channels=[4], hidden=[8], batch_norm=True, seed=0)
-    posterior = NodeBNN(model, data_size=60, components=3, side="both", bias_scale=True, lr=1e-2)
-    x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 10
-    credo.fit(posterior, [(x, y)], epochs=3, progress=False)
-    path = credo.save(posterior, tmp_path / "node.safetensors")
-    loaded = credo.load(path)
-    assert isinstance(loaded, NodeBNN)
-    assert torch.equal(credo.predict(loaded, x, draws=6).probs, credo.predict(posterior, x, draws=6).probs)
-    logits = posterior_logits(loaded, draws=4)
-    inputs = x[:5].clone().requires_grad_()
-    out = logits(inputs)
-    assert out.shape == (6, 5, 10)
-    out.sum().backward()
-    assert inputs.grad is not None
-    plain = MAP(posterior.fold(), data_size=60)
-    assert credo.load(credo.save(plain, tmp_path / "plain.safetensors")).model.credo_spec == model.credo_spec
-    exported = torch.export.export(posterior.fold(1), (x[:5],)).module()
-    torch.testing.assert_close(exported(x[:5]), posterior.fold(1)(x[:5]))
-    study = credo.sample_study(posterior, [(x, y)], draws=6)
-    assert len(study.accuracies) == 6
-
-
-_NESTEROV = {"momentum": 0.9, "nesterov": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"side": "left"}, "Unknown side 'left'"),
-        ({"kl": "mena"}, "mean 'mean'"),
-        ({"noise": "exmaple"}, "mean 'example'"),
-        ({"components": 0}, "components=0 must be a whole number"),
-        ({"draws": 1.5}, "draws=1.5 must be a whole number"),
-        ({"prior_std": 0.0}, "prior_std=0.0 must be finite and positive"),
-        ({"prior_std": "0.3"}, "prior_std='0.3' must be a number"),
-        ({"node_lr": float("inf")}, "node_lr=inf must be"),
-        ({"node_options": {"lr": 7.0}}, "given by node_lr"),
-        ({"optimizer": torch.optim.Adam, "node_lr": 0.1}, "optimisers by name"),
-        ({"layers": []}, "names no layer"),
-        ({"std_init": -0.1}, "std_init=-0.1"),
-        ({"spread": -1.0}, "spread=-1.0 must be finite and not negative"),
-        ({"gamma": float("nan")}, "gamma=nan"),
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"gamma": 1.0, "kl": "full"}, "kl='full' does not have"),
-        ({"layers": ["3.*"]}, "layer or glob in layers="),
-        ({"node_lr": -1.0}, "node_lr=-1.0"),
-        ({"node_lr": "0.1"}, "node_lr='0.1' must be a finite number"),
-        ({"lr": -1.0}, r"\blr=-1.0 must be a finite number"),
-        ({"layers": None}, "layers=None must be 'all', or globs"),
-        ({"layers": [3]}, r"layers=\[3\] must be 'all', or globs of layer paths such as '0'"),
-        ({"warmup_steps": 5}, "warmup_steps=5 has no meaning with kl_weight='constant'"),
-        ({"optimizer": "sgd", "node_options": {"momentum": -2.0}}, "node_options=.*Invalid momentum value: -2.0"),
-        ({"optimizer": "sgd", "node_options": {"momentum": "a"}}, "node_options="),
-        (
-            {"optimizer": "sgd", "optimizer_options": _NESTEROV, "node_options": {"momentum": 0.0}},
-            "node_options=.*Nesterov",
-        ),
-        ({"node_options": {"momentum": 0.0}}, "adam has no option momentum"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NodeBNN(mlp(), data_size=10, **options)
-
-
-def test_a_network_without_such_layers_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="no layer for node variables"):
-        NodeBNN(nn.LSTM(3, 4), data_size=10)

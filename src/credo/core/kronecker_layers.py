@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from credo.core.errors import UnsupportedModelError, unknown
+from credo.core.errors import UnsupportedModelError
+from credo.core.globs import chosen_names
 from credo.core.layers import RULES
 from credo.core.weights import join
 
@@ -46,10 +46,7 @@ def kronecker_layers(
     A weight shared with another layer, or in `diagonal` (names or globs), has none; a bias belongs to its layer's
     matrix if it is random where the weight is.
     """
-    for pattern in diagonal:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(unknown("parameter or glob in diagonal=", pattern, names))
-    free = {name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in diagonal)}
+    free = {*names} - {*chosen_names(names, diagonal, "parameter or glob in diagonal=")}
     modules = dict(model.named_modules(remove_duplicate=False))
     found = []
     for name in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError, unknown
+from credo.core.globs import chosen_names, matches
 
 Draw = Mapping[str, Tensor]
 Random = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
@@ -108,13 +108,13 @@ class Layout:
             return
         for pattern in values:
             # "*" is for the rest, of which there may be none.
-            if pattern != "*" and not any(fnmatch.fnmatchcase(name, pattern) for name in self.known):
+            if pattern != "*" and not any(matches(name, pattern, self.known) for name in self.known):
                 wrong = unknown(f"parameter or glob in {what[0].lower()}{what[1:]}", pattern, self.known)
                 raise ValueError(f"{wrong} A glob must match whole names, as 'head.*' or '*.bias' do.")
 
     def _value_for(self, name: str, values: Mapping[str, float | Tensor], what: str) -> Tensor:
         for pattern, value in values.items():
-            if fnmatch.fnmatchcase(name, pattern):
+            if matches(name, pattern, self.names):
                 tensor = torch.as_tensor(value, dtype=self.dtype).detach()
                 try:
                     return tensor.expand(self.shapes[name])
@@ -228,10 +228,7 @@ def _choose(model: nn.Module, trainable: Mapping[str, nn.Parameter], random: Ran
     if random == "last":
         return _last_layer([name for name in trainable if name not in _norm_affine(model)])
     patterns = [random] if isinstance(random, str) else list(random)
-    for pattern in patterns:
-        if not fnmatch.filter(trainable, pattern):
-            raise ValueError(unknown("parameter or glob in random=", pattern, trainable))
-    return [name for name in trainable if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    return chosen_names(trainable, patterns, "parameter or glob in random=")
 
 
 def _norm_affine(model: nn.Module) -> set[str]:

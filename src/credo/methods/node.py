@@ -142,7 +142,7 @@ class NodeBNN(Posterior):
         No approximation of the mixture: it answers as one network does. In eval mode, also after training.
         """
         if component is not None and not (is_count(component, least=0) and component < self.components):
-            raise ValueError(f"component={component}: there are 0 to {self.components - 1}, or None for their mean.")
+            raise ValueError(f"component={component!r}: there are 0 to {self.components - 1}, or None for their mean.")
         loc = self.loc.detach()
         values = loc.mean(0) if component is None else loc[int(component)]
         network = copy.deepcopy(self.model)

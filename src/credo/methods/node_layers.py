@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError, unknown
+from credo.core.globs import chosen_names
 from credo.core.layers import RULES
 from credo.core.taps import covered_layers
 from credo.core.weights import aliases, join
@@ -99,12 +99,11 @@ def _by_weight(layer: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def node_dtype(model: nn.Module, nodes: Mapping[str, NodeLayer]) -> torch.dtype:
-    """The widest precision of the layers' weights."""
-    dtypes = [model.get_submodule(path).weight.dtype for path in nodes]
-    widest = dtypes[0]
-    for dtype in dtypes[1:]:
-        widest = torch.promote_types(widest, dtype)  # type: ignore[arg-type]
-    return widest  # type: ignore[return-value]
+    """The widest precision of the layers' weights, float32 at least: steps of nodes are lost in half of it."""
+    widest = torch.float32
+    for path in nodes:
+        widest = torch.promote_types(widest, model.get_submodule(path).weight.dtype)  # type: ignore[arg-type]
+    return widest
 
 
 def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
@@ -123,7 +122,4 @@ def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         raise ValueError(f"layers={layers!r} must be 'all', or globs of layer paths such as {next(iter(possible))!r}.")
     if not patterns:
         raise ValueError(f"layers={layers} names no layer. Possible: {', '.join(possible)}, or 'all'.")
-    for pattern in patterns:
-        if not fnmatch.filter(possible, pattern):
-            raise ValueError(unknown("layer or glob in layers=", pattern, possible))
-    return {p: layer for p, layer in possible.items() if any(fnmatch.fnmatchcase(p, pattern) for pattern in patterns)}
+    return {path: possible[path] for path in chosen_names(possible, patterns, "layer or glob in layers=")}

@@ -140,7 +140,10 @@ def _split(values: Tensor, nodes: Mapping[str, NodeLayer]) -> dict[str, list[Ten
 
 def _rows(path: str, layer: nn.Module, x: Tensor) -> int:
     if x.dim() < RULES[type(layer)].min_dim:
-        raise ValueError(f"Node noise at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
+        raise ValueError(
+            f"Noise for each example needs a batch dimension at {path or 'the network'}, got {list(x.shape)}: give "
+            'batches, or noise="batch", one draw for all that a step sees.'
+        )
     return x.shape[0]
 
 
