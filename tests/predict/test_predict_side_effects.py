@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,22 @@ def test_no_input_is_an_error(empty: Any, bbb: credo.BBB) -> None:
 def test_a_batch_of_something_else_is_an_error(bbb: credo.BBB) -> None:
     with pytest.raises(TypeError, match=r"must be a tensor or .inputs, targets., got dict"):
         credo.predict(bbb, [{"x": torch.zeros(2, 3)}])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Split(torch.zeros(2, 3), torch.zeros(2)), r"got a Split: give a tensor, .* credo.data.Batches\(data.train, "),
+        (TensorDataset(torch.zeros(2, 3)), r"got a TensorDataset: torch.utils.data.DataLoader\(data, "),
+        ("digits", "got a str: give a tensor, a DataLoader"),
+        (3, "got a int: give a tensor, a DataLoader"),
+        (np.zeros((2, 3)), "got a ndarray: give a tensor, a DataLoader"),
+        ({"x": torch.zeros(2, 3)}, "got a dict: give a tensor, a DataLoader"),
+    ],
+)
+def test_what_has_no_batches_is_an_error(given: Any, message: str, bbb: credo.BBB) -> None:
+    with pytest.raises(TypeError, match=message):
+        credo.predict(bbb, given)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import credo
-from credo.data import Batches
+from credo.data import Batches, load_dataset
 from credo.data.splits import Split
 from credo.evaluate import quick_metrics
 from credo.training import EpochRecord
@@ -35,6 +35,11 @@ def network() -> nn.Module:
 
 def bbb() -> credo.BBB:
     return credo.BBB(network(), data_size=24, lr=0.05)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(PAIRS)
 
 
 # -- records -------------------------------------------------------------------------------------------------
@@ -258,6 +263,24 @@ def test_loaders_without_batches() -> None:
         list(credo.train(bbb(), [], epochs=1))
     with pytest.raises(credo.CredoError, match="gave no batch"):
         list(credo.train(bbb(), Liar(), epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Split(X, Y), r"got a Split: .* or credo.data.Batches\(data.train, "),
+        (load_dataset("digits"), "got a Dataset: give a DataLoader"),
+        (TensorDataset(X, Y), r"got a TensorDataset: torch.utils.data.DataLoader\(data, "),
+        ("digits", "got a str: give a DataLoader"),
+        (7, "got a int: give a DataLoader"),
+        (iter(PAIRS), "a list_iterator cannot give: make a list"),
+        (X, "a Tensor cannot give"),
+        (DataLoader(Stream()), "number of batches of an epoch must be known"),
+    ],
+)
+def test_what_is_no_loader(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        credo.fit(bbb(), given, epochs=1)
 
 
 def test_zero_epochs_are_a_way_to_look_at_a_checkpoint(tmp_path: Path) -> None:

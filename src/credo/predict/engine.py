@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.batches import check_batches
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.memory import keep_freed
 from credo.core.posterior import Posterior
 from credo.predict.moments import Moments, make_moments, summable
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
@@ -52,6 +54,7 @@ def predict(
     random numbers than one without.
     """
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
+    keep_freed()
     parts: list[Prediction] = []
     plan: Strategy | None = None
     tolerance = tolerance if posterior.is_random else None
@@ -156,6 +159,7 @@ def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[tupl
         for x in inputs.split(batch_size):
             yield x, None
         return
+    check_batches(inputs, also="a tensor, ")
     for batch in inputs:
         if isinstance(batch, Tensor):
             yield batch, None

@@ -291,7 +291,8 @@ def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
     if x.device.type != "cpu" or x.dim() != 4 or not 0 < weights <= _FEW_WEIGHTS:
         return False
     try:
-        with posterior.sampled() as net:
+        # Without noise of each pass (dropout), which would differ between any two.
+        with substituted(posterior.model, posterior.draw(), posterior._aliases) as net:
             plain = net(x[:2].clone())
             others = [net(x[:rows].clone(memory_format=torch.channels_last)) for rows in (2, 1)]
     except Exception:  # `view` in a network refuses this layout, say

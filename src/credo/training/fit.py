@@ -15,7 +15,7 @@ from credo.core.posterior import Posterior
 from credo.training.epoch import BatchNll, Loader, OnStep
 from credo.training.loop import Loop
 from credo.training.pauses import Pauses
-from credo.training.scale import check_scale, check_shares, check_statistics, check_whole
+from credo.training.scale import check_loader, check_scale, check_shares, check_statistics, check_whole
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints
 from credo.training.together import all_do, check_alike
@@ -120,6 +120,7 @@ def _check(
     patience: int | None,
     schedule: str | Schedule,
 ) -> None:
+    check_loader(loader)
     if monitor not in MONITORS:
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:

@@ -44,17 +44,18 @@ def shown(
         yield from train(posterior, loader, epochs=epochs, on_step=on_step, **options)
         return
     with make_progress() as bar:
-        task = bar.add_task(description, total=epochs * len(loader), text="")
+        task = bar.add_task(description, total=None, text="")  # `train` says it if the loader has no length
         last = ""
 
         def show(epoch: int, done: int, batches: int, terms: Terms) -> None:
-            bar.update(task, completed=(epoch - 1) * batches + done, text=f"{_terms(terms)} {last}")
+            steps = (epoch - 1) * batches + done
+            bar.update(task, completed=steps, total=epochs * batches, text=f"{_terms(terms)} {last}")
             if on_step is not None:
                 on_step(epoch, done, batches, terms)
 
         for record in train(posterior, loader, epochs=epochs, on_step=show, **options):
             last = " ".join(f"val {key} {value:.4f}" for key, value in record.validation.items())
-            bar.update(task, completed=record.epoch * len(loader))
+            bar.update(task, completed=record.epoch * len(loader), total=epochs * len(loader))
             yield record
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from credo.core.batches import check_batches
 from credo.core.posterior import Posterior
 from credo.core.sync_batchnorm import is_synced
 from credo.core.team import Team
@@ -17,6 +18,19 @@ from credo.data import Batches
 
 # Dropped last batches, held-out parts and repeats are no reason to warn; counting batches instead of examples is.
 _FACTOR = 2
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what has no batches to be read anew in every epoch, and say how to make them of it."""
+    check_batches(loader)
+    if isinstance(loader, Iterator | Tensor):
+        raise TypeError(
+            f"Every epoch reads its batches anew, which a {type(loader).__name__} cannot give: make a list of batches."
+        )
+    try:
+        len(loader)
+    except TypeError as error:
+        raise TypeError(f"The number of batches of an epoch must be known, but {error}: give it a __len__.") from None
 
 
 def check_scale(posterior: Posterior, loader: Any) -> None:
