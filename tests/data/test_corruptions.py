@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.data import CORRUPTIONS, SEVERITIES, corrupt, corruption_kinds
-from credo.data.corruptions_blur import moved, smooth
+from credo.data.corruptions_blur import motion, moved, smooth, zoom
 
 KINDS = list(CORRUPTIONS)
 FIXED = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg", "gaussian-blur", "saturate"}
@@ -282,3 +282,16 @@ def test_a_severity_may_be_a_whole_number_of_numpy_or_torch() -> None:
     x = photographs(1)
     for severity in (np.int64(2), torch.tensor(2)):
         assert torch.equal(corrupt(x, "fog", severity), corrupt(x, "fog", 2))  # type: ignore[arg-type]
+
+
+def test_motion_and_zoom_leave_no_ghosts_of_large_images() -> None:
+    """One bright pixel becomes a line without gaps: of twelve copies, those at 224 pixels would stand apart."""
+    x = torch.zeros(1, 1, 225, 225)
+    x[..., 112, 112] = 1
+    line = motion(x, 0.31, torch.Generator().manual_seed(0))
+    assert line.sum() == pytest.approx(1, rel=0.02)
+    assert line.max() < 2.5 / (0.31 * 225)
+    x = torch.zeros(1, 1, 225, 225)
+    x[..., 112, 192] = 1
+    ray = zoom(x, 0.34, torch.Generator().manual_seed(0))[0, 0, 112, 194:217]
+    assert ray.min() > 0.5 * ray.max()

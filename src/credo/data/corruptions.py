@@ -1,8 +1,9 @@
 """Corrupted images for studies of shift: nineteen kinds at five severities, the same for the same seed.
 
 The kinds are those of Hendrycks and Dietterich (2019); code and severities are ours, so numbers on them cannot be
-compared with published ones on CIFAR-10-C or ImageNet-C. Lengths are shares of the image's side: a kind looks alike at
-32 and at 224 pixels, but for snow, whose flakes are single pixels before they are blurred: on large images it is haze.
+compared with published ones on CIFAR-10-C or ImageNet-C. Lengths are shares of the image's side, so blurs, weather and
+elastic look alike at 32 and at 224 pixels, but for snow, whose flakes are single pixels before they are blurred: on
+large images it is haze. What is done pixel by pixel stays so: noise, the blocks of pixelate and JPEG.
 """
 
 from __future__ import annotations

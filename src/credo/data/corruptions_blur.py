@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_TAPS = 12
+_TAPS = 12  # at least; of a longer way one a pixel, or ghosts are left
 
 
 def gaussian(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
@@ -41,8 +41,9 @@ def motion(x: Tensor, length: float, generator: torch.Generator) -> Tensor:
     """A straight way in a direction of its own for each image."""
     angle = math.pi * torch.rand(len(x), generator=generator)
     way = length * max(x.shape[2:]) * torch.stack([angle.cos(), angle.sin()], dim=1)
-    steps = torch.linspace(-0.5, 0.5, _TAPS)
-    return sum((moved(x, step * way[:, None, None, :]) for step in steps), torch.zeros_like(x)) / _TAPS
+    taps = max(_TAPS, math.ceil(length * max(x.shape[2:])) + 1)
+    steps = torch.linspace(-0.5, 0.5, taps)
+    return sum((moved(x, step * way[:, None, None, :]) for step in steps), torch.zeros_like(x)) / taps
 
 
 def zoom(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
@@ -51,8 +52,9 @@ def zoom(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
     rows = torch.arange(height, dtype=x.dtype) - (height - 1) / 2
     columns = torch.arange(width, dtype=x.dtype) - (width - 1) / 2
     centred = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
-    factors = 1 + torch.linspace(0, most, _TAPS)
-    return sum((moved(x, (1 / f - 1) * centred[None]) for f in factors), torch.zeros_like(x)) / _TAPS
+    taps = max(_TAPS, math.ceil(most * max(x.shape[2:]) / 2) + 1)
+    factors = 1 + torch.linspace(0, most, taps)
+    return sum((moved(x, (1 / f - 1) * centred[None]) for f in factors), torch.zeros_like(x)) / taps
 
 
 def elastic(x: Tensor, shift: float, generator: torch.Generator) -> Tensor:
