@@ -164,6 +164,8 @@ def test_an_unknown_name_gets_the_nearest(tables: dict[str, Any], message: str) 
         ({"training": {"warmup": 99.0}}, "warmup=99.0 must lie between 0 and epochs=20"),
         ({"training": {"schedule": "steps"}}, "needs milestones"),
         ({"method": {"name": "bbb", "lr": "x"}}, "method.lr='x' must be a number"),
+        ({"model": {"name": "alexnet", "width": "abc"}}, "model.width='abc' must be a number; the default is 1.0"),
+        ({"model": {"name": "resnet-cifar", "depth": "x"}}, "model.depth='x' must be a whole number"),
         ({"method": {"name": "bbb", "draws": 1.5}}, "method.draws=1.5 must be a whole number"),
         ({"method": {"name": "ensemble", "members": "x"}}, "method.members='x' must be a whole number"),
         ({"method": {"name": "ensemble", "of": "map"}}, "method.of describes one member"),
@@ -186,7 +188,7 @@ def test_whole_numbers_are_numbers() -> None:
     [
         ({"data": {"n": "x"}}, r"\[data\] does not work with .*n='x'"),
         ({"data": {"m": 3}}, "blobs has no option m"),
-        ({"model": {"dropout": "x"}}, r"\[model\] does not work with .*dropout='x'"),
+        ({"model": {"dropout": "x"}}, "model.dropout='x' must be a number; the default is 0.0"),
         ({"model": {"seed": "x"}}, r"\[model\] does not work with .*seed='x'"),
         ({"model": {"hiden": [3]}}, "Unknown option of mlp 'hiden'. Did you mean 'hidden'?"),
         ({"method": {"prior": "laplace"}}, r"\[method\] does not work with .*prior='laplace'"),

@@ -32,6 +32,7 @@ from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
+from credo.models.registry import model_options
 
 # Seeds of an ensemble's members lie this far apart, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
@@ -148,10 +149,16 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
     data, model = data_with_defaults(data), model_with_defaults(model)
+    _check_kinds("model", model, model_options(model["name"]))
     _check_method(method)
     training = make_training(tables.get("training", {}))
     distributed = make_distributed(tables["distributed"]) if "distributed" in tables else None
     return Experiment(data, model, method_with_defaults(method), training, distributed)
+
+
+def _check_kinds(section: str, table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    given = {key: value for key, value in table.items() if not means_none(value, known.get(key))}
+    check_kinds(section, given, {key: option.default for key, option in known.items()})
 
 
 def _check_method(method: Mapping[str, Any]) -> None:
@@ -166,8 +173,7 @@ def _check_method(method: Mapping[str, Any]) -> None:
             others = [other for other in METHODS if key in method_options(other)]
             told = unknown(f"option of {name}", key, ["name", *known])
             raise ValueError(f"{told} {key} is an option of {', '.join(others)}." if others else told)
-    given = {key: value for key, value in method.items() if not means_none(value, known.get(key))}
-    check_kinds("method", given, {key: p.default for key, p in known.items()})
+    _check_kinds("method", method, known)
     if METHODS[name] is not Ensemble:
         return
     of = method.get("of", {})
