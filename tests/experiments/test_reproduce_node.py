@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 import credo
-from credo.data import load_dataset
+from credo.data import Split, load_dataset
 from credo.data.errors import DataMissingError
 from credo.evaluate import temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
@@ -46,9 +46,12 @@ def cost(given: dict[str, Any]) -> int:
 def test_budgets_are_equal() -> None:
     cells = {cell.name: cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet20",))}
     costs = {name: cost(given) for name, given in cells.items()}
-    assert {count for name, count in costs.items() if not name.endswith("sgd")} == {100_000}
+    assert {count for name, count in costs.items() if not name.endswith("sgd")} == {2 * 38_400}
+    assert cells["resnet20-mc-dropout"]["passes"] == [4, 8, 16]
     assert cells["resnet20-ensemble"]["passes"] == [4]
     assert cells["resnet20-ibnn-16"]["passes"] == [16]
+    large = [cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet56",))]
+    assert {cost(given) for given in large if given["variant"] != "sgd"} == {25_600}
     scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
     assert len({cost(given) for given in scratch}) == 1
 
@@ -90,15 +93,17 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     direct = credo.predict(own, in_order(node.dataset().test), draws=4)
     expected = node_train.scores(direct.probs, direct.targets)
     assert records["convnet-ibnn-4"]["numbers"]["4"] == pytest.approx(expected, rel=1e-6)
+    dropped = Run(tmp_path / "pretrained" / "runs" / "convnet-mc-dropout" / "run")
+    halves = [credo.predict(dropped.posterior(), in_order(dropped.dataset().test), draws=4, seed=s) for s in (0, 1)]
+    for count, parts in (("4", halves[:1]), ("8", halves)):
+        mean = torch.stack([part.probs for part in parts]).mean(0)
+        expected = node_train.scores(mean, halves[0].targets)
+        assert records["convnet-mc-dropout"]["numbers"][count] == pytest.approx(expected, rel=1e-6)
     starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
-    assert [cell.name for cell, _ in found] == [
-        "convnet-ibnn-4",
-        "convnet-ensemble",
-        "convnet-mc-dropout",
-        "convnet-sgd",
-    ]
+    order = [cell.name for cell, _ in found]
+    assert (order[0], order[-1], len(order)) == ("convnet-mc-dropout", "convnet-sgd", 4), "the longest first"
     table = node_bnn.tuned_table(node_bnn.tuned_records(tmp_path, "smoke"), "smoke")
     assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
@@ -106,6 +111,28 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     assert all(len(row) == len(table.columns) for row in table.rows)
     again = {c.name: r for c, r in node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted)}
     assert again == records
+
+
+def test_more_passes_are_added_to_those_made() -> None:
+    """Of 2, 3 and 6 passes the network runs six, and each number has the mean of its own."""
+    net = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    posterior = credo.MCDropout(net, data_size=100, rate=0.3)
+    test = load_dataset("digits").test
+    test = Split(test.x[:50].flatten(1), test.y[:50])
+    calls: list[int] = []
+    handle = posterior.model.register_forward_hook(lambda module, given, output: calls.append(len(output)))
+    found = list(node_train.nested(posterior, test, (2, 3, 6)))
+    handle.remove()
+    assert calls.count(50) == 6, "and a few rows to choose how to run"
+    assert [count for count, _, _ in found] == [2, 3, 6]
+    parts = [
+        credo.predict(posterior, in_order(test), draws=draws, seed=seed).probs for seed, draws in enumerate((2, 1, 3))
+    ]
+    torch.testing.assert_close(found[0][1], parts[0])
+    torch.testing.assert_close(found[1][1], (2 * parts[0] + parts[1]) / 3)
+    torch.testing.assert_close(found[2][1], (2 * parts[0] + parts[1] + 3 * parts[2]) / 6)
+    assert not torch.allclose(parts[0], parts[2]), "other draws"
+    assert torch.equal(found[2][2], test.y)  # type: ignore[arg-type]
 
 
 def test_shifted_rows(tmp_path: Path) -> None:
@@ -200,10 +227,21 @@ def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     assert stored == records
     table = node_bnn.tuned_table(stored, "smoke", data="imagenet")
     assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
-    stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
-    assert stored == records
     assert node_bnn.tuned_records(tmp_path / "out", "smoke") == {}
-    assert (tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt").exists()
+    (cell,) = node_imagenet.cells("smoke", rows[1:], str(folder))
+    given, side = cell.arguments, cell.arguments["crop"]
+    net = build_model("resnet50", inputs=(3, side, side), classes=2, width=given["width"], seed=0)
+    trained = credo.NodeBNN(net, data_size=10, **given["method"])
+    state = load_checkpoint(tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt")["posterior"]
+    trained.load_state_dict(state)
+    images = node_imagenet.FolderImages(folder / "val")
+    test = node_imagenet.FolderBatches(
+        images, seed=None, **{key: given[key] for key in ("batch_size", "crop", "resize")}
+    )
+    expected = credo.predict(trained, test, draws=4)
+    assert records["resnet50-ibnn-4"]["numbers"] == {
+        "4": pytest.approx(node_train.scores(expected.probs, expected.targets), rel=1e-4)
+    }
     assert len(node_imagenet.cells("paper", (), str(folder))) == 5
 
 
@@ -278,3 +316,19 @@ def test_notes_tell_of_their_own_rows(scale: str) -> None:
 
 def test_training_sizes_are_those_of_the_data() -> None:
     assert node_rows.TRAIN_SIZES["digits"] == len(load_dataset("digits").train)
+
+
+def test_the_longest_rows_are_run_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names: list[str] = []
+
+    def run(work: Any, cells: Any, folder: Path, *, jobs: int) -> Any:
+        names.extend(cell.name for cell in cells)
+        return iter(())
+
+    monkeypatch.setattr(node_bnn, "run_cells", run)
+    list(node_bnn.run_tuned(tmp_path, scale="cpu", jobs=2))
+    assert names[:2] == ["resnet56-ibnn-32", "resnet56-ibnn-16"]
+    assert [name.partition("-")[0] for name in names] == ["resnet56"] * 7 + ["resnet20"] * 7
+    assert names[7] == "resnet20-ibnn-32"
+    assert set(names[8:10]) == {"resnet20-mc-dropout", "resnet20-ibnn-16"}
+    assert names[-1] == "resnet20-sgd"

@@ -93,7 +93,7 @@ def _tuned(network: str, variant: str, case: Case) -> Cell:
     experiment = {**common, "method": tuned_method(variant), "training": training}
     # The case's own training and not the row's, so that all rows begin with one network.
     twin = {**common, "method": {"name": "map", "lr": 1e-2}, "training": dict(case.training)}
-    passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [MEMBERS, 2 * MEMBERS]}.get(variant)
+    passes = {"sgd": [1], "ensemble": [MEMBERS], "mc-dropout": [*case.dropout_passes]}.get(variant)
     passes = [int(variant.removeprefix("ibnn-"))] if passes is None else passes
     about = {"network": network, "variant": variant, "members": members, "passes": passes}
     start = {"twin": twin if case.start == "twin" else None}
@@ -109,10 +109,18 @@ def run_tuned(
     data: str | None = None,
     root: str | None = None,
 ) -> Found:
-    """Run what is missing, the last rows first: these are the longest, and no job waits for them at the end."""
-    work = tune_cell if data is None else node_imagenet.tune_cell
+    """Run what is missing, the longest first, so that no job waits for one of them at the end."""
     cells = tuned_cells(scale, rows, data, root)
-    return run_cells(work, reversed(cells), folder / (data or "pretrained"), jobs=jobs)
+    if data is not None:
+        return run_cells(node_imagenet.tune_cell, reversed(cells), folder / data, jobs=jobs)
+    return run_cells(tune_cell, _longest_first(cells), folder / "pretrained", jobs=jobs)
+
+
+def _longest_first(cells: list[Cell]) -> list[Cell]:
+    """The larger networks come last in the table; of a network's rows, those that predict most often take longest."""
+    networks = list(dict.fromkeys(cell.arguments["network"] for cell in cells))
+    lengths = {c.name: (networks.index(c.arguments["network"]), max(c.arguments["passes"])) for c in cells}
+    return sorted(cells, key=lambda cell: lengths[cell.name], reverse=True)
 
 
 def tuned_records(folder: Path, scale: str, data: str | None = None, root: str | None = None) -> Records:
@@ -197,7 +205,7 @@ def scratch_table(records: Records, scale: str) -> Table:
     """Clean, and the mean over kinds at each severity."""
     ordered = _in_order(records, scratch_cells(scale))
     rows = [_shifted(f"{r['network']} {FROM_SCRATCH[r['variant']]}", r) for r in ordered]
-    return Table("From random weights, clean and corrupted", _COLUMNS, rows, _notes(scale))
+    return Table("From random weights, clean and corrupted", _COLUMNS, rows, _notes(scale, _budgets(scale)))
 
 
 def gamma_table(records: Records, scale: str) -> Table:
@@ -225,13 +233,16 @@ def _shifted(title: str, record: dict[str, Any]) -> list[Any]:
     return [title, *ours, *levels, *mean, f"{record['seconds'] / 60:.1f}"]
 
 
-def _notes(scale: str) -> list[str]:
+def _notes(scale: str, budgets: str = "") -> list[str]:
     asked = SHIFT[scale]
     count = "all" if asked["examples"] is None else asked["examples"]
     return [
         f"Corruptions are Credo's own ({asked['kinds']}), on {count} test images, {asked['draws']} draws; means over "
-        f"kinds. The {MEMBERS} members of the ensemble together are trained as long as the others"
-        + (", node-BNN four times as long: it makes 4 passes a step" if scale == "paper" else "")
-        + ". One seed. min: minutes of training.",
+        f"kinds.{budgets} One seed. min: minutes of training.",
         *smoke_note(scale),
     ]
+
+
+def _budgets(scale: str) -> str:
+    longer = ", node-BNN four times as long: it makes 4 passes a step" if scale == "paper" else ""
+    return f" The {MEMBERS} members of the ensemble together are trained as long as the others{longer}."

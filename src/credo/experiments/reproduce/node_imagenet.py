@@ -199,6 +199,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         load_named_weights(model, _weights(root))
     options = arguments["method"]
     components = options.get("components", 1)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     posterior = (NodeBNN if options else MAP)(model, data_size=len(training.images), **options)
     seconds = 0.0
     if variant != "sgd":

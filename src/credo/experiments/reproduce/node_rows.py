@@ -44,13 +44,17 @@ GAMMAS = {"smoke": (0.0, 10.0), "cpu": (0.0, 10.0, 30.0, 100.0), "paper": (0.0, 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, from public weights, a trained twin (`"twin"`) or random ones; epochs and draws are those of iBNN."""
+    """A network, from public weights, a trained twin (`"twin"`) or random ones.
+
+    Epochs and draws are those of iBNN; `dropout_passes` are the numbers of passes MC-dropout is measured with.
+    """
 
     title: str
     data: dict[str, Any]
     model: dict[str, Any]
     training: dict[str, Any]
     start: str | None = None
+    dropout_passes: tuple[int, ...] = (4, 8)
 
 
 _TUNING = {"batch_size": 128, "augment": "flip-crop", "validation": 0.0}
@@ -62,10 +66,15 @@ PRETRAINED: dict[str, dict[str, Case]] = {
             f"{title}, CIFAR-10, public weights",
             {"name": "cifar10"},
             {"name": name},
-            {"epochs": epochs, **_TUNING},
+            {"epochs": epochs, "examples": examples, **_TUNING},
             "public",
+            dropout_passes=passes,
         )
-        for name, title, epochs in (("resnet20", "ResNet-20", 2), ("resnet56", "ResNet-56", 1))
+        # 600 and 200 steps: all rows together in less than 90 minutes on two cores.
+        for name, title, epochs, examples, passes in (
+            ("resnet20", "ResNet-20", 2, 38_400, (4, 8, 16)),
+            ("resnet56", "ResNet-56", 1, 25_600, (4, 8)),
+        )
     },
     "smoke": {
         "convnet": Case(

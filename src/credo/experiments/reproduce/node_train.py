@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor
 
 from credo.core.posterior import Posterior
-from credo.data import Dataset, corruption_kinds
+from credo.data import Dataset, Split, corruption_kinds
 from credo.evaluate import ece, nll_each, temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.runs import Run, versions
 from credo.experiments.shift import shift_study
 from credo.experiments.sizes import parameter_counts
 from credo.methods import Ensemble, NodeBNN
-from credo.predict import ClassPrediction, predict
+from credo.predict import predict_classes
 
 Tables = dict[str, Any]
 
@@ -27,22 +28,21 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     if arguments["twin"] is not None:
         finish(Run(folder / "twin"), arguments["twin"])
         tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
-    first, *_ = arguments["passes"]
+    counts: list[int] = arguments["passes"]
     numbers: dict[str, dict[str, float]] = {}
     if arguments["variant"] == "sgd":
         prepared = prepare(make_experiment(tables))
         posterior, dataset, seconds = prepared.posterior, prepared.dataset, 0.0
     else:
-        posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=first)
-        numbers |= {} if known is None else {f"{first}": known}
-    for passes in arguments["passes"]:
-        if f"{passes}" in numbers:
-            continue
-        prediction = predict(posterior, in_order(dataset.test), draws=passes)
-        assert isinstance(prediction, ClassPrediction)
-        numbers[f"{passes}"] = scores(prediction.probs, prediction.targets)
+        # The run measures itself; where several numbers of passes are wanted, it does so with one.
+        draws = counts[0] if len(counts) == 1 else 1
+        posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=draws)
+        if known is not None and counts == [draws]:
+            numbers[f"{draws}"] = known
+    for count, probs, labels in () if numbers else nested(posterior, dataset.test, counts):
+        numbers[f"{count}"] = scores(probs, labels)
         if arguments["variant"] == "sgd":
-            numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)
+            numbers["scaled"] = scores(cross_scaled(probs, labels), labels)
     about = {key: arguments[key] for key in ("network", "variant")}
     sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
     return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
@@ -54,8 +54,7 @@ def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     run = {"members": arguments["members"], "draws": asked["draws"]}
     posterior, dataset, seconds, clean = trained(arguments["experiment"], folder, **run)
     if clean is None:
-        prediction = predict(posterior, in_order(dataset.test), draws=asked["draws"])
-        assert isinstance(prediction, ClassPrediction)
+        prediction = predict_classes(posterior, in_order(dataset.test), draws=asked["draws"])
         clean = scores(prediction.probs, prediction.targets)
     kinds = corruption_kinds(asked["kinds"], channels=dataset.input_shape[0])
     shift = shift_study(posterior, dataset.test, kinds=kinds, examples=asked["examples"], draws=asked["draws"])
@@ -93,6 +92,19 @@ def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:
     """Train a run to its result, or go on with it."""
     for _ in run.train(make_experiment(tables), draws=draws):
         pass
+
+
+def nested(posterior: Posterior, test: Split, counts: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """Each of the increasing numbers of passes, the mean probabilities of as many, and the labels.
+
+    No pass is made anew for the next number.
+    """
+    total, done = torch.zeros(()), 0
+    for part, count in enumerate(counts):
+        prediction = predict_classes(posterior, in_order(test), draws=count - done, seed=part)
+        total = total + (count - done) * prediction.probs
+        done = count
+        yield count, total / done, prediction.targets
 
 
 def scores(probs: Tensor, labels: Tensor | None) -> dict[str, float]:
