@@ -29,11 +29,13 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
 
 $(VENV)/.run: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): PyTorch and a few packages, some minutes on the first call …"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
+	@echo "Adding the tools of the tests …"
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	touch $@

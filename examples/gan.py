@@ -21,7 +21,7 @@ from credo.data import Batches, DataMissingError, Dataset, Split, as_float, load
 from credo.experiments.runs import versions
 from credo.models import build_model, dcgan_discriminator, dcgan_generator
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--seed", type=int, default=0, help="of both GANs: networks, noise, order of images")
 parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all scores, with seed and versions")
 parser.add_argument("--quick", action="store_true", help="a few seconds, only to see it run")

@@ -29,7 +29,7 @@ from credo.models.espcn import enlarged, reduced
 UPSCALE, SIDE, STRIDE, LARGEST = 3, 51, 21, 639
 IMAGES = 400  # of a folder at most: all of them are in memory, a large one with 1.6 MB
 HOPPER, SUFFIXES = "grace_hopper.jpg", (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("folder", nargs="?", type=Path, help="images to learn from")
 parser.add_argument("--test", type=Path, help="images to be tried on instead of every fifth of the other folder")
 parser.add_argument("--seed", type=int, default=0)
