@@ -171,3 +171,9 @@ def test_integer_parameters_are_refused_by_name() -> None:
     network.codes = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedModelError, match=r"codes is torch\.int8"):
         check_model(network)
+
+
+def test_a_name_like_a_glob_gives_its_value_to_no_other_parameter() -> None:
+    layout = Layout({"conv3.weight": torch.zeros(2)}, known=["conv[3x3].weight", "conv3.weight"])
+    filled = layout.fill({"conv[3x3].weight": 2.0, "*": 1.0}, what="Prior std")
+    assert torch.equal(torch.as_tensor(filled), torch.ones(2))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.data import CORRUPTIONS, SEVERITIES, corrupt, corruption_kinds
-from credo.data.corruptions_blur import motion, moved, smooth, zoom
+from credo.data.corruptions_blur import defocus, motion, moved, smooth, zoom
 
 KINDS = list(CORRUPTIONS)
 FIXED = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg", "gaussian-blur", "saturate"}
@@ -295,3 +295,13 @@ def test_motion_and_zoom_leave_no_ghosts_of_large_images() -> None:
     x[..., 112, 192] = 1
     ray = zoom(x, 0.34, torch.Generator().manual_seed(0))[0, 0, 112, 194:217]
     assert ray.min() > 0.5 * ray.max()
+
+
+def test_a_large_disc_has_no_holes() -> None:
+    x = torch.zeros(1, 1, 601, 601)
+    x[..., 300, 300] = 1
+    radius = 0.078 * 601
+    disc = defocus(x, 0.078, torch.Generator())[0, 0]
+    rows, columns = torch.meshgrid(*2 * [torch.arange(601) - 300], indexing="ij")
+    inside = disc[(rows**2 + columns**2).sqrt() < radius - 2]
+    torch.testing.assert_close(inside, torch.full_like(inside, 1 / (math.pi * radius**2)), rtol=0.05, atol=0)

@@ -47,11 +47,13 @@ def test_budgets_are_equal() -> None:
     cells = {cell.name: cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet20",))}
     costs = {name: cost(given) for name, given in cells.items()}
     assert {count for name, count in costs.items() if not name.endswith("sgd")} == {2 * 38_400}
-    assert cells["resnet20-mc-dropout"]["passes"] == [4, 8, 16]
+    assert cells["resnet20-mc-dropout"]["passes"] == [4, 8, 16, 32]
     assert cells["resnet20-ensemble"]["passes"] == [4]
     assert cells["resnet20-ibnn-16"]["passes"] == [16]
     large = [cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet56",))]
     assert {cost(given) for given in large if given["variant"] != "sgd"} == {25_600}
+    full = [cell.arguments for cell in node_bnn.tuned_cells("paper")]
+    assert {cost(given) for given in full if given["variant"] != "sgd"} == {100_000}
     scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
     assert len({cost(given) for given in scratch}) == 1
 
@@ -329,6 +331,6 @@ def test_the_longest_rows_are_run_first(monkeypatch: pytest.MonkeyPatch, tmp_pat
     list(node_bnn.run_tuned(tmp_path, scale="cpu", jobs=2))
     assert names[:2] == ["resnet56-ibnn-32", "resnet56-ibnn-16"]
     assert [name.partition("-")[0] for name in names] == ["resnet56"] * 7 + ["resnet20"] * 7
-    assert names[7] == "resnet20-ibnn-32"
-    assert set(names[8:10]) == {"resnet20-mc-dropout", "resnet20-ibnn-16"}
+    assert set(names[7:9]) == {"resnet20-mc-dropout", "resnet20-ibnn-32"}
+    assert names[9] == "resnet20-ibnn-16"
     assert names[-1] == "resnet20-sgd"

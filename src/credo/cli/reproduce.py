@@ -74,6 +74,8 @@ def reproduce_command(
             return
         for result in results:
             print_table(result.title, result.columns, result.rows)
+            for note in result.notes:
+                say(note)
 
 
 def _list_studies(as_json: bool) -> None:
@@ -165,7 +167,5 @@ def _run(
     result = chosen.table[key](records, scale, **other)
     file = "-".join([name.replace(" ", ""), *other.values()])
     write_json(folder / f"{file}.json", {"scale": scale, **asdict(result)})
-    for note in result.notes:
-        say(note)
     say(f"records are in {folder}")
     return result

@@ -114,7 +114,7 @@ class Layout:
 
     def _value_for(self, name: str, values: Mapping[str, float | Tensor], what: str) -> Tensor:
         for pattern, value in values.items():
-            if matches(name, pattern, self.names):
+            if matches(name, pattern, self.known or self.names):
                 tensor = torch.as_tensor(value, dtype=self.dtype).detach()
                 try:
                     return tensor.expand(self.shapes[name])

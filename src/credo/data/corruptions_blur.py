@@ -21,7 +21,8 @@ def defocus(x: Tensor, radius: float, generator: torch.Generator) -> Tensor:
     size = radius * max(x.shape[2:])
     reach = min(math.floor(size) + 1, min(x.shape[2:]) - 1)
     axis = torch.arange(-reach, reach + 1, dtype=x.dtype)
-    shifts = torch.cartesian_prod(*2 * [torch.linspace(-1, 1, 41, dtype=x.dtype)])
+    across = max(41, 2 * math.ceil(size) + 1)  # one a pixel at least, or points are left of the disc
+    shifts = torch.cartesian_prod(*2 * [torch.linspace(-1, 1, across, dtype=x.dtype)])
     shifts = size * shifts[shifts.square().sum(1) <= 1]
     # Between pixels, the image is interpolated linearly.
     rows, columns = ((1 - (axis[:, None] - shift).abs()).clamp_min(0) for shift in shifts.T)

@@ -25,6 +25,12 @@ def numbers_needed(posterior: Posterior) -> int:
     return sum(_point(part) + _spread(part) for part in posterior.parts)
 
 
+def node_numbers(posterior: Posterior) -> int:
+    """Means and deviations of node variables, of all components; 0 where there are none."""
+    parts = [part for part in posterior.parts if isinstance(part, NodeBNN)]
+    return sum(part.loc.numel() + part.rho.numel() for part in parts)
+
+
 def _point(part: Posterior) -> int:
     kept = sum(int(mask.sum()) for mask in part.masks().values())
     return kept + sum(p.numel() for p in part.likelihood.parameters())
@@ -34,7 +40,7 @@ def _spread(part: Posterior) -> int:
     if isinstance(part, BBB) and not part.spread.per_weight:
         return part.rho.numel()
     if isinstance(part, NodeBNN):
-        return part.loc.numel() + part.rho.numel()
+        return node_numbers(part)
     if isinstance(part, GaussianPosterior):
         masks = part.masks()
         return sum(int(masks[name].sum()) for name in part.std())

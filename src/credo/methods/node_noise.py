@@ -16,7 +16,7 @@ from credo.core.kernels import activations
 from credo.core.layers import RULES
 from credo.core.posterior import Nll
 from credo.core.squares.engine import is_running
-from credo.core.weights import substituted
+from credo.core.weights import join, substituted
 from credo.methods.node_layers import NodeLayer
 
 # Values [rows, nodes] for that many examples, in the graph of the posterior's parameters.
@@ -72,10 +72,10 @@ class ExampleNoise:
         used = [path for path, weight in silent.items() if weight.grad is not None]
         frozen = {p: w for p, w in silent.items() if not w.requires_grad and p not in tried}
         for path, weight in frozen.items():
-            name = f"{path}.weight" if path else "weight"
-            broken = {name: torch.full_like(weight, math.nan)}  # type: ignore[arg-type]
+            broken = {join(path, "weight"): torch.full_like(weight, math.nan)}  # type: ignore[arg-type]
             with torch.no_grad(), frozen_statistics(self.model), substituted(self.model, broken) as net:
-                used += [path] if not bool(torch.isfinite(nll(net)).all()) else []
+                if not bool(torch.isfinite(nll(net)).all()):
+                    used.append(path)
         if used:
             raise UnsupportedModelError(
                 f"The weights of {', '.join(used)} are used without a call of the layer, where noise for each example "

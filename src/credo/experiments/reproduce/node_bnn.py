@@ -66,9 +66,10 @@ def sizes_table(records: Records, scale: str) -> Table:
         counted = [layers, found["layers"], weights, f"{found['weights']:,}", nodes, found["nodes"]]
         rows.append([title, *counted, f"{ratio:,}", f"{found['weights'] / found['nodes']:,.0f}"])
     notes = [
-        "Nodes are inputs of Linear and Conv layers (channels of a conv). Our layers include shortcuts with weights. "
-        "LeNet: the paper's 42K are the parameters of its linear layers without padding of the image, its 23 nodes the "
-        "feature maps (1 + 6 + 16); ours counts as in the other rows."
+        "Nodes are inputs of Linear and Conv layers (channels of a conv). Our layers include shortcuts with weights, "
+        "and WideResNet's linear layer, which its 28 leaves out. LeNet: the paper's 42K are the parameters of its "
+        "linear layers without padding of the image, its 23 nodes the feature maps (1 + 6 + 16); ours "
+        "counts as in the other rows."
     ]
     columns = ["network", "layers paper", "layers", "weights paper", "weights", "nodes paper", "nodes"]
     columns += ["weights/node paper", "weights/node"]

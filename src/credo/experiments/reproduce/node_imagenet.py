@@ -18,13 +18,13 @@ from torch import Tensor
 from credo.core.errors import unknown
 from credo.data.errors import DataMissingError
 from credo.experiments.reproduce.node_rows import COMPONENTS, NODE_RATE
-from credo.experiments.reproduce.node_train import cross_scaled, node_numbers, scores
+from credo.experiments.reproduce.node_train import cross_scaled, scores
 from credo.experiments.reproduce.tables import Cell
 from credo.experiments.runs import versions
-from credo.experiments.sizes import parameter_counts
+from credo.experiments.sizes import node_numbers, parameter_counts
 from credo.methods import MAP, NodeBNN
 from credo.models import build_model, load_named_weights
-from credo.predict import ClassPrediction, predict
+from credo.predict import predict_classes
 from credo.training import train
 
 WEIGHTS = ("resnet50.safetensors", "resnet50.pth")
@@ -206,8 +206,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "checkpoint.pt"
         seconds = sum(r.seconds for r in train(posterior, training, epochs=arguments["epochs"], checkpoint=path))
-    prediction = predict(posterior, test, draws=components)
-    assert isinstance(prediction, ClassPrediction)
+    prediction = predict_classes(posterior, test, draws=components)
     numbers = {str(components): scores(prediction.probs, prediction.targets)}
     if variant == "sgd":
         numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)

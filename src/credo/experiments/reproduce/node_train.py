@@ -15,8 +15,8 @@ from credo.evaluate import ece, nll_each, temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.runs import Run, versions
 from credo.experiments.shift import shift_study
-from credo.experiments.sizes import parameter_counts
-from credo.methods import Ensemble, NodeBNN
+from credo.experiments.sizes import node_numbers, parameter_counts
+from credo.methods import Ensemble
 from credo.predict import predict_classes
 
 Tables = dict[str, Any]
@@ -29,20 +29,21 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         finish(Run(folder / "twin"), arguments["twin"])
         tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
     counts: list[int] = arguments["passes"]
-    numbers: dict[str, dict[str, float]] = {}
     if arguments["variant"] == "sgd":
         prepared = prepare(make_experiment(tables))
-        posterior, dataset, seconds = prepared.posterior, prepared.dataset, 0.0
+        posterior, dataset, seconds, known = prepared.posterior, prepared.dataset, 0.0, None
     else:
         # The run measures itself; where several numbers of passes are wanted, it does so with one.
         draws = counts[0] if len(counts) == 1 else 1
         posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=draws)
-        if known is not None and counts == [draws]:
-            numbers[f"{draws}"] = known
-    for count, probs, labels in () if numbers else nested(posterior, dataset.test, counts):
-        numbers[f"{count}"] = scores(probs, labels)
-        if arguments["variant"] == "sgd":
-            numbers["scaled"] = scores(cross_scaled(probs, labels), labels)
+    numbers: dict[str, dict[str, float]] = {}
+    if known is not None and len(counts) == 1:
+        numbers[f"{counts[0]}"] = known
+    else:
+        for count, probs, labels in nested(posterior, dataset.test, counts):
+            numbers[f"{count}"] = scores(probs, labels)
+            if arguments["variant"] == "sgd":
+                numbers["scaled"] = scores(cross_scaled(probs, labels), labels)
     about = {key: arguments[key] for key in ("network", "variant")}
     sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
     return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
@@ -126,9 +127,3 @@ def cross_scaled(probs: Tensor, labels: Tensor | None) -> Tensor:
     for fit, use in ((half, ~half), (~half, half)):
         result[use] = temperature_scale(logs[fit], labels[fit])(logs[use])
     return result
-
-
-def node_numbers(posterior: Posterior) -> int:
-    """Means and deviations of node variables, of all components; 0 where there are none."""
-    parts = [part for part in posterior.parts if isinstance(part, NodeBNN)]
-    return sum(part.loc.numel() + part.rho.numel() for part in parts)
