@@ -81,7 +81,7 @@ def check_same(found: list[dict[str, Any]], one: dict[str, Any], names: Iterable
             assert [v or 0.0 for v in ours] == pytest.approx([v or 0.0 for v in theirs], rel=max(tolerance, 1e-9))
 
 
-# Twenty steps in double precision: what is left are roundings, which single precision would make 1e-6.
+# Twelve steps in double precision: what is left are roundings, which single precision would make 1e-6.
 @pytest.mark.parametrize("world", [2, 4])
 def test_several_processes_make_the_steps_of_one(folder: Path, world: int) -> None:
     one = load(folder, "same_as_one", 1)[0]

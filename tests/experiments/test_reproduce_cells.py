@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -142,6 +145,46 @@ def test_workers_give_the_numbers_of_this_process(tmp_path: Path, monkeypatch: p
         assert len(records) == 2
         assert all(record.pop("wall")["seconds"] >= record.pop("seconds") > 0 for record in records.values())
     assert here == there
+
+
+ENDLESS = """
+import os, sys, time
+from pathlib import Path
+from credo.experiments.reproduce.tables import Cell, run_cells
+
+def work(arguments, place):
+    Path(sys.argv[1], f"{arguments['value']}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    list(run_cells(work, [Cell(name, {"value": name}) for name in "ab"], Path(sys.argv[1], "records"), jobs=2))
+"""
+
+
+def test_workers_end_with_a_killed_command(tmp_path: Path) -> None:
+    """Else they would train on, beside those of the command that goes on in the same folder."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    with subprocess.Popen([sys.executable, str(tmp_path / "endless.py"), str(tmp_path)]) as command:
+        wait_for(lambda: [p.read_text() != "" for p in sorted(tmp_path.glob("*.pid"))] == [True, True])
+        command.kill()
+    workers = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+    assert len({*workers, command.pid}) == 3
+    wait_for(lambda: not any(map(lives, workers)))
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 @pytest.mark.parametrize("scale", tables.SCALES)

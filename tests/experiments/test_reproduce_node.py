@@ -17,7 +17,7 @@ from credo.data.errors import DataMissingError
 from credo.evaluate import temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.reproduce import STUDIES, node_bnn, node_imagenet, node_rows, node_train
-from credo.experiments.reproduce.tables import SCALES
+from credo.experiments.reproduce.tables import SCALES, run_cells
 from credo.experiments.runs import CHECKPOINT, Run
 from credo.models import build_model
 from credo.training.checkpoint import load_checkpoint
@@ -142,7 +142,7 @@ def test_shifted_rows(tmp_path: Path) -> None:
     records = {}
     # With several jobs they may arrive in any order.
     for name in ("convnet-node-bnn-10", "convnet-node-bnn-0", "convnet-ensemble"):
-        records[name] = node_train.shift_cell(cells[name].arguments, tmp_path / name)
+        ((_, records[name]),) = run_cells(node_train.shift_cell, [cells[name]], tmp_path, jobs=1)
         assert set(records[name]["shift"]["severities"]) == set("12345")
     assert node_bnn.scratch_cells("smoke")[3] == node_bnn.gamma_cells("smoke")[0], "trained once for both tables"
     table = node_bnn.scratch_table({n: records[n] for n in list(records)[1:]}, "smoke")
@@ -152,7 +152,7 @@ def test_shifted_rows(tmp_path: Path) -> None:
     assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
     experiment = make_experiment(cells["convnet-node-bnn-0"].arguments["experiment"])
     trained = prepare(experiment).posterior
-    trained.load_state_dict(load_checkpoint(tmp_path / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
+    trained.load_state_dict(load_checkpoint(tmp_path / "runs" / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
     assert trained.steps == 4 * 10, "1238 images, 128 a batch"
     assert experiment.method["warmup_steps"] == 26, "two thirds of the steps that were made"
     wrong = records["convnet-node-bnn-0"]["shift"]["severities"]["3"]["accuracy"]
@@ -160,6 +160,7 @@ def test_shifted_rows(tmp_path: Path) -> None:
     shift = records["convnet-node-bnn-0"]["shift"]["mean"]
     assert swept.rows[0][7:9] == [f"{100 * (1 - shift['accuracy']):.1f}", f"{shift['nll']:.3f}"]
     assert swept.columns[7:9] == ["shift error %", "shift NLL"]
+    assert swept.rows[0][-1] == f"{records['convnet-node-bnn-0']['wall']['cpu_seconds'] / 60:.1f}"
 
 
 def test_scaled_probabilities_use_the_other_half() -> None:

@@ -231,7 +231,7 @@ def _shifted(title: str, record: dict[str, Any]) -> list[Any]:
     error = f"{100 * (1 - shift['mean']['accuracy']):.1f}"
     mean = [error, f"{shift['mean']['nll']:.3f}", f"{shift['mean']['ece']:.3f}"]
     ours = [f"{clean['error']:.2f}", f"{clean['nll']:.3f}", f"{clean['ece']:.3f}"]
-    return [title, *ours, *levels, *mean, f"{record['seconds'] / 60:.1f}"]
+    return [title, *ours, *levels, *mean, f"{record['wall']['cpu_seconds'] / 60:.1f}"]
 
 
 def _notes(scale: str, budgets: str = "") -> list[str]:
@@ -239,7 +239,7 @@ def _notes(scale: str, budgets: str = "") -> list[str]:
     count = "all" if asked["examples"] is None else asked["examples"]
     return [
         f"Corruptions are Credo's own ({asked['kinds']}), on {count} test images, {asked['draws']} draws; means over "
-        f"kinds.{budgets} One seed. min: minutes of training.",
+        f"kinds.{budgets} One seed. min: minutes of one core, training and measuring.",
         *smoke_note(scale),
     ]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -54,9 +56,8 @@ def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> 
 
     `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
     killed reproduction goes on where it stopped. A record of other arguments is refused. Data files of all cells are
-    looked for before the first is run. `wall` says how long the cell
-    took from its beginning to its record, and how long it had a processor; after a kill that is only the last part, and
-    `resumed` is true.
+    looked for before the first is run. `wall` says how long the cell took from its beginning to its record, and how
+    long it had a processor; after a kill that is only the last part, and `resumed` is true.
     """
     waiting = []
     for cell in cells:
@@ -90,8 +91,22 @@ def _require_data(cells: Iterable[Cell]) -> None:
 
 
 def _start_worker() -> None:
+    _end_with_parent()
     _one_thread()
     flush_denormals()
+
+
+def _end_with_parent() -> None:
+    """Workers of a killed command would train on, in the folder that the next one goes on with."""
+    parent = parent_process()
+    if parent is None:  # not a process of its own
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _one_thread() -> None:
