@@ -6,8 +6,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,16 +54,21 @@ def torchrun(rank: int, endpoint: str, folder: Path, options: Sequence[str] = ()
 def run_both(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]) -> None:
     common = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     common |= {"OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(c, env=common | e, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for c, e in zip(commands, environments, strict=True)
-    ]
-    try:
-        outputs = [node.communicate(timeout=PATIENCE)[0] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
+    with ExitStack() as stack:
+        # Into files: what each of them said is there to read, also if another one never ends.
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        nodes = [
+            stack.enter_context(subprocess.Popen(c, env=common | e, stdout=out, stderr=subprocess.STDOUT))
+            for c, e, out in zip(commands, environments, said, strict=True)
+        ]
+        stack.callback(lambda: [node.kill() for node in nodes])
+        limit = time.monotonic() + PATIENCE
+        while any(node.poll() is None for node in nodes) and time.monotonic() < limit:
+            time.sleep(0.1)
+        codes = [node.returncode for node in nodes]
+        for out in said:
+            out.seek(0)
+        assert codes == [0, 0], "\n".join(f"-- exit code {c}\n{out.read()}" for c, out in zip(codes, said, strict=True))
 
 
 def assert_same_run(folder: Path, reference: Path) -> None:
