@@ -122,6 +122,28 @@ def test_torchrun_gives_the_numbers_of_one_process(reference: Path, tmp_path: Pa
     assert files == sorted(path.name for path in reference.iterdir())
 
 
+def test_the_process_group_is_left_before_python_ends(tmp_path: Path) -> None:
+    """Else threads of gloo may still run then, and abort the process: once in some dozens of runs."""
+    script = tmp_path / "watched.py"
+    script.write_text(
+        "import atexit, sys, torch.distributed as dist\n"
+        "atexit.register(lambda: print('left:', not dist.is_initialized(), file=sys.stderr))\n"
+        "from credo.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--", str(script)]
+    options = ["train", "model.hidden=[4]", "training.epochs=1", "training.examples=64", "training.validation=0"]
+    done = subprocess.run(
+        [*command, *options, "--draws=1", f"--run={tmp_path / 'two'}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("left: True") == 2, done.stderr
+
+
 def reference_table_rows(reference: Path) -> int:
     """How often the word accuracy is in the table of one process."""
     return train_here(reference).count("accuracy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from credo.cli import (
     train,
 )
 from credo.core.denormals import flush_denormals
+from credo.core.distribute import leave
 from credo.version import __version__
 
 # In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
@@ -56,7 +57,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def _done(result: Any, **options: Any) -> None:
+    leave()
+
+
+@app.callback(result_callback=_done)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")

@@ -83,6 +83,12 @@ def join(timeout: float = 300.0, device: torch.device | str = "cpu") -> Team:
     return Team(world, world)
 
 
+def leave() -> None:
+    """Leave the other processes once all is done: a Python that ends while gloo's threads run may abort (SIGABRT)."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _count() -> int:
     """How many processes there are, without asking them."""
     if dist.is_available() and dist.is_initialized():
