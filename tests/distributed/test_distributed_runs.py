@@ -123,7 +123,7 @@ def test_torchrun_gives_the_numbers_of_one_process(reference: Path, tmp_path: Pa
 
 
 def test_the_process_group_is_left_before_python_ends(tmp_path: Path) -> None:
-    """Else threads of gloo may still run then, and abort the process: once in some dozens of runs."""
+    """Else threads of gloo may still run then, and processes were seen to abort at their very end."""
     script = tmp_path / "watched.py"
     script.write_text(
         "import atexit, sys, torch.distributed as dist\n"
