@@ -165,7 +165,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def _one_pass(self, closure: Closure, watch: InputWatch, *, frozen: bool) -> Any:
         model = self.posterior.model
-        with torch.enable_grad(), frozen_statistics(model) if frozen else nullcontext(), self.posterior.trial():
+        still = frozen_statistics(model) if frozen else nullcontext()
+        with torch.enable_grad(), still, self.posterior.trial(in_place=True):
             with watch.over(model):
                 loss = closure()
             number = _number(loss)
@@ -187,7 +188,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         kept = statistics_kept_on_error(self.posterior.model)
         with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team), torch.enable_grad():
             try:
-                with self.posterior.trial() as net:
+                with self.posterior.trial(in_place=True) as net:
                     yield net
             except PlanChangedError as error:
                 raise PlanChangedError(
@@ -198,7 +199,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _sampled(self) -> Iterator[nn.Module]:
-        with self._alone(), self.posterior.sampled() as net:
+        with self._alone(), self.posterior.sampled_in_place() as net:
             yield net
 
     @contextmanager
@@ -209,11 +210,12 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "A draw is in the network's place already: steps and sampled_params blocks do not nest. Inside a "
                 "closure the network is a draw without a block; step() comes after the block has ended."
             )
-        self._in_use = True
-        try:
-            yield
-        finally:
-            self._in_use = False
+        with self.posterior.guard.exclusive(self.posterior):
+            self._in_use = True
+            try:
+                yield
+            finally:
+                self._in_use = False
 
     def _record(self, loss: float) -> None:
         gathered = self._engine._gathered

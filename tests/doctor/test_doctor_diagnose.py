@@ -97,12 +97,16 @@ def test_an_error_inside_changes_nothing_either(trained: Trained, loaders: Any) 
     posterior = trained("bbb", "conv", fresh=True).train()
     before = snapshot(posterior)
 
+    stages = []
+
     def fail(stage: str, done: int, total: int) -> None:
-        if stage == STAGES[4]:
-            posterior.model.fc1.register_forward_pre_hook(broken)
+        stages.append(stage)
 
     def broken(module: nn.Module, inputs: Any) -> None:
-        raise RuntimeError("out of memory")
+        if STAGES[4] in stages:
+            raise RuntimeError("out of memory")
+
+    posterior.model.fc1.register_forward_pre_hook(broken)
 
     with pytest.raises(RuntimeError, match="out of memory"):
         diagnose(posterior, loaders("conv")[0], draws=2, examples=100, on_stage=fail)

@@ -131,15 +131,16 @@ def test_inference_mode_is_right_too() -> None:
 class Later(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Linear(3, 3)
+        self.last, self.calls = nn.Linear(3, 3), 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 2:
+        self.calls += 1
+        if self.calls > 1:
             x -= 1.0
         return self.last(x)
 
 
-def test_a_change_that_the_trial_did_not_show_is_an_error() -> None:
+def test_a_change_that_the_first_pass_did_not_show_is_an_error() -> None:
     with pytest.raises(credo.CredoError, match=r"changed its input in place.*clone"):
         credo.predict(credo.BBB(Later(), data_size=5), inputs("minus"), strategy="loop")
 
@@ -148,4 +149,4 @@ def test_ordinary_networks_get_the_very_input(mlp: Callable[..., nn.Module], x: 
     net, seen = mlp(), list[int]()
     net.register_forward_pre_hook(lambda _, args: seen.append(args[0].data_ptr()))
     credo.predict(credo.BBB(net, data_size=5), x, draws=6, strategy="loop")
-    assert seen.count(x.data_ptr()) == 6
+    assert seen.count(x.data_ptr()) == 5  # after a first pass on a copy

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.predict.engine import evaluating
 from credo.predict.strategies import Activation, Batched, Loop, Stacked, Strategy, choose_strategy
 
 WIDE = {"data_size": 10, "std_init": 0.3}
 
 
 def plan_for(posterior: credo.Posterior, x: Tensor, name: str = "auto", *, shared: bool = False) -> Strategy:
-    with torch.no_grad():
-        posterior.eval()
-        return choose_strategy(posterior, x, name=name, draws=10_000, shared=shared, seed=0)
+    with torch.no_grad(), evaluating(posterior, 0) as frozen:
+        return choose_strategy(frozen, x, name=name, draws=10_000, shared=shared, seed=0)
 
 
 class Reused(nn.Module):

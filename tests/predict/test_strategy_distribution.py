@@ -156,7 +156,7 @@ def test_the_comparison_above_would_notice_a_wrong_distribution() -> None:
     posterior = credo.BBB(network, random="first.*", **WIDE)
     x = torch.ones(1, 3)
     slow = many_outputs(posterior, x, "loop", count=1500, seed=1)
-    wrong = Activation(posterior, "first", posterior.model.first, Passes(copies=False))
+    wrong = Activation(posterior, "first", posterior.model.first, Passes())
     with torch.no_grad(), posterior.seeded(2):
         fast = wrong.outputs(x, 1500)
     assert ks_2samp(slow[:, 0, 0], fast[:, 0, 0]).pvalue < 1e-5

@@ -50,24 +50,23 @@ class PosteriorLogits:
     def __call__(self, x: Tensor) -> Tensor:
         """Gradients reach the inputs through all draws at once."""
         self.calls += 1
-        posterior = self.posterior
-        with evaluating(posterior), posterior.seeded(_seed(self.seed, self.calls)):
+        with evaluating(self.posterior, _seed(self.seed, self.calls)) as frozen:
             outputs = []
-            for draw in self.kept if self.kept is not None else self._fresh():
-                with posterior.sampled(draw) as net:
+            for draw in self.kept if self.kept is not None else self._fresh(frozen):
+                with frozen.sampled(draw) as net:
                     outputs.append(self.likelihood.log_probs(net(x.clone())))
         together = torch.stack(outputs)
         return together if self.threat == "fresh" else together.logsumexp(0) - math.log(len(together))
 
-    def _fresh(self) -> Iterable[dict[str, Tensor]]:
+    def _fresh(self, frozen: Posterior) -> Iterable[dict[str, Tensor]]:
         with torch.no_grad():
             # Before the passes: activation noise uses the same generator.
-            return list(self.posterior.draws(self.draws))
+            return list(frozen.draws(self.draws))
 
     def _fixed(self) -> list[dict[str, Tensor]]:
-        with torch.no_grad(), self.posterior.seeded(_seed(self.seed, 0)):
+        with torch.no_grad(), self.posterior.snapshot(seed=_seed(self.seed, 0)) as frozen:
             # `draw` of a mixture chooses the member at random, `draws` goes through them in turn.
-            kept = [self.posterior.draw()] if self.threat == "one" else list(self.posterior.draws(self.draws))
+            kept = [frozen.draw()] if self.threat == "one" else list(frozen.draws(self.draws))
         if self.posterior.is_random and not kept[0]:
             raise ValueError(
                 f"{type(self.posterior).__name__} has no network to fix: its noise is new in every pass. "

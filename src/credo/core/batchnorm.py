@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.skeleton import private_network
 from credo.core.weights import Draw, substituted
 
 _TRACKING = nn.modules.batchnorm._NormBase
@@ -70,14 +71,15 @@ def refresh_statistics(
 
     A batch is a tensor or a tuple whose first entry is the input; `most` limits how many are used.
     """
-    modules = tracking_layers(model)
-    if not modules:
+    if not tracking_layers(model):
         return
+    net = model if draw is None else private_network(model)
+    modules = tracking_layers(net)
     before = [(m, m.momentum, m.training) for m in modules]
     count = 0
     try:
         # Inside: a member of an ensemble brings its own statistics, which are then the ones to estimate.
-        with substituted(model, draw or {}):
+        with substituted(net, draw or {}):
             for module in modules:
                 module.reset_running_stats()
                 module.train()
@@ -85,7 +87,7 @@ def refresh_statistics(
                 for module in modules:
                     # None is the plain average for batch norm, but no update at all for instance norm.
                     module.momentum = None if _is_batch_norm(module) else 1 / (count + 1)
-                model(_inputs(batch))
+                net(_inputs(batch))
                 count += 1
                 if most is not None and count >= most:
                     break

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -37,6 +39,16 @@ class CurvaturePlan:
         self.model, self.layers, self.aliases = model, tuple(layers), aliases
         self.others = tuple(others)
         self.squares = SquarePlan(model, others, aliases) if others else None
+
+    def on(self, model: nn.Module) -> CurvaturePlan:
+        """The same plan for another copy of the network."""
+        if model is self.model:
+            return self
+        plan = copy.copy(self)
+        plan.model = model
+        plan.layers = tuple(replace(tap, layer=model.get_submodule(tap.path)) for tap in self.layers)
+        plan.squares = None if self.squares is None else self.squares.on(model)
+        return plan
 
     @contextmanager
     def watched(self) -> Iterator[Watch]:

@@ -8,19 +8,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.counts import is_count
 from credo.core.errors import UnsupportedModelError
+from credo.core.guard import Guard, exclusive_context, exclusively
 from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.skeleton import Skeleton
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
 from credo.core.team import Team
 from credo.core.weights import Draw, aliases, check_model, substituted
 
 Nll = Callable[[nn.Module], Tensor]
+# Methods that change a posterior or read what a step changes: every implementation of them holds the lock.
+_EXCLUSIVE = ("step", "gather", "update", "draw", "keep_")
+_EXCLUSIVE_CONTEXTS = ("prepared", "trial")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,9 @@ class Posterior(nn.Module, ABC):
     Owns its random generator: nothing reads or reseeds the global one. `lr_scale` multiplies every learning rate, for
     schedules; `steps` counts updates. Both the generator's state and the optimiser's are part of `state_dict()`.
     `team`, if any, are the processes that make its steps together (`distribute`).
+
+    Several threads may use one posterior. Draws go into private copies of the network's module tree, never into the
+    network itself; a step holds a lock, and what predicts works on a `snapshot` between two steps.
     """
 
     model: nn.Module
@@ -51,6 +60,13 @@ class Posterior(nn.Module, ABC):
     team: Team | None = None
     steps_in_team: ClassVar[bool] = False
     """Whether a step, if there is a team, averages over it all that differs between its processes."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for names, locked in ((_EXCLUSIVE, exclusively), (_EXCLUSIVE_CONTEXTS, exclusive_context)):
+            for name in names:
+                if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
+                    setattr(cls, name, locked(cls.__dict__[name]))
 
     def __init__(
         self,
@@ -66,6 +82,7 @@ class Posterior(nn.Module, ABC):
         check_model(model)
         if not is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
+        self.guard = Guard()
         self.model = model
         self.likelihood = make_likelihood(likelihood)
         self.data_size = int(data_size)
@@ -91,13 +108,19 @@ class Posterior(nn.Module, ABC):
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """While open, randomness comes from a generator of its own: evaluating never changes training."""
-        before = self.generator
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        """While open, randomness comes from a generator of its own. Not for several threads: use a `snapshot` there."""
+        parts = self.all_posteriors()
+        before = [part.generator for part in parts]
+        self.reseed_(seed)
         try:
             yield
         finally:
-            self._generator = before
+            for part, generator in zip(parts, before, strict=True):
+                part._generator = generator
+
+    def reseed_(self, seed: int) -> None:
+        """Take random numbers from a new generator from here on."""
+        self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def _reseed(self, *place: int) -> None:
         """In a team, all that is random from here on is a function of seed, step, place and part of the data alone.
@@ -132,6 +155,11 @@ class Posterior(nn.Module, ABC):
         count = len(self.parts)
         return -(-wanted // count) * count if self.is_random else count
 
+    @exclusively
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Continue where `state_dict()` was called."""
+        return super().load_state_dict(*args, **options)
+
     @abstractmethod
     def draw(self) -> dict[str, Tensor]:
         """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
@@ -146,11 +174,118 @@ class Posterior(nn.Module, ABC):
         return nullcontext()
 
     @contextmanager
+    def snapshot(self, *, seed: int | None = None, private: bool = True) -> Iterator[Self]:
+        """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
+
+        It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
+        network cannot be copied this is the posterior itself, under its lock.
+
+        Args:
+            seed: Start of its random numbers; None goes on with those of the posterior.
+            private: Copy what training changes. False shares all tensors, so that gradients reach the original's.
+        """
+        if self.guard.is_private:
+            yield self
+            return
+        with self.guard.exclusive(self):
+            skeleton = self.guard.take(self, private=private)
+            if skeleton is not None:
+                self._give_generators(skeleton, seed)
+        if skeleton is None:
+            with self._under_lock(seed):
+                yield self
+            return
+        try:
+            yield skeleton.module
+        except NotIsolatedError:
+            for part in self.all_posteriors():
+                part.guard.is_isolated = False
+            raise
+        finally:
+            with self.guard.exclusive(self):
+                if not private:
+                    skeleton.write_back()
+                self.guard.give_back(skeleton, private=private)
+
+    def _give_generators(self, skeleton: Skeleton, seed: int | None) -> None:
+        for part in self.guard.parts(self):
+            skeleton.copy_of(part)._generator = part.generator
+        if seed is not None:
+            skeleton.module.reseed_(seed)
+
+    @contextmanager
+    def _under_lock(self, seed: int | None) -> Iterator[None]:
+        """What `snapshot` is where there can be no copy: modes and generators come back afterwards."""
+        with self.guard.exclusive(self):
+            parts = self.all_posteriors()
+            generators, modes = [part._generator for part in parts], [(m, m.training) for m in self.modules()]
+            if seed is not None:
+                self.reseed_(seed)
+            try:
+                yield
+            finally:
+                for part, generator in zip(parts, generators, strict=True):
+                    part._generator = generator
+                for module, training in modes:
+                    module.training = training
+
+    def frozen_copy(self) -> Self:
+        """A copy for predictions, which does not change when training goes on, and may be used by several threads.
+
+        Cheaper than `copy.deepcopy`: optimiser states and frozen weights are not copied.
+        """
+        with self.guard.exclusive(self):
+            skeleton = self.guard.take(self, private=True)
+            if skeleton is None:
+                return copy.deepcopy(self)
+            for part in self.all_posteriors():
+                twin = skeleton.copy_of(part)
+                twin.guard = Guard()
+                twin.guard.is_watched = False  # its first pass is watched for what it reads of the original
+                twin._generator = torch.Generator(part.device).manual_seed(part.seed)
+        frozen: Self = skeleton.module
+        return frozen
+
+    def all_posteriors(self) -> list[Posterior]:
+        """This posterior and those that it is made of."""
+        return [module for module in self.modules() if isinstance(module, Posterior)]
+
+    def owns(self, net: nn.Module) -> bool:
+        """Whether this is the posterior's network, or the private copy that a step hands to the loss."""
+        parts = self.guard.parts(self)
+        return any(net is part.model or part.guard.is_training_copy(net) for part in parts)
+
+    @property
+    def _net(self) -> nn.Module:
+        """The network as training passes see it: a private copy of its modules with its own tensors."""
+        return self.guard.training_network(self.model)
+
+    @contextmanager
     def sampled(self, draw: Draw | None = None) -> Iterator[nn.Module]:
-        """The network as one draw (a fresh one unless given), for any use inside; undone on exit."""
+        """A private copy of the network with one draw in it (a fresh one unless given), for any use inside.
+
+        Use the network that this yields: the posterior's own `model` stays at the mean. Gradients reach the posterior's
+        parameters unless they are switched off, and passes in train mode update its running statistics.
+        """
+        # Passes in train mode are meant to move running statistics.
+        shared = torch.is_grad_enabled() or any(module.training for module in self.model.modules())
+        with self.snapshot(private=not shared) as copy, copy.sampled_in_place(draw) as net:
+            yield net
+
+    @contextmanager
+    def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+        """The network itself with one draw in the place of its weights; undone on exit. Not for several threads."""
         weights = self.draw() if draw is None else draw
-        with substituted(self.model, weights, self._aliases), self.noise():
+        own = self.guard.holding(not self.guard.is_private)
+        with substituted(self.model, weights, self._aliases), self.noise(), own:
             yield self.model
+
+    @contextmanager
+    def _with_draw(self, weights: Draw, in_place: bool) -> Iterator[nn.Module]:
+        """The network that a training pass runs on with these weights; the user's own one if `in_place`."""
+        net = self.model if in_place else self._net
+        with substituted(net, weights, self._aliases), self.guard.holding(in_place):
+            yield net
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """One stochastic pass."""

@@ -18,9 +18,9 @@ Replace = Callable[[nn.Module, Tensor, Tensor], Tensor]
 class LayerUseError(CredoError, RuntimeError):
     """Layers did not run exactly once in a pass; `paths` names them."""
 
-    def __init__(self, paths: list[str]) -> None:
+    def __init__(self, paths: list[str], *, some_fired: bool) -> None:
         super().__init__(f"These layers did not run exactly once in the pass: {', '.join(paths)}.")
-        self.paths = paths
+        self.paths, self.some_fired = paths, some_fired
 
 
 def covered_layers(model: nn.Module, tied: set[str]) -> dict[str, nn.Module]:
@@ -70,7 +70,7 @@ def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -
         yield
         wrong = [path for path, count in fired.items() if count != 1]
         if wrong:
-            raise LayerUseError(wrong)
+            raise LayerUseError(wrong, some_fired=any(fired.values()))
     finally:
         for handle in handles:
             handle.remove()

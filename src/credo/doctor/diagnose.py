@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +51,24 @@ def diagnose(
     afterwards what they were.
     """
     _check(posterior, twin, draws)
+    options: dict[str, Any] = {"test": test, "draws": draws, "data_size": data_size, "examples": examples}
+    with posterior.snapshot() as frozen, nullcontext() if twin is None else twin.snapshot() as plain:
+        return _diagnose(frozen, loader, plain, **options, history=history, seed=seed, on_stage=on_stage)
+
+
+def _diagnose(
+    posterior: Posterior,
+    loader: Iterable[Any],
+    twin: Posterior | None,
+    *,
+    test: Iterable[Any] | None,
+    draws: int,
+    data_size: int | None,
+    examples: int,
+    history: Sequence[Mapping[str, Any]],
+    seed: int,
+    on_stage: OnStage | None,
+) -> Diagnosis:
     stages = iter(range(len(STAGES)))
 
     def stage() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from credo.core.posterior import Posterior
 from credo.core.weights import substituted
-from credo.predict.engine import evaluating
 
 
 def leaves(posterior: Posterior) -> list[Posterior]:
@@ -29,7 +28,7 @@ def quiet(posterior: Posterior, seed: int, *, training: bool = False) -> Iterato
     """
     cuda = [posterior.device] if posterior.device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.enter_context(evaluating(posterior))
+        stack.enter_context(_kept_modes(posterior))
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         torch.default_generator.manual_seed(seed)  # torch's own dropout reads the global generator
         stack.enter_context(posterior.seeded(seed))
@@ -38,6 +37,18 @@ def quiet(posterior: Posterior, seed: int, *, training: bool = False) -> Iterato
             for leaf in leaves(posterior):
                 stack.enter_context(substituted(leaf.model, copied_buffers(leaf.model)))
         yield
+
+
+@contextmanager
+def _kept_modes(posterior: Posterior) -> Iterator[None]:
+    """Eval mode while open; every module's own mode comes back after it."""
+    modes = [(module, module.training) for module in posterior.modules()]
+    posterior.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def copied_buffers(model: nn.Module) -> dict[str, Tensor]:

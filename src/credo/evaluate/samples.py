@@ -109,14 +109,14 @@ def study_batches(
     if not isinstance(likelihood, ClassLikelihood):
         raise TypeError("Studies of single networks count right labels: they need a class likelihood.")
     plan = None
-    with evaluating(posterior), posterior.seeded(seed):
+    with evaluating(posterior, seed) as frozen:
         for x, y in batches_of(batches, 1024):
             if y is None:
                 raise ValueError("Studies of single networks need batches of (inputs, labels).")
-            x, y = x.to(posterior.device), y.to(posterior.device)
+            x, y = x.to(frozen.device), y.to(frozen.device)
             if plan is None:
-                plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
-            with posterior.seeded(seed):
+                plan = choose_strategy(frozen, x, name="auto", draws=draws, shared=True, seed=seed)
+            with frozen.seeded(seed):
                 plan.restart()
                 see(_pieces(likelihood, plan, x, y, draws))
     if plan is None:

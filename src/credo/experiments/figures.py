@@ -21,6 +21,7 @@ from credo.experiments.uncertainty_figure import (
 )
 from credo.methods import MAP, VOGN
 from credo.models import build_model
+from credo.predict.engine import evaluating
 from credo.training import fit
 
 # Epochs, draws a step, draws shown, points along each side of the grid.
@@ -105,19 +106,19 @@ def _network(seed: int) -> torch.nn.Module:
 def _panel(title: str, posterior: Posterior, axis: Tensor, draws: int, seed: int) -> Panel:
     up, across = torch.meshgrid(axis, axis, indexing="ij")
     inputs, shape = torch.stack([across, up], dim=-1).reshape(-1, 2), up.shape
-    posterior.eval()
 
     def probability(net: torch.nn.Module) -> Tensor:
         return torch.sigmoid(net(inputs)).reshape(shape)
 
     singles = []
-    with posterior.seeded(seed):
-        for draw in posterior.draws(posterior.whole_draws(draws)):
-            with posterior.sampled(draw) as net:
+    with evaluating(posterior, seed) as frozen:
+        for draw in frozen.draws(frozen.whole_draws(draws)):
+            with frozen.sampled(draw) as net:
                 singles.append(probability(net))
+        mean = probability(frozen.model)
     stacked = torch.stack(singles)
     entropy = torch.special.entr(torch.stack([stacked.mean(0), 1 - stacked.mean(0)])).sum(0)
-    return Panel(title, probability(posterior.model), stacked, entropy)
+    return Panel(title, mean, stacked, entropy)
 
 
 def boundary_numbers(figure: BoundaryFigure) -> dict[str, Any]:

@@ -92,12 +92,12 @@ def class_split(
             f"{type(posterior.likelihood).__name__}. predict(...).uncertainty('covariance') knows the others."
         )
     parts = []
-    with evaluating(posterior):
+    with evaluating(posterior, seed) as frozen:
         for batch in x.split(batch_size):
-            inputs, singles = as_float(batch).to(posterior.device), []
-            with posterior.seeded(seed):
-                for draw in posterior.draws(posterior.whole_draws(draws)):
-                    with posterior.sampled(draw) as net:
+            inputs, singles = as_float(batch).to(frozen.device), []
+            with frozen.seeded(seed):
+                for draw in frozen.draws(frozen.whole_draws(draws)):
+                    with frozen.sampled(draw) as net:
                         singles.append(LINKS[link](net(inputs.clone()).double()))
             probs = torch.stack(singles).cpu()
             parts.append((probs.mean(0), *covariance_by_class(probs)))

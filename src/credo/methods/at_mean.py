@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -55,10 +55,15 @@ class AtMean(Posterior, ABC):
         loss: float = self.engine.gather(nll)
         return loss
 
-    def trial(self) -> AbstractContextManager[nn.Module]:
-        """The network, for a forward and backward pass of your own; gathered on a clean exit."""
-        trial: AbstractContextManager[nn.Module] = self.engine.trial()
-        return trial
+    @contextmanager
+    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+        """The network, for a forward and backward pass of your own; gathered on a clean exit.
+
+        Args:
+            in_place: Use the network itself, for code that calls it by its own name.
+        """
+        with self.engine.trial(in_place=in_place) as net:
+            yield net
 
     def update(self) -> Terms:
         """One update from what was gathered since the last."""

@@ -124,7 +124,7 @@ class DrawnGradients(GaussianPosterior):
         assert attack is not None
         check = partial(self.descent.check, at=self.steps)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
+        slopes = weight_slopes(self._net, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
         self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
         before, share = len(self._shares()), attack.weight / self.step_draws
@@ -153,15 +153,17 @@ class DrawnGradients(GaussianPosterior):
 
         # Only the first draw counts as data for running statistics, unless all passes shall.
         every = self.attack is not None and self.attack.weight > 0 and self.attack.attack_statistics
-        with frozen_statistics(self.model) if index and not every else nullcontext():
+        with frozen_statistics(self._net) if index and not every else nullcontext():
             if self.noise_name == "weights":
                 # Backward with the draw still in place: checkpointed parts of a network run again there.
-                with substituted(self.model, weights, self._aliases):
-                    result = backward(nll(self.model))
+                with substituted(self._net, weights, self._aliases) as net:
+                    result = backward(nll(net))
             else:
                 assert std is not None
                 result = backward(self._tried_noisy_nll(nll, weights, std))
         gradients = {name: tensor.grad for name, tensor in weights.items()}
+        if self.noise_name == "weights":
+            self.guard.check_used(any(gradient is not None for gradient in gradients.values()))
         check_dense(gradients)
         return result, gradients
 
@@ -172,15 +174,16 @@ class DrawnGradients(GaussianPosterior):
                 with statistics:
                     return self._noisy_nll(nll, weights, std)
             except LayerUseError as error:
+                self.guard.check_used(error.some_fired)
                 # Noise of its own per use would be wrong for these: from now on they take weight draws.
                 self._by_weight.update(error.paths)
                 # The pass just thrown away has counted as data for running statistics already.
-                statistics = frozen_statistics(self.model)
+                statistics = frozen_statistics(self._net)
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         places: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
         places["rows"] = WHOLE if self.team is None else self.team.rows
-        with noisy(self.model, self.noise_name, weights, self.layout.split(std), **places) as net:
+        with noisy(self._net, self.noise_name, weights, self.layout.split(std), **places) as net:
             return nll(net)
 
     def _closed_kl(self, mean: Tensor, std: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class MCDropout(Posterior):
             seed=seed,
         )
         self._use(self.point)
-        if not self._places():
+        if not self._places(model):
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no {'dropout' if rate is None else 'second Linear or Conv'} layer with a "
                 "positive rate; " + ("give rate=0.1, say." if rate is None else "MC-dropout has nowhere to act.")
@@ -84,14 +84,14 @@ class MCDropout(Posterior):
         """`{}`: all randomness is in the masks."""
         return {}
 
-    def noise(self) -> AbstractContextManager[None]:
+    def noise(self) -> AbstractContextManager[Any]:
         """Dropout on, whatever mode the network is in. Backward through activation checkpoints belongs inside, too."""
-        return self._noise(WHOLE)
+        return self._noise(self.model, WHOLE)
 
     @contextmanager
-    def _noise(self, rows: Rows) -> Iterator[None]:
+    def _noise(self, net: nn.Module, rows: Rows) -> Iterator[MaskSource]:
         handles = []
-        places, own = self._places(), self._own()
+        places, own = self._places(net), self._own(net)
         source = MaskSource(remembers=torch.is_grad_enabled())
         try:
             for module, rate, drop in places:
@@ -102,7 +102,7 @@ class MCDropout(Posterior):
             for module, _ in own:
                 # Torch's would read the global generator, in training only, and in place it would act twice.
                 module.p = 0.0  # type: ignore[assignment]
-            yield
+            yield source
         finally:
             for handle in handles:
                 handle.remove()
@@ -120,8 +120,9 @@ class MCDropout(Posterior):
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
             self._begin_pass(0)
-            with self._noise(WHOLE if self.team is None else self.team.rows):
+            with self._noise(self.point._net, WHOLE if self.team is None else self.team.rows) as source:
                 update = stack.enter_context(self.point.prepared(nll))
+            self.guard.check_used(source.is_used)
             yield partial(self._counted, update)
 
     def _counted(self, update: Callable[[], Terms]) -> Terms:
@@ -130,7 +131,7 @@ class MCDropout(Posterior):
         return terms
 
     @contextmanager
-    def sampled(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+    def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
         """The network with dropout on; masks differ from example to example, so there is no draw to fix."""
         with self.noise():
             yield self.model
@@ -139,14 +140,14 @@ class MCDropout(Posterior):
         """Constructor arguments."""
         return {**self.point.config(), "rate": self.rate, "seed": self.seed}
 
-    def _places(self) -> list[tuple[nn.Module, float, Drop]]:
+    def _places(self, net: nn.Module) -> list[tuple[nn.Module, float, Drop]]:
         if self.rate is None:
-            return [(m, rate, _DROPS[type(m)]) for m, rate in self._own()]
-        layers = [m for m in self.model.modules() if type(m) in RULES]
+            return [(m, rate, _DROPS[type(m)]) for m, rate in self._own(net)]
+        layers = [m for m in net.modules() if type(m) in RULES]
         return [(m, self.rate, _DROPS[nn.Dropout]) for m in layers[1:]]
 
-    def _own(self) -> list[tuple[nn.Module, float]]:
-        found = [(m, float(getattr(m, "p", 0.0))) for m in self.model.modules() if type(m) in _DROPS]
+    def _own(self, net: nn.Module) -> list[tuple[nn.Module, float]]:
+        found = [(m, float(getattr(m, "p", 0.0))) for m in net.modules() if type(m) in _DROPS]
         return [(m, rate) for m, rate in found if rate > 0]
 
     def _replace(

@@ -73,11 +73,11 @@ class Ensemble(Posterior):
         """The members' activation noise (the same kind for all)."""
         return self.parts[0].noise()
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
+    def reseed_(self, seed: int) -> None:
         """Members get generators of their own, too."""
-        with super().seeded(seed):
-            yield from _seeded_members(self.parts, seed)
+        super().reseed_(seed)
+        for index, part in enumerate(self.parts):
+            part.reseed_(seed + 1 + index)
 
     def step(self, nll: Nll) -> Terms:
         """Every member's own step on this batch, or no member's if one fails; terms are averages."""
@@ -153,14 +153,6 @@ class Ensemble(Posterior):
         """A member's draw with the rest of its network."""
         model = self.parts[index].model
         return {**dict(model.named_parameters()), **dict(model.named_buffers()), **draw}
-
-
-def _seeded_members(parts: Sequence[Posterior], seed: int, index: int = 0) -> Iterator[None]:
-    if index == len(parts):
-        yield
-        return
-    with parts[index].seeded(seed + 1 + index):
-        yield from _seeded_members(parts, seed, index + 1)
 
 
 def _flattened(members: Sequence[Posterior]) -> list[Posterior]:

@@ -28,7 +28,7 @@ from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
-from credo.core.weights import Random, parameters_at, substituted
+from credo.core.weights import Random, parameters_at
 from credo.methods.learned_noise import likelihood_kept_on_error
 from credo.methods.natural import NaturalGaussian
 from credo.methods.natural_checks import check_loss, check_numbers
@@ -120,7 +120,6 @@ class IVON(NaturalGaussian):
 
     def _sample(self) -> tuple[Tensor, int | Tensor]:
         """A draw, flat, and its noise: a key where that suffices to make it again."""
-        self._gathered.check_free()
         means = parameters_at(self.model, self.layout.names)
         s, shift = self.curvature[: self.layout.size], self._shift()
         if isinstance(shift, float) and flat.fused([*means.values()], s):
@@ -142,7 +141,7 @@ class IVON(NaturalGaussian):
         Several calls on parts of a batch are gradient accumulation.
         """
         inner = self._gathered.count and self.step_draws > 1
-        with frozen_statistics(self.model) if inner else nullcontext(), self.trial() as net:
+        with frozen_statistics(self._net) if inner else nullcontext(), self.trial() as net:
             value = scalar_loss(nll(net))
             number = value.item()
             check_loss(number, self)
@@ -151,17 +150,24 @@ class IVON(NaturalGaussian):
         return number
 
     @contextmanager
-    def trial(self) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        Args:
+            in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
+                use the network meanwhile.
+        """
+        self._gathered.check_free()
         self._begin_pass(self._gathered.count, self.step_draws)
         draw, noise = self._sample()
         rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         leaves = {name: w.detach().requires_grad_() for name, w in {**self.layout.split(draw), **rest}.items()}
         del draw
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
-        with kept, self._gathered.trying(leaves), substituted(self.model, leaves, self._aliases):
-            yield self.model
+        with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
+            yield net
             if all(w.grad is None for w in leaves.values()):
+                self.guard.check_used(in_place)
                 raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
         check_dense({n: w.grad for n, w in leaves.items()})
         self._gather({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, noise)

@@ -40,12 +40,14 @@ class MaskSource:
 
     def __init__(self, *, remembers: bool) -> None:
         self._remembers = remembers
+        self.is_used = False
         self._parts: WeakKeyDictionary[object, _Part] = WeakKeyDictionary()
         self._first: dict[nn.Module, Tensor] = {}
         self._calls: dict[nn.Module, int] = defaultdict(int)
 
     def generator(self, layer: nn.Module, own: torch.Generator) -> torch.Generator:
         """The posterior's `own` for a new call of the layer; one in the old state for a call that is run again."""
+        self.is_used = True
         if not self._remembers:
             return own
         part, run = running_part() or (None, None)

@@ -32,7 +32,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.rows import WHOLE
-from credo.core.weights import Layout, all_names, parameters_at, random_names
+from credo.core.weights import Layout, all_names, parameters_at, random_names, substituted
 from credo.methods.node_layers import Layers, folded, node_layers
 from credo.methods.node_noise import ExampleNoise
 from credo.methods.node_setup import check_choices, initial_nodes, node_descent
@@ -174,7 +174,7 @@ class NodeBNN(Posterior):
             data_term, called = 0.0, set[str]()
             for index in range(self.step_draws):
                 # Only the first pass counts as data for running statistics.
-                with frozen_statistics(self.model) if index else nullcontext():
+                with frozen_statistics(self._net) if index else nullcontext():
                     data_term += self._pass(nll, first, index, called) / self.step_draws
             penalty, kl = self._penalty()
             self.descent.check(data_term + penalty, at=self.steps)
@@ -191,11 +191,13 @@ class NodeBNN(Posterior):
         index = self._draw_number(index, self.step_draws)
         self._reseed(index)
         if self.noise_name == "batch":
-            with self.sampled(self._component_draw((first + index) % self.components)) as net:
+            draw = self._component_draw((first + index) % self.components)
+            with substituted(self._net, draw, self._aliases) as net:
                 return self._backward(nll(net))
-        noise = ExampleNoise(self.model, self.nodes, partial(self._example_values, first=first, index=index), called)
+        noise = ExampleNoise(self._net, self.nodes, partial(self._example_values, first=first, index=index), called)
         with noise.on():
-            value = self._backward(nll(self.model))
+            value = self._backward(nll(self._net))
+        self.guard.check_used(noise.is_used)
         noise.check_reached(nll, self._tried)
         noise.backward()
         return value

@@ -56,6 +56,11 @@ class ExampleNoise:
             for handle in handles:
                 handle.remove()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any layer with node variables was called."""
+        return bool(self._passes)
+
     def backward(self) -> None:
         """Add to the gradients of the parameters that the values were made of."""
         done = [(values, leaf.grad) for values, leaf in self._passes if leaf.grad is not None]

@@ -30,7 +30,7 @@ from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, Value
 from credo.core.rows import WHOLE
 from credo.core.squares.plan import PlanChangedError
-from credo.core.weights import Random, one_device, parameters_at, substituted
+from credo.core.weights import Random, one_device, parameters_at
 from credo.methods.kfac_blocks import Block, Change, make_blocks
 from credo.methods.kfac_checks import check_options, check_steps
 from credo.methods.kfac_labels import recorded_calls, sampled_curvature
@@ -106,7 +106,8 @@ class NoisyKFAC(Posterior):
         rates = self.split.rates(lr)
         self.rates: float | Tensor = rates if not isinstance(rates, Tensor) else rates.to(device)
         names = self.split.layout.names
-        self.plan, blocks = make_blocks(model, names, self.split.random, self._aliases, self._config["diagonal"])
+        plan, blocks = make_blocks(model, names, self.split.random, self._aliases, self._config["diagonal"])
+        self.plan = plan.on(self._net)
         self._blocks = nn.ModuleList(blocks)
         self.renewals: Tensor
         self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
@@ -162,7 +163,6 @@ class NoisyKFAC(Posterior):
     @torch.no_grad()
     def _noise(self) -> dict[str, Tensor]:
         """Noise by name; nothing before there is a curvature."""
-        self._gathered.check_free()
         if not (self.noisy and self.has_curvature):
             return {}
         scale = math.sqrt(self.variance_scale)
@@ -193,7 +193,7 @@ class NoisyKFAC(Posterior):
         frozen = bool(self._gathered.count and self.step_draws > 1)
         while True:
             try:
-                with frozen_statistics(self.model) if frozen else nullcontext(), self._pass(weights) as net:
+                with frozen_statistics(self._net) if frozen else nullcontext(), self._pass(weights) as net:
                     value = scalar_loss(nll(net))
                     number = value.item()
                     check_loss(number, self)
@@ -204,24 +204,31 @@ class NoisyKFAC(Posterior):
                 frozen = True  # the pass just thrown away has counted as data for running statistics already
 
     @contextmanager
-    def trial(self) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
-        with self._pass(self._weights()) as net:
+    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        Args:
+            in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
+                use the network meanwhile.
+        """
+        with self._pass(self._weights(), in_place) as net:
             yield net
 
     @contextmanager
-    def _pass(self, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    def _pass(self, weights: Mapping[str, Tensor], in_place: bool = False) -> Iterator[nn.Module]:
+        self.plan = self.plan.on(self.model if in_place else self._net)
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
         due = not self.has_curvature or self.steps % self._config["factor_every"] == 0
         fisher = self._config["fisher"] if due else None
         found: dict[str, Tensor] = {}
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
-        with kept, self._gathered.trying(leaves), substituted(self.model, leaves, self._aliases):
+        with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
             with ExitStack() as stack:
                 watch = stack.enter_context(self.plan.watched()) if fisher == "empirical" else None
-                calls = stack.enter_context(recorded_calls(self.model)) if fisher == "sampled" else None
-                yield self.model
+                calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
+                yield net
                 if all(leaf.grad is None for leaf in leaves.values()):
+                    self.guard.check_used(in_place)
                     raise RuntimeError("No gradient has arrived: the loss does not depend on the network.")
                 found = watch.result() if watch is not None else found
             if calls is not None:
@@ -309,6 +316,10 @@ class NoisyKFAC(Posterior):
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which have no private copy of the network yet."""
+        return {**self.__dict__, "plan": self.plan.on(self.model)}
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""

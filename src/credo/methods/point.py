@@ -83,8 +83,7 @@ class MAP(Posterior):
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
-            with self.sampled() as net:
-                loss = data_term = scalar_loss(nll(net))
+            loss = data_term = scalar_loss(nll(self._net))
             if self.prior is not None:
                 weights = self.layout.flatten(dict(self.model.named_parameters()))
                 loss = data_term - self.prior.log_prob(weights) / self.data_size

@@ -29,7 +29,7 @@ from credo.core.prior import Prior, Value
 from credo.core.squares.plan import SquarePlan
 from credo.core.squares.run import gradients_and_squares
 from credo.core.squares.sums import square_sums
-from credo.core.weights import Random, parameters_at, substituted
+from credo.core.weights import Random, parameters_at
 from credo.methods.adversarial import NAME as ADVERSARIAL
 from credo.methods.adversarial import AdversarialSampling, is_attack, make_attack, unknown_noise, weight_slopes
 from credo.methods.learned_noise import likelihood_gradients, likelihood_kept_on_error, put_back_
@@ -109,7 +109,7 @@ class VOGN(NaturalGaussian):
         # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
         self._make_state(lr, prior, prior_precision, random, curvature_init or 0.0, progress=(2,))
         self.has_curvature = curvature_init is not None
-        self.plan = SquarePlan(model, self.split.layout.names, self._aliases)
+        self.plan = SquarePlan(self._net, self.split.layout.names, self._aliases)
         self.noisy = True
 
     @property
@@ -149,7 +149,6 @@ class VOGN(NaturalGaussian):
         return (scale / (s + shift)).sqrt()
 
     def _flat_draw(self) -> Tensor:
-        self._gathered.check_free()
         means = parameters_at(self.model, self.layout.names)
         s = self.curvature[: self.layout.size]
         scale, shift = self._variance()
@@ -188,8 +187,9 @@ class VOGN(NaturalGaussian):
     def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, *, frozen: bool) -> _Pass:
         """`share` of the loss and of what is gathered at these weights."""
         part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
-        with frozen_statistics(self.model) if frozen else nullcontext():
-            found = gradients_and_squares(self.plan, weights, self._checked(part))
+        self.plan = self.plan.on(self._net)
+        with frozen_statistics(self._net) if frozen else nullcontext():
+            found = gradients_and_squares(self.plan, weights, self._checked(part), self.guard.check_used)
         # A loss times the share has squares times its square.
         return _Pass(found.loss, found.gradients, found.squares, 1 / (max(found.batch_size, 1) * share))
 
@@ -200,23 +200,29 @@ class VOGN(NaturalGaussian):
         eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
         check = partial(check_loss, posterior=self)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self.model, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
+        slopes = weight_slopes(self._net, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
         worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
         own = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         return {**self.layout.split(worst), **own}
 
     @contextmanager
-    def trial(self) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        Args:
+            in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
+                use the network meanwhile.
+        """
         if self.attack is not None and self.attack.weight > 0:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
         self._gathered.check_free()
         self._begin_pass(self._gathered.count, self.step_draws)
         leaves = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
-        in_place = substituted(self.model, leaves, self._aliases)
+        self.plan = self.plan.on(self.model if in_place else self._net)
         kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
-        with kept, self._gathered.trying(leaves), in_place, square_sums(self.plan) as sums:
-            yield self.model
+        drawn = self._with_draw(leaves, in_place)
+        with kept, self._gathered.trying(leaves), drawn as net, square_sums(self.plan) as sums:
+            yield net
             squares = sums.result()
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         self._gathered.add(0.0, gradients, squares, 1 / max(sums.batch_size, 1))
@@ -260,7 +266,6 @@ class VOGN(NaturalGaussian):
         return with_prior, replace(common, lr=rates[1], keep=keeps[1])
 
     def _weights(self) -> dict[str, Tensor]:
-        self._gathered.check_free()
         names = self.split.rest if self.is_noisy else self.split.layout.names
         own = {name: p.detach() for name, p in parameters_at(self.model, names).items()}
         return {**self.layout.split(self._flat_draw()), **own} if self.is_noisy else own
@@ -278,6 +283,10 @@ class VOGN(NaturalGaussian):
         return checked
 
     # -- saving ----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which have no private copy of the network yet."""
+        return {**self.__dict__, "plan": self.plan.on(self.model)}
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from credo.core.batches import check_batches
+from credo.core.batches import check_batches, read_quietly
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
 from credo.core.memory import keep_freed
+from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
+from credo.core.team import Team
 from credo.predict.moments import Moments, make_moments, summable
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
 from credo.predict.sharding import SHARDS, Numbered, gathered, is_ours, sharing, together
@@ -23,6 +26,7 @@ from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
 # Draws that are run before anything is looked at: enough for a first estimate of their variance.
 _CHUNK = 10
 OnBatch = Callable[[int], None]
+Batch = tuple[Tensor, Tensor | None]
 
 
 @torch.no_grad()
@@ -55,42 +59,88 @@ def predict(
     """
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
     keep_freed()
-    parts: list[Prediction] = []
-    plan: Strategy | None = None
-    tolerance = tolerance if posterior.is_random else None
-    draw_team, data_team = sharing(posterior, shard)
-    with evaluating(posterior), posterior.seeded(seed), together(data_team):
+    task = _Task(draws, shared_draws, tolerance, strategy, seed, shard, on_batch)
+    if shard is not None:
+        torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
+    batches = batches_of(inputs, batch_size)
+    first = next(batches, None)
+    given = [] if first is None else [first]
+    try:
+        parts = task.run(posterior, chain(given, batches))
+    except NotIsolatedError:  # by the first pass of all, so that no second batch has been read; now by the lock
         if shard is not None:
-            torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
-        for batch, (x, y) in enumerate(batches_of(inputs, batch_size)):
-            x = x.to(posterior.device)
-            y = None if y is None else y.to(posterior.device)
-            if plan is None:
-                options: dict[str, Any] = {"name": strategy, "draws": draws, "shared": shared_draws, "seed": seed}
-                plan = choose_strategy(posterior, x, **options, keep=shard is None)
-                if shard is not None:
-                    plan = Numbered(plan, posterior, draw_team, seed=seed, shared=shared_draws)
-            if not is_ours(batch, data_team):
-                continue
-            with posterior.seeded(seed) if shared_draws else nullcontext():
-                plan.begin(batch)
-                parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
-            if on_batch is not None:
-                on_batch(len(x))
-    prediction = concatenate(gathered(parts, data_team))
+            raise
+        parts = task.run(posterior, chain(given, batches))
+    prediction = concatenate(parts)
     if isinstance(prediction, ClassPrediction) and not posterior.is_random:
         return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
     return prediction
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The arguments of `predict`, checked."""
+
+    draws: int
+    shared_draws: bool
+    tolerance: float | None
+    strategy: str
+    seed: int
+    shard: str | None
+    on_batch: OnBatch | None
+
+    def run(self, posterior: Posterior, batches: Iterable[Batch]) -> list[Prediction]:
+        """The prediction of every batch, in order."""
+        parts: list[Prediction] = []
+        plan: Strategy | None = None
+        draw_team, data_team = sharing(posterior, self.shard)
+        with evaluating(posterior, self.seed) as frozen, together(data_team):
+            for batch, (x, y) in enumerate(batches):
+                x = x.to(frozen.device)
+                y = None if y is None else y.to(frozen.device)
+                plan = self._plan(frozen, x, draw_team) if plan is None else plan
+                if not is_ours(batch, data_team):
+                    continue
+                with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
+                    plan.begin(batch)
+                    parts.append(self._batch(frozen, plan, x, y))
+                if self.on_batch is not None:
+                    self.on_batch(len(x))
+        return gathered(parts, data_team)
+
+    def _plan(self, frozen: Posterior, x: Tensor, team: Team | None) -> Strategy:
+        options: dict[str, Any] = {"name": self.strategy, "draws": self.draws, "shared": self.shared_draws}
+        plan = choose_strategy(frozen, x, **options, seed=self.seed, keep=self.shard is None)
+        if self.shard is None:
+            return plan
+        return Numbered(plan, frozen, team, seed=self.seed, shared=self.shared_draws)
+
+    def _batch(self, frozen: Posterior, plan: Strategy, x: Tensor, y: Tensor | None) -> Prediction:
+        tolerance = self.tolerance if frozen.is_random else None
+        rows = torch.arange(len(x), device=x.device)
+        moments: Moments | None = None
+        done = 0
+        chunk = frozen.whole_draws(_CHUNK)  # looked at only when every part of a mixture had its turn
+        chunk = plan.rounded(chunk) if tolerance is None else chunk
+        while done < self.draws and len(rows):
+            count = min(chunk, self.draws - done)
+            outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
+            if moments is None:
+                moments = make_moments([part.likelihood for part in frozen.parts], outputs, y)
+            moments.add(outputs, rows)
+            done += count
+            if tolerance is not None and done < self.draws:
+                rows = plan.agreed(rows[moments.error()[rows] > tolerance])
+        if moments is None:
+            raise ValueError("An empty batch cannot be predicted.")
+        return moments.result()
 
 
 def _checked(
     posterior: Posterior, draws: int, batch_size: int, tolerance: float | None, strategy: str, shard: str | None
 ) -> tuple[int, int]:
     """How many draws to make, and the size of batches."""
-    if not isinstance(posterior, Posterior):
-        raise ValueError(
-            f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(posterior).__name__}."
-        )
+    check_posterior(posterior)
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     if strategy not in STRATEGIES:
         raise ValueError(unknown("strategy", strategy, STRATEGIES))
@@ -99,6 +149,14 @@ def _checked(
     if shard is not None and shard not in SHARDS:
         raise ValueError(unknown("shard", str(shard), SHARDS))
     return posterior.whole_draws(draws), batch_size
+
+
+def check_posterior(given: object) -> None:
+    """Raise ValueError unless it is a posterior."""
+    if not isinstance(given, Posterior):
+        raise ValueError(
+            f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(given).__name__}."
+        )
 
 
 def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:
@@ -117,50 +175,22 @@ def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **optio
     return prediction
 
 
-def _predict_batch(
-    posterior: Posterior, plan: Strategy, x: Tensor, y: Tensor | None, draws: int, tolerance: float | None
-) -> Prediction:
-    rows = torch.arange(len(x), device=x.device)
-    moments: Moments | None = None
-    done = 0
-    chunk = posterior.whole_draws(_CHUNK)  # looked at only when every part of a mixture had its turn
-    chunk = plan.rounded(chunk) if tolerance is None else chunk
-    while done < draws and len(rows):
-        count = min(chunk, draws - done)
-        outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
-        if moments is None:
-            moments = make_moments([part.likelihood for part in posterior.parts], outputs, y)
-        moments.add(outputs, rows)
-        done += count
-        if tolerance is not None and done < draws:
-            rows = plan.agreed(rows[moments.error()[rows] > tolerance])
-    if moments is None:
-        raise ValueError("An empty batch cannot be predicted.")
-    return moments.result()
-
-
 @contextmanager
-def evaluating(posterior: Posterior) -> Iterator[None]:
-    """Eval mode while open; every module's own mode and torch's global generator come back after it."""
-    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in posterior.modules()]
-    posterior.eval()
-    try:
-        # A DataLoader takes a seed from the global generator each time it is iterated.
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
+    """The posterior as it is now, in eval mode, with random numbers that start from `seed`: for one thread alone."""
+    with posterior.snapshot(seed=seed) as frozen:
+        frozen.eval()
+        yield frozen
 
 
-def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[Batch]:
     """Batches (inputs, targets or None) of a tensor or of an iterable of batches."""
     if isinstance(inputs, Tensor):
         for x in inputs.split(batch_size):
             yield x, None
         return
     check_batches(inputs, also="a tensor, ")
-    for batch in inputs:
+    for batch in read_quietly(inputs):
         if isinstance(batch, Tensor):
             yield batch, None
         elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):

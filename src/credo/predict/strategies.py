@@ -21,7 +21,7 @@ from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import parameter_names
 from credo.core.weights import Draw, Layout, substituted
 from credo.predict.first_layer import first_layer, is_alone, read_before, returning, run_before, seen_by
-from credo.predict.passes import Passes, changes_input
+from credo.predict.passes import Passes
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20
@@ -110,7 +110,7 @@ class Stacked(Strategy):
         names = parameter_names(self.path, self.layer)
         stack = [torch.cat([_of(draw, name, self.posterior.model) for draw in draws]) for name in names]
         rule = RULES[type(self.layer)]
-        with seen_by(self.posterior.model, self.layer, self.run.input(x)) as inputs:
+        with seen_by(self.posterior.model, self.layer, x.clone()) as inputs:
             wide = rule.apply(self.layer, inputs, stack[0], stack[1] if len(stack) > 1 else None)
         return list(wide.chunk(len(draws), dim=rule.feature_dim))
 
@@ -168,7 +168,7 @@ class Activation(Strategy):
         model = self.posterior.model
         if self.before is None:
             self.before = run_before(model, self.layer, x[:2].clone())
-        inputs, said = read_before(model, self.layer, self.before, self.run.input(x))
+        inputs, said = read_before(model, self.layer, self.before, x.clone())
         with ExitStack() as done:
             # What comes before the first layer is the same for all draws, and done.
             for module, output in zip(self.before, said, strict=True):
@@ -225,15 +225,16 @@ def choose_strategy(
 ) -> Strategy:
     """The strategy asked for, or the fastest that gives the right distribution; an impossible wish is an error.
 
+    The posterior is a snapshot of its own: hooks are put on its network, and weights in its place.
     Shared draws are kept, if they are not large, unless `keep` is False.
     """
+    run = Passes()
     # Trying out must not use up random numbers: every strategy shall see the same draws.
     with posterior.seeded(seed):
         source = _Draws(posterior, draws, shared and keep)
-        run = Passes(copies=changes_input(posterior.model, x))
-        found = None if name == "loop" else first_layer(posterior, x)
-    if name == "loop":
-        return Loop(posterior, source, run)
+        if name == "loop" or (name == "auto" and not posterior.is_random):
+            return Loop(posterior, source, run)
+        found = first_layer(posterior, x)
     linear = found is not None and type(found[1]) is nn.Linear
     if name in ("auto", "activation") and not shared and linear and isinstance(posterior, GaussianPosterior):
         assert found is not None

@@ -154,12 +154,11 @@ def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = T
 
 
 def _likelihood_nll(posterior: Posterior) -> BatchNll:
-    likelihoods = {id(part.model): part.likelihood for part in posterior.parts}
-
     def nll(net: nn.Module, batch: Any) -> Tensor:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
         x, y = (entry.to(posterior.device) for entry in batch)
-        return likelihoods.get(id(net), posterior.likelihood).nll(net(x), y)
+        own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
+        return own.nll(net(x), y)
 
     return nll

@@ -91,6 +91,14 @@ class SquarePlan:
         # Copies and pickles are made anew for the network that is copied along; rules are functions and hold nothing.
         return _remade, (self.model, self.names, self.aliases, self._unit_of)
 
+    def on(self, model: nn.Module) -> SquarePlan:
+        """The same plan for another copy of the network, with all that passes have taught it."""
+        if model is self.model:
+            return self
+        plan = _remade(model, self.names, self.aliases, self._unit_of)
+        plan.token_layers = self.token_layers
+        return plan
+
     def widen(self, reasons: Mapping[str, str]) -> None:
         """Give each of these parameters to the next larger module; refused where that is no longer possible.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.descent import scalar_loss
+from credo.core.network.skeleton import private_network
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import square_sums
 from credo.core.weights import substituted
@@ -30,9 +31,14 @@ class GradientSums:
 
 
 def gradients_and_squares(
-    plan: SquarePlan, weights: Mapping[str, Tensor], nll: Callable[[nn.Module], Tensor]
+    plan: SquarePlan,
+    weights: Mapping[str, Tensor],
+    nll: Callable[[nn.Module], Tensor],
+    check_used: Callable[[bool], None] | None = None,
 ) -> GradientSums:
     """One forward and backward pass at `weights`, which must hold the plan's parameters.
+
+    `check_used` is told whether any of them has a gradient.
 
     Gradients of other parameters are added to their `.grad`, running statistics are updated, both as in any training
     pass. The first passes may find that parameters are used in unusual ways and then run again: `nll` may be called
@@ -46,6 +52,8 @@ def gradients_and_squares(
                 with statistics, substituted(plan.model, leaves, plan.aliases), square_sums(plan) as sums:
                     value = scalar_loss(nll(plan.model))
                     value.backward()
+                    if check_used is not None:
+                        check_used(any(leaf.grad is not None for leaf in leaves.values()))
                     squares = sums.result()
                 break
             except PlanChangedError:
@@ -74,8 +82,9 @@ def per_example_squares(
             "since squares are gathered while it runs: lambda net: F.cross_entropy(net(x), y)."
         )
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    plan = SquarePlan(model, trainable if names is None else names)
-    with _gradients_aside(plan.others) as forget, frozen_statistics(model), _embeddings_kept(model):
+    net = private_network(model)
+    plan = SquarePlan(net, trainable if names is None else names)
+    with _gradients_aside(plan.others) as forget, frozen_statistics(net), _embeddings_kept(net):
         found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll)
         forget()
     return found

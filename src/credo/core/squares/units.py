@@ -146,7 +146,8 @@ class UnitUse:
         args, options = tree_unflatten(leaves, self.structure)
         with substituted(self.unit.module, {n: t for n, t in tensors.items() if n not in shadowed}, inside):
             for hook in self.unit.module._forward_pre_hooks.values():
-                hook(self.unit.module, args)  # old-style weight norm computes the weight here
+                if not getattr(hook, "watches_first_pass", False):
+                    hook(self.unit.module, args)  # old-style weight norm computes the weight here
             flat = tree_leaves(self.original(*args, **options))
         return [flat[index] for index in self.gradients]
 

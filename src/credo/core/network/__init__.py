@@ -1,0 +1,1 @@
+"""A network as an object: private copies of its module tree."""

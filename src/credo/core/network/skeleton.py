@@ -1,0 +1,281 @@
+"""A private copy of a module tree: its module objects are new, its tensors are those of the original.
+
+Weights can be put into it, hooks registered on it and modes switched while other threads use the original, or a
+skeleton of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from credo.core.errors import CredoError
+from credo.core.network.isolation import Watch
+from credo.core.network.references import NotFollowed, bare_copy, follow, is_copyable
+
+_TENSORS = ("_parameters", "_buffers")
+_HOOKS = tuple(key for key in nn.Module().__dict__ if "hook" in key and key != "_is_full_backward_hook")
+# Those that act in a forward or backward pass; the others follow them, or belong to state dicts.
+_ACTING = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN = {*_TENSORS, "_modules", *_HOOKS}
+
+
+# Passes at the original's own weights, which say nothing, after which watching ends: a point estimate has no others.
+_PATIENCE = 8
+# What copying a module tree may raise; such networks are used as they are, one thread at a time.
+UNCOPYABLE = (TypeError, AttributeError, RuntimeError, RecursionError, KeyError)
+
+
+class ChangedStructureError(CredoError, RuntimeError):
+    """The network has other modules than when the skeleton was made: make a new one."""
+
+
+class _Pair:
+    """A module, its copy, and the attributes of the module as they were when they were last looked at."""
+
+    __slots__ = ("copy", "has_hooks", "kind", "length", "original", "seen", "set")
+
+    def __init__(self, original: nn.Module, copy: nn.Module) -> None:
+        self.original, self.copy, self.kind = original, copy, type(original)
+        self.has_hooks = True
+        self.length = -1
+        self.seen: dict[str, Any] = {}
+        self.set: dict[str, Any] = {}  # what the copy was given for each
+
+
+class Skeleton(NotFollowed):
+    """A copy of the module tree of `source` that shares its tensors, for one user at a time.
+
+    Attributes are shared as well, except that references to modules of the tree, also through lists, bound methods,
+    closures and plain objects, lead to their copies. What a pass assigns to an attribute stays in the skeleton, unless
+    it is written back. The first pass of `network` at other weights than the original's is watched: a network that
+    still reads the original's weights, through a global variable for example, raises `NotIsolatedError`.
+
+    Args:
+        source: The network, or a posterior around one.
+        network: The part of `source` whose first pass is watched; by default all of it.
+        watched: False if an earlier skeleton of the same network has been watched.
+        replaced: Objects (by id) that are not shared, and what stands for each in the skeleton.
+    """
+
+    def __init__(
+        self,
+        source: nn.Module,
+        network: nn.Module | None = None,
+        *,
+        watched: bool = True,
+        replaced: Mapping[int, Any] | None = None,
+    ) -> None:
+        originals = list(source.modules())
+        odd = [type(module).__name__ for module in originals if not is_copyable(module)]
+        if odd:
+            raise TypeError(f"{odd[0]} is compiled or scripted, and bound to the module it was made of.")
+        copies = [bare_copy(module) for module in originals]
+        self._pairs = [_Pair(original, copy) for original, copy in zip(originals, copies, strict=True)]
+        self._table: dict[int, Any] = {id(original): copy for original, copy in zip(originals, copies, strict=True)}
+        self._table |= replaced or {}
+        for pair in self._pairs:
+            for key in (*_TENSORS, "_modules"):
+                own = dict(pair.original.__dict__[key])
+                pair.copy.__dict__[key] = self._table[id(pair.original.__dict__[key])] = own
+        for pair in self._pairs:
+            children = pair.copy.__dict__["_modules"]
+            children.update({name: self._table.get(id(child)) for name, child in children.items()})
+        self.module: Any = copies[0]
+        network = source if network is None else network
+        self._network = self._table[id(network)]
+        inside = {id(module) for module in network.modules()}
+        self._of_network = [pair for pair in self._pairs if id(pair.original) in inside]
+        self._recurrent = [copy for copy in copies if isinstance(copy, nn.RNNBase)]
+        self.is_watched, self._patience = watched, _PATIENCE
+        self._follow_attributes(self._pairs)
+
+    def copy_of(self, module: nn.Module) -> Any:
+        """The copy of one of the source's modules."""
+        return self._table[id(module)]
+
+    # -- following the original -----------------------------------------------------------------------------------
+
+    def refresh(self, *, private: bool = False) -> None:
+        """Take over the original's modes, attributes, hooks and tensors as they are now.
+
+        Args:
+            private: Copy what training may change, trainable parameters and buffers, instead of sharing it.
+
+        Raises:
+            ChangedStructureError: If modules, parameters or buffers have been added, removed or replaced by others.
+        """
+        changed = [pair for pair in self._pairs if self._is_changed(pair)]
+        if changed:
+            self._follow_attributes(changed)
+        tensors = _Clones() if private else None
+        for pair in self._pairs:
+            pair.copy.__dict__["training"] = pair.original.__dict__["training"]
+            self._take_hooks(pair)
+            for key in _TENSORS:
+                theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
+                if theirs:
+                    ours.update(theirs if tensors is None else tensors.of(theirs))
+        for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
+            layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
+        if self.is_watched:
+            self._watch_first_pass()
+
+    def share(self) -> None:
+        """Put the original's own tensors back, so that private ones can be freed."""
+        for pair in self._pairs:
+            for key in _TENSORS:
+                pair.copy.__dict__[key].update(pair.original.__dict__[key])
+
+    def _is_changed(self, pair: _Pair) -> bool:
+        """Whether attributes have changed; raises an error if the structure has."""
+        theirs, ours = pair.original.__dict__, pair.copy.__dict__
+        children, copies = theirs["_modules"], ours["_modules"]
+        if len(children) != len(copies) or type(pair.original) is not pair.kind:
+            raise ChangedStructureError("The network has other modules than before.")
+        for name, child in children.items():
+            if self._table.get(id(child)) is not copies.get(name, self):
+                raise ChangedStructureError("The network has other modules than before.")
+        if theirs["_parameters"].keys() != ours["_parameters"].keys():
+            raise ChangedStructureError("The network has other parameters than before.")
+        if theirs["_buffers"].keys() != ours["_buffers"].keys():
+            raise ChangedStructureError("The network has other buffers than before.")
+        if len(theirs) != pair.length:
+            return True
+        return any(theirs.get(key, self) is not value for key, value in pair.seen.items())
+
+    def _follow_attributes(self, pairs: list[_Pair]) -> None:
+        values: list[Any] = []
+        found: list[tuple[_Pair, str]] = []
+        for pair in pairs:
+            theirs = pair.original.__dict__
+            for key in pair.seen.keys() - theirs.keys():
+                pair.copy.__dict__.pop(key, None)
+                del pair.seen[key]
+            for key, value in theirs.items():
+                if key not in _OWN and pair.seen.get(key, self) is not value:
+                    found.append((pair, key))
+                    values.append(value)
+            pair.length = len(theirs)
+        for (pair, key), value, new in zip(found, values, follow(values, self._table), strict=True):
+            pair.seen[key] = value
+            pair.copy.__dict__[key] = pair.set[key] = new
+
+    def _take_hooks(self, pair: _Pair) -> None:
+        theirs, ours = pair.original.__dict__, pair.copy.__dict__
+        has_hooks = any(theirs[key] for key in _ACTING)
+        if has_hooks or pair.has_hooks or any(ours[key] for key in _ACTING):
+            for key in _HOOKS:
+                hooks = theirs[key]
+                ours[key] = type(hooks)(zip(hooks, follow([*hooks.values()], self._table), strict=True))
+        pair.has_hooks = has_hooks
+
+    # -- changes of a training pass -------------------------------------------------------------------------------
+
+    def write_back(self) -> None:
+        """Give the network the buffers and plain attributes that passes have assigned anew, such as counters."""
+        for pair in self._of_network:
+            ours, theirs = pair.copy.__dict__, pair.original.__dict__
+            for name, buffer in ours["_buffers"].items():
+                if buffer is not theirs["_buffers"][name]:
+                    theirs["_buffers"][name] = buffer
+            for key, given in pair.set.items():
+                value = ours.get(key, given)
+                if value is not given and _is_plain(value):
+                    theirs[key] = pair.seen[key] = pair.set[key] = value
+            if len(ours) > len(theirs):
+                self._write_new(pair)
+
+    def _write_new(self, pair: _Pair) -> None:
+        """Attributes that a pass has made."""
+        theirs = pair.original.__dict__
+        for key, value in pair.copy.__dict__.items():
+            if key not in theirs and _is_plain(value):
+                theirs[key] = pair.seen[key] = pair.set[key] = value
+        pair.length = len(theirs)
+
+    # -- the first pass -------------------------------------------------------------------------------------------
+
+    def _watch_first_pass(self) -> None:
+        """Hooks around the network's next call; those of an earlier refresh are gone with the hooks of that time."""
+        watches: dict[int, Watch] = {}  # by thread
+        handles: list[Any] = []
+
+        def enter(network: nn.Module, args: tuple[Any, ...]) -> None:
+            forbidden = self._replaced_storages() if self.is_watched else set()
+            if forbidden:  # else all weights are the original's, and there is nothing to be seen
+                watches[get_ident()] = watch = Watch(forbidden)
+                watch.__enter__()  # type: ignore[no-untyped-call]
+            self._patience -= 1
+            self.is_watched = self.is_watched and self._patience > 0
+
+        def leave(network: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            watch = watches.pop(get_ident(), None)
+            if watch is not None:
+                watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self.is_watched = False
+            if not self.is_watched:
+                for handle in handles:
+                    handle.remove()
+
+        enter.watches_first_pass = True  # type: ignore[attr-defined]
+        handles.append(self._network.register_forward_pre_hook(enter))
+        handles.append(self._network.register_forward_hook(leave, prepend=True, always_call=True))
+
+    def _replaced_storages(self) -> set[int]:
+        """Where the original's weights lie that have others in their place here."""
+        own = {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.copy)}
+        return {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.original)} - own - {0}
+
+
+def private_network(model: nn.Module) -> nn.Module:
+    """A skeleton's network for one use; the network itself where it cannot be copied."""
+    try:
+        skeleton = Skeleton(model, watched=False)
+        skeleton.refresh()
+    except UNCOPYABLE:
+        return model
+    network: nn.Module = skeleton.module
+    return network
+
+
+class _Clones:
+    """Copies of tensors that training changes, one for each tensor however often it is used."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Tensor] = {}
+
+    def of(self, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        return {name: None if tensor is None else self._copied(tensor) for name, tensor in tensors.items()}
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if is_parameter and not tensor.requires_grad:
+            return tensor
+        if id(tensor) not in self.made:
+            clone = tensor.detach().clone()
+            self.made[id(tensor)] = nn.Parameter(clone) if is_parameter else clone
+        return self.made[id(tensor)]
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for key in _TENSORS:
+        for tensor in module.__dict__[key].values():
+            if tensor is not None and tensor.layout is torch.strided and not is_functorch_wrapped_tensor(tensor):
+                yield tensor
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute may go back to the original: no module, and no tensor that holds a graph."""
+    if isinstance(value, Tensor):
+        return not value.requires_grad
+    return isinstance(value, int | float | complex | str | bytes | type(None) | list | tuple | torch.Size)
