@@ -30,7 +30,7 @@ from credo.methods import (
     NoisyKFAC,
 )
 from credo.models import summary
-from credo.predict import ClassPrediction, RegressionPrediction, predict
+from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
 
@@ -63,6 +63,7 @@ __all__ = [
     "NoisyKFAC",
     "NonFiniteError",
     "Posterior",
+    "Predictor",
     "Prior",
     "RegressionPrediction",
     "ScaleMixture",
@@ -83,6 +84,7 @@ __all__ = [
     "optim",
     "per_example_squares",
     "predict",
+    "predictor",
     "refresh_statistics",
     "sample_study",
     "save",

@@ -1,6 +1,7 @@
 """Prediction with honest uncertainty."""
 
 from credo.predict.engine import predict, predict_classes, predict_values
+from credo.predict.predictor import Predictor, predictor
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, rescaled
 from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
 
@@ -8,10 +9,12 @@ __all__ = [
     "DECOMPOSITIONS",
     "ClassPrediction",
     "Prediction",
+    "Predictor",
     "RegressionPrediction",
     "Uncertainty",
     "predict",
     "predict_classes",
     "predict_values",
+    "predictor",
     "rescaled",
 ]

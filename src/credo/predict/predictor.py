@@ -1,0 +1,154 @@
+"""A fixed set of drawn networks that answers batches of any size: what a service keeps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.counts import checked_count
+from credo.core.errors import unknown
+from credo.core.network.isolation import NotIsolatedError
+from credo.core.posterior import Posterior
+from credo.core.weights import Draw, substituted
+from credo.predict.engine import batches_of, check_posterior
+from credo.predict.moments import make_moments, summable
+from credo.predict.passes import Passes
+from credo.predict.result import ClassPrediction, Prediction, concatenate
+
+WAYS = ("auto", "loop", "vmap")
+# Draws that are kept in memory; larger ones are made again for each batch.
+_MOST_BYTES = 2**30
+# Entries of a batch up to which one pass for all draws is faster than a pass for each: calls cost more than arithmetic.
+_SMALL_BATCH = 2**15
+# What vmap raises for networks that it cannot run: recurrent layers, branches on values, in-place changes.
+_IMPOSSIBLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
+
+
+def predictor(posterior: Posterior, *, draws: int = 32, seed: int = 0, way: str = "auto") -> Predictor:
+    """Draw `draws` networks once; the object returned predicts with these networks, from any number of threads.
+
+    It answers as `predict(posterior, inputs, draws=draws, seed=seed, shared_draws=True)` does, but draws nothing anew,
+    and runs all networks in one pass where that is faster. The weights are copied: training that goes on afterwards
+    does not change its answers.
+
+    Args:
+        posterior: Any posterior. MC-dropout has no networks to fix: its masks start from `seed` in every call.
+        draws: Networks to average over. A mixture takes equally many of every member, rounded up; a point estimate is
+            one network.
+        seed: Start of the random numbers.
+        way: `"vmap"` runs all networks in one pass, `"loop"` one after the other; `"auto"` takes the first for small
+            batches of networks that can be run so.
+    """
+    return Predictor(posterior, draws=draws, seed=seed, way=way)
+
+
+class Predictor:
+    """See `predictor`. `draws` says how many networks there are."""
+
+    def __init__(self, posterior: Posterior, *, draws: int, seed: int, way: str) -> None:
+        check_posterior(posterior)
+        if way not in WAYS:
+            raise ValueError(unknown("way", str(way), WAYS))
+        self.draws = posterior.whole_draws(checked_count("draws", draws))
+        self.seed, self.way = int(seed), way
+        self._original, self._posterior = posterior, posterior.frozen_copy().eval()
+        self._kept = self._fixed_draws()
+        self._stack = _stacked(self._kept) if way != "loop" else None
+        self._can_stack: bool | None = None if self._stack else False
+        if way == "vmap" and self._stack is None:
+            raise ValueError("way='vmap' needs draws that are sets of weights and fit into memory: use way='auto'.")
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> Any:
+        """Predictions for a tensor of inputs, or for an iterable of batches, each a tensor or (inputs, targets).
+
+        Args:
+            inputs: A tensor is cut into batches here.
+            batch_size: Rows of a tensor that are predicted at once.
+        """
+        rows = checked_count("batch_size", batch_size)
+        prediction = concatenate([self._batch(x, y) for x, y in batches_of(inputs, rows)])
+        if isinstance(prediction, ClassPrediction) and not self._posterior.is_random:
+            return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
+        return prediction
+
+    def _batch(self, x: Tensor, y: Tensor | None) -> Prediction:
+        if not len(x):
+            raise ValueError("An empty batch cannot be predicted.")
+        x = x.to(self._posterior.device)
+        y = None if y is None else y.to(self._posterior.device)
+        try:
+            outputs = self._outputs(x)
+        except NotIsolatedError:  # by the first pass of all: a copy would answer with the weights of the original
+            self._posterior = self._original
+            self._original.guard.is_isolated = False
+            outputs = self._outputs(x)
+        outputs = summable(outputs)
+        moments = make_moments([part.likelihood for part in self._posterior.parts], outputs, y)
+        moments.add(outputs, torch.arange(len(x), device=x.device))
+        return moments.result()
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Outputs [draws, batch, …] of all networks."""
+        # Tensors of the copy never change: threads may share them.
+        with self._posterior.snapshot(seed=self.seed, private=False) as view:
+            if view.training:  # the original, in place of a copy that could not be made
+                view.eval()
+            wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH
+            if wanted and self._stack is not None and self._can_stack is not False:
+                outputs = self._together(view, x)
+                if outputs is not None:
+                    return outputs
+            return self._one_by_one(view, x)
+
+    def _one_by_one(self, view: Posterior, x: Tensor) -> Tensor:
+        run = Passes()
+        results = []
+        for draw in view.draws(self.draws) if self._kept is None else self._kept:
+            with view.sampled(draw) as net:
+                results.append(run(net, x))
+        return torch.stack(results)
+
+    def _together(self, view: Posterior, x: Tensor) -> Tensor | None:
+        """The same in one pass; None if the network cannot be run so."""
+        stack = self._stack
+        assert stack is not None
+
+        def one(weights: Draw) -> Tensor:
+            with substituted(view.model, weights, view._aliases) as net:
+                outputs: Tensor = net(x.clone())
+            return outputs
+
+        if self._can_stack:
+            return torch.func.vmap(one)(stack)
+        plain = self._one_by_one(view, x)
+        try:
+            outputs = torch.func.vmap(one)(stack)
+            self._can_stack = outputs.shape == plain.shape and torch.allclose(outputs, plain, rtol=1e-3, atol=1e-4)
+        except NotIsolatedError:
+            raise
+        except _IMPOSSIBLE as error:
+            if self.way == "vmap":
+                raise ValueError(f"way='vmap': torch.func.vmap cannot run this network ({error}).") from error
+            self._can_stack = False
+        return outputs if self._can_stack else None
+
+    def _fixed_draws(self) -> list[dict[str, Tensor]] | None:
+        """The networks; None where they are too large to be kept, or are not sets of weights."""
+        with torch.no_grad(), self._posterior.snapshot(seed=self.seed, private=False) as view:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in view.draw().values())
+            if not 0 < size * self.draws <= _MOST_BYTES:
+                return None
+            view.reseed_(self.seed)
+            return list(view.draws(self.draws))
+
+
+def _stacked(draws: list[dict[str, Tensor]] | None) -> dict[str, Tensor] | None:
+    """The weights of all draws, [draws, …] by name."""
+    if draws is None or len(draws) < 2:
+        return None
+    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
