@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credo.core.counts import is_count
 from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.parallel import check_alone
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
 from credo.core.team import Team
 from credo.core.weights import Draw, aliases, check_model, substituted
@@ -51,6 +52,14 @@ class Posterior(nn.Module, ABC):
     team: Team | None = None
     steps_in_team: ClassVar[bool] = False
     """Whether a step, if there is a team, averages over it all that differs between its processes."""
+    _may_step = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What begins a step of any method, also of one written elsewhere, is checked once."""
+        super().__init_subclass__(**options)
+        for name in ("step", "gather", "trial"):
+            if name in cls.__dict__:
+                setattr(cls, name, _checked_once(cls.__dict__[name]))
 
     def __init__(
         self,
@@ -229,6 +238,19 @@ class Posterior(nn.Module, ABC):
         if optimizer and state["optimizer"] is not None:
             # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+def _checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which raises at a posterior's first step if that must not be made as things are."""
+
+    @wraps(method)
+    def checked(self: Posterior, *args: Any, **options: Any) -> Any:
+        if not self._may_step:
+            check_alone(self)
+            self._may_step = True
+        return method(self, *args, **options)
+
+    return checked
 
 
 def _name(thing: Any) -> str:
