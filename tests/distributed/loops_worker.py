@@ -1,4 +1,4 @@
-"""Two processes of torchrun's launcher inside loops of others: `loops_worker.py lightning|transformers FOLDER`.
+"""Two processes of torchrun's launcher inside loops of others: `loops_worker.py torch|lightning|transformers FOLDER`.
 
 Each leaves in the folder what it found: the message without `credo.distribute`, the numbers with it, and those of one
 process with the whole batches.
@@ -54,14 +54,42 @@ def one_process(kind: str, model: nn.Module, loss: Callable[..., Tensor], seen: 
     return numbers(posterior)
 
 
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def loss_of(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(net(batch["x"]), batch["y"])
+
+
+def table() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(EXAMPLES, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (EXAMPLES,), generator=generator)
+
+
+def by_torch(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, dict[str, Tensor]]:
+    """A loop as it is written for DistributedDataParallel."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    net, rank = network(), dist.get_rank()
+    optimizer = make(optim, kind, net)
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    if distributed:
+        credo.distribute(optimizer.posterior, noise="shared", batchnorm="sync")
+    x, y = (part.split(BATCH // 2)[rank::2] for part in table())
+    seen = [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
+    for step, batch in enumerate(seen):
+        optimizer.param_groups[0]["lr"] = SETTINGS[kind]["lr"] * (1 - step / len(seen))
+        optimizer.step(lambda batch=batch: loss_of(wrapped, batch))
+    return optimizer.posterior, one_process(kind, network(), loss_of, seen)
+
+
 def by_lightning(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, dict[str, Tensor]]:
     import lightning
 
     seen: list[dict[str, Tensor]] = []
-
-    def network() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
 
     class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -69,10 +97,10 @@ def by_lightning(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, di
             self.model = network()
 
         def training_step(self, batch: Any, index: int) -> Tensor:
-            x, y = batch
+            named = dict(zip("xy", batch, strict=True))
             if self.global_step == len(seen):  # a step with two draws comes here twice
-                seen.append({"x": x, "y": y})
-            return F.cross_entropy(self.model(x), y)
+                seen.append(named)
+            return loss_of(self.model, named)
 
         def configure_optimizers(self) -> Any:
             optimizer = make(optim, kind, self.model)
@@ -81,9 +109,6 @@ def by_lightning(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, di
             schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=2 * EXAMPLES // BATCH)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(EXAMPLES, 4, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (EXAMPLES,), generator=generator)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
         default_root_dir=folder,
@@ -95,9 +120,8 @@ def by_lightning(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, di
         **quiet,
     )
     module = Classifier()
-    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=BATCH // 2))
-    alone = one_process(kind, network(), lambda net, batch: F.cross_entropy(net(batch["x"]), batch["y"]), seen)
-    return module.optimizers(use_pl_optimizer=False).posterior, alone
+    trainer.fit(module, DataLoader(TensorDataset(*table()), batch_size=BATCH // 2))
+    return module.optimizers(use_pl_optimizer=False).posterior, one_process(kind, network(), loss_of, seen)
 
 
 def by_trainer(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, dict[str, Tensor]]:
@@ -147,7 +171,7 @@ def by_trainer(kind: str, folder: Path, *, distributed: bool) -> tuple[Any, dict
 def work(package: str, folder: str) -> None:
     warnings.simplefilter("ignore")  # theirs, about workers, loggers and versions
     torch.set_num_threads(1)
-    train = {"lightning": by_lightning, "transformers": by_trainer}[package]
+    train = {"torch": by_torch, "lightning": by_lightning, "transformers": by_trainer}[package]
     message = ""
     try:
         train("IVON", Path(folder), distributed=False)

@@ -1,4 +1,7 @@
-"""Optimisers in Lightning's "ddp" and in Hugging Face's Trainer under torchrun: distributed, or refused at once."""
+"""Optimisers under torch's DistributedDataParallel, by hand, by Lightning's "ddp" and by Hugging Face's Trainer.
+
+Two processes: they train one posterior after `credo.distribute`, and raise at the first step without it.
+"""
 
 import importlib.util
 import os
@@ -11,7 +14,7 @@ import pytest
 import torch
 
 WORKER = Path(__file__).with_name("loops_worker.py")
-PACKAGES = {"lightning": ("lightning",), "transformers": ("transformers", "accelerate")}
+PACKAGES = {"torch": ("torch",), "lightning": ("lightning",), "transformers": ("transformers", "accelerate")}
 
 
 @pytest.fixture(scope="module", params=PACKAGES)

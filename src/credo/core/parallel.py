@@ -47,7 +47,7 @@ def check_alone(posterior: Posterior) -> None:
     count = process_count()
     if posterior.team is None and count > 1:
         raise RuntimeError(
-            f"This is one of {count} processes, and each would train a {type(posterior).__name__} of its own: write "
+            f"This is one of {count} processes, and each would train its own {type(posterior).__name__}: write "
             "`team = credo.distribute(posterior)` in every process before the first step (for an optimiser of "
             "credo.optim: `credo.distribute(optimizer.posterior)`). DistributedDataParallel (DDP) around the network, "
             "which Lightning and Hugging Face's Trainer use, does not replace it. If the processes are meant to train "
