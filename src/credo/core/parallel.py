@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from credo.core.posterior import Posterior
 
 _SHARDED = "is sharded by FSDP (FullyShardedDataParallel, fully_shard), but a posterior needs whole parameters"
-# By class name: importing what nobody may use would cost a tenth of a second.
+# By class name: the classes themselves are slow to import, and mostly nobody has used them.
 _WRAPPERS = {
     "DistributedDataParallel": "is a DistributedDataParallel (DDP), which averages neither draws nor curvatures",
     "DataParallel": "is a DataParallel, whose replicas are not the network that draws are put into",
