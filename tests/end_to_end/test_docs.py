@@ -44,7 +44,7 @@ NOT_RUN = {
     "data-and-models.md": 1,
     "migration.md": 5,
     "node-bnn.md": 2,
-    "optimizers.md": 4,
+    "optimizers.md": 6,
     "results.md": 6,
     "sklearn.md": 3,
 }

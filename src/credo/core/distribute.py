@@ -40,6 +40,7 @@ def distribute(
     compress: str | None = None,
     batchnorm: str = "local",
     timeout: float = 300.0,
+    independent: bool = False,
 ) -> Team:
     """Make the steps of a posterior common to all processes that `torchrun` started; also of one that runs alone.
 
@@ -56,15 +57,21 @@ def distribute(
         batchnorm: `"local"`: BatchNorm takes the statistics of the part. `"sync"`: those of the whole batch, at two
             small exchanges a layer and pass; in training mode all processes must make every pass.
         timeout: Seconds after which a process that does not answer is an error (`LostProcessError`).
+        independent: True where each process trains a network of its own on purpose: it is then a team of one, and
+            exchanges nothing. Give each posterior a seed of its own. By default processes train together, and without
+            this call the first step raises where there are several: replicas would drift apart.
 
     Members of an ensemble are trained by different processes: several by one, or each by equally many. Then the parts
     of a batch are for those that train the same member.
     """
     _check(posterior, mc_groups, noise, compress, batchnorm, timeout)
+    if not independent:
+        _check_steps(posterior)
     wait = timedelta(seconds=timeout)
     members = len(posterior.parts) if posterior.parts[0] is not posterior else None
-    _share(_count(), members, mc_groups)  # before they meet: who leaves at once breaks the connections of the others
-    world = _world(posterior.device, wait)
+    # Before they meet: who leaves at once breaks the connections of the others.
+    _share(1 if independent else _count(), members, mc_groups)
+    world = Link(None, posterior.device) if independent else _world(posterior.device, wait)
     team = _divided(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
     _begin_alike(posterior, team)
     inner = team if team.members is None else team.members.team
@@ -170,13 +177,6 @@ def _check(
     posterior: Posterior, mc_groups: int, noise: str, compress: str | None, batchnorm: str, timeout: float
 ) -> None:
     checked_count("mc_groups", mc_groups, what="processes with draws of their own")
-    lonely = [type(m).__name__ for m in posterior.modules() if isinstance(m, Posterior) and not m.steps_in_team]
-    if lonely:
-        raise UnsupportedModelError(
-            f"{lonely[0]} makes every step alone, so the processes would part. A method of your own can be distributed "
-            "if its steps average gradients by Team.average_step_, as Descent does it in cleared_on_error(self.team); "
-            "then say so: steps_in_team = True."
-        )
     if noise not in NOISES:
         raise ValueError(unknown("noise", str(noise), NOISES))
     if compress not in COMPRESSIONS:
@@ -189,4 +189,15 @@ def _check(
         raise ValueError(
             f"mc_groups={mc_groups} spreads draws over processes, but {type(posterior.parts[0]).__name__} has none: "
             "leave it at 1, so that each process has its part of the data."
+        )
+
+
+def _check_steps(posterior: Posterior) -> None:
+    lonely = [type(m).__name__ for m in posterior.modules() if isinstance(m, Posterior) and not m.steps_in_team]
+    if lonely:
+        raise UnsupportedModelError(
+            f"{lonely[0]} makes every step alone, so the processes would part. A method of your own can be distributed "
+            "if its steps average gradients by Team.average_step_, as Descent does it in cleared_on_error(self.team); "
+            "then say so: steps_in_team = True. If the processes are meant to train different networks: "
+            "independent=True."
         )

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,6 +19,7 @@ from credo.core.guard import Guard, exclusive_context, exclusively
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.skeleton import Skeleton
+from credo.core.parallel import check_alone
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
 from credo.core.team import Team
 from credo.core.weights import Draw, aliases, check_model, substituted
@@ -27,6 +28,7 @@ Nll = Callable[[nn.Module], Tensor]
 # Methods that change a posterior or read what a step changes: every implementation of them holds the lock.
 _EXCLUSIVE = ("step", "gather", "update", "draw", "keep_")
 _EXCLUSIVE_CONTEXTS = ("prepared", "trial")
+_BEGINS_STEP = ("step", "gather", "trial")
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,15 @@ class Posterior(nn.Module, ABC):
     team: Team | None = None
     steps_in_team: ClassVar[bool] = False
     """Whether a step, if there is a team, averages over it all that differs between its processes."""
+    _may_step = False
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Every method, also one written elsewhere, steps with the lock held, and is checked before its first step."""
         super().__init_subclass__(**options)
-        for names, locked in ((_EXCLUSIVE, exclusively), (_EXCLUSIVE_CONTEXTS, exclusive_context)):
-            for name in names:
-                if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
-                    setattr(cls, name, locked(cls.__dict__[name]))
+        own = {name: method for name, method in cls.__dict__.items() if name in (*_EXCLUSIVE, *_EXCLUSIVE_CONTEXTS)}
+        for name, method in own.items():
+            checked = _checked_once(method) if name in _BEGINS_STEP else method
+            setattr(cls, name, (exclusive_context if name in _EXCLUSIVE_CONTEXTS else exclusively)(checked))
 
     def __init__(
         self,
@@ -364,6 +368,19 @@ class Posterior(nn.Module, ABC):
         if optimizer and state["optimizer"] is not None:
             # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+def _checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which raises at a posterior's first step if that must not be made as things are."""
+
+    @wraps(method)
+    def checked(self: Posterior, *args: Any, **options: Any) -> Any:
+        if not self._may_step:
+            check_alone(self)
+            self._may_step = True
+        return method(self, *args, **options)
+
+    return checked
 
 
 def _name(thing: Any) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.globs import chosen_names, matches
+from credo.core.parallel import wrapper_problems
 
 Draw = Mapping[str, Tensor]
 Random = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
@@ -254,7 +255,7 @@ def join(path: str, key: str) -> str:
 
 def check_model(model: nn.Module) -> None:
     """Refuse what no method can handle, all problems in one message."""
-    problems = []
+    problems = wrapper_problems(model)
     if type(model).__name__ == "OptimizedModule":
         problems.append("it is compiled, which renames its parameters: give the plain module, compile parts inside it")
     for name, parameter in model.named_parameters():

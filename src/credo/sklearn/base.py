@@ -15,7 +15,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from credo.core.distribute import distribute
 from credo.core.likelihood import Likelihood
+from credo.core.parallel import process_count
 from credo.core.posterior import Posterior
 from credo.data import Batches, Split, split_validation
 from credo.methods import METHODS, Ensemble
@@ -84,6 +86,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             likelihood=lambda: likelihood().to(precision),
             seed=self._seed,
         )
+        if process_count() > 1:  # an estimator is fitted by the process that it is in
+            distribute(posterior, independent=True)
         self.history_ = self._train(posterior, loader, held_out)
         self.posterior_ = posterior.eval()
         return self

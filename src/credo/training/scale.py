@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from credo.core.batches import check_batches
+from credo.core.parallel import process_count
 from credo.core.posterior import Posterior
 from credo.core.sync_batchnorm import is_synced
 from credo.core.team import Team
@@ -130,12 +130,7 @@ def known_size(loader: Any) -> tuple[int, int] | None:
         sizes.append(len(loader))  # a batch sampler of one's own: at least one example each
     elif isinstance(loader.sampler, Sized):
         sizes.append(len(loader.sampler))
-    return min(sizes), max(sizes) * _processes()
-
-
-def _processes() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return min(sizes), max(sizes) * process_count()
 
 
 def _uses_size(part: Posterior) -> bool:
