@@ -66,6 +66,29 @@ def test_other_settings_in_the_same_folder(call: Call, refused: Refused) -> None
     assert "method.rate" not in message, "what only one of the methods has"
 
 
+def test_more_epochs_go_on_with_a_finished_run(call: Call, refused: Refused) -> None:
+    """As the doctor advises it: the same command with training.epochs=…"""
+    call("train", *QUICK, "--run", "here")
+    call("evaluate", "here", "--draws", 2)
+    more = call("train", *QUICK, "training.epochs=4", "--run", "here", "--json")
+    assert "training.epochs was 2 and is 4 now: the run goes on" in more.stderr
+    assert "epoch   4" in more.stderr
+    assert "finished already" not in more.stderr
+    assert "evaluation.json told of the model before and is removed" in more.stderr
+    result = json.loads(more.stdout)
+    assert (result["epochs"], result["experiment"]["training"]["epochs"]) == (4, 4)
+    assert "finished already" in call("train", *QUICK, "training.epochs=4", "--run", "here").stderr
+    assert "has trained 4 epochs already" in refused("train", *QUICK, "--run", "here")
+
+
+def test_a_cosine_that_is_planned_anew_is_said(call: Call) -> None:
+    cosine = (*QUICK, "training.schedule=cosine", "--run", "here")
+    call("train", *cosine)
+    said = call("train", *cosine, "training.epochs=4").stderr
+    assert "the cosine schedule is computed anew, so at epoch 2 the learning rate is 0.5 of its largest" in said
+    assert "not that of a run planned with 4 epochs" in said
+
+
 def test_a_folder_in_use(refused: Refused) -> None:
     experiment = read_experiment(None, [str(one) for one in QUICK[:-2]])
     training = Run("here").train(experiment)

@@ -166,7 +166,7 @@ def test_a_missing_class_is_named(tmp_path, gap):
 def test_other_mistakes_are_explained(tmp_path):
     with pytest.raises(DataMissingError, match=r"no file .*nowhere\.csv"):
         load_dataset("csv", path=tmp_path / "nowhere.csv")
-    with pytest.raises(ValueError, match="'regression' and 'classification'"):
+    with pytest.raises(ValueError, match="'auto', 'classification', 'regression'"):
         load_dataset("csv", path=write(tmp_path, table(ROWS)), task="ranking")
     with pytest.raises(ValueError, match="csv needs the option path"):
         load_dataset("csv")

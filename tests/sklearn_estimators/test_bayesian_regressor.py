@@ -54,6 +54,13 @@ def test_recovers_conjugate_linear_regression() -> None:
     np.testing.assert_allclose(regressor.uncertainty(new).aleatoric, sigma)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_targets_far_from_zero_keep_their_digits(dtype: type) -> None:
+    rows = X.astype(dtype)
+    plain, moved = quick(epochs=3).fit(rows, Y), quick(epochs=3).fit(rows, 17 * Y + 1.7e9)
+    np.testing.assert_allclose(moved.predict(rows) - 1.7e9, 17 * plain.predict(rows), atol=1e-2)
+
+
 def test_results_are_in_the_units_of_the_targets() -> None:
     plain, moved = quick().fit(X, Y), quick().fit(X, 1000 * Y - 7)
     mean, std = plain.predict(X, return_std=True)

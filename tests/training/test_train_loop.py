@@ -291,3 +291,11 @@ def test_zero_epochs_are_a_way_to_look_at_a_checkpoint(tmp_path: Path) -> None:
     assert len(list(credo.train(other, PAIRS, epochs=0, checkpoint=path))) == 2
     assert torch.equal(other.rho, trained.rho)
     assert math.isfinite(trained.rho.sum().item())
+
+
+def test_fewer_epochs_than_a_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    list(credo.train(bbb(), PAIRS, epochs=3, checkpoint=path))
+    with pytest.raises(ValueError, match=r"epochs=2, but .*c\.pt is at the end of epoch 3: they can be raised"):
+        list(credo.train(bbb(), PAIRS, epochs=2, checkpoint=path))
+    assert len(list(credo.train(bbb(), PAIRS, epochs=4, checkpoint=path))) == 4

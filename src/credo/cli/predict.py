@@ -17,17 +17,21 @@ from torch import Tensor
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.files import write_json, write_text
 from credo.data import as_float
+from credo.data.columns import Columns
+from credo.data.new_rows import read_rows
 from credo.data.tables import read_table
 from credo.experiments.runs import Run
-from credo.predict import ClassPrediction, RegressionPrediction, predict
+from credo.experiments.units import in_target_units, network_inputs
+from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.training.progress import make_progress
 
 _MOST_ROWS = 20
+_COARSE = 0.01
 
 
 def predict_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
-    inputs: Annotated[Path, typer.Argument(help="Inputs: .npz (array x, or the only one), .npy, or .csv of numbers.")],
+    inputs: Annotated[Path, typer.Argument(help="Inputs: .npz (array x, or the only one), .npy, or a .csv table.")],
     draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
@@ -43,20 +47,20 @@ def predict_command(
         credo predict runs/houses new.csv --draws 100 --json
 
     Integers in an image array are pixels 0-255 and are divided by 255; real numbers are taken as they are. For a run on
-    a CSV table give the raw columns: they are scaled as in training.
+    a CSV table give the raw columns: a header says which is which, and they are scaled as in training.
     """
     with errors_explained():
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
         place = Run(run)
         posterior, facts = place.posterior(), place.facts()
-        x = _fit_shape(_read(inputs), facts, inputs)
+        x = _inputs(inputs, facts)
         with make_progress() as bar:
             task = bar.add_task("predicting", total=len(x), text="")
             prediction = predict(
                 posterior, x, draws=draws, tolerance=tolerance, on_batch=lambda count: bar.advance(task, count)
             )
-        rows = _rows(prediction, facts)
+        rows = _rows(in_target_units(prediction, facts), facts)
         if output is not None:
             _write(output, rows)
             say(f"{len(rows)} rows written to {output}")
@@ -69,9 +73,36 @@ def predict_command(
             say(f"{len(rows) - _MOST_ROWS} more rows; --json or --output gives all of them")
 
 
-def _read(path: Path) -> Tensor:
+def _inputs(path: Path, facts: dict[str, Any]) -> Tensor:
+    """What the network takes, from a table by its columns or from an array by its shape."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
+    columns = facts.get("columns")
+    if "columns" not in facts and facts["input_mean"] is not None:
+        _warn_of_earlier_version(facts, path)
+    if path.suffix != ".csv" or columns is None:
+        return network_inputs(_fit_shape(_read(path), facts, path), facts)
+    values, notes = read_rows(path, Columns.from_dict(columns))
+    for note in notes:
+        say(note)
+    return network_inputs(values, facts)
+
+
+def _warn_of_earlier_version(facts: dict[str, Any], path: Path) -> None:
+    """Their tables had no names of columns, and means as float32: too coarse for a column that lies far from zero."""
+    if path.suffix == ".csv":
+        say(f"this run is of an earlier version, without names of columns: those of {path} are taken in their order")
+    for kind in ("input", "target"):
+        mean, std = (torch.tensor(facts[f"{kind}_{part}"] or [0.0]).double() for part in ("mean", "std"))
+        off = float((mean.abs() * 2**-24 / std).nan_to_num().max())  # half a step of float32, in standard deviations
+        if off > _COARSE:
+            say(
+                f"warning: this run is of an earlier version, which rounded the mean of each {kind} column: "
+                f"predictions may be off by {off:.2g} of a column's standard deviations. Train it again."
+            )
+
+
+def _read(path: Path) -> Tensor:
     try:
         array = _read_csv(path) if path.suffix == ".csv" else _read_array(path)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -101,8 +132,7 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _read_csv(path: Path) -> np.ndarray[Any, Any]:
-    table = read_table(path)
-    values: np.ndarray[Any, Any] = table.numbers(list(range(len(table.columns)))).numpy()
+    values: np.ndarray[Any, Any] = read_table(path).numbers().numpy()
     return values
 
 
@@ -113,7 +143,9 @@ def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
     if len(shape) == 3 and shape[0] == 1 and tuple(x.shape[1:]) == shape[1:]:
         x = x.unsqueeze(1)  # grey images without a channel
     if tuple(x.shape[1:]) != shape:
-        raise ValueError(f"{path} holds inputs of shape {tuple(x.shape[1:])}; the run needs {shape} for each.")
+        columns = facts.get("columns")
+        called = f": {', '.join(Columns.from_dict(columns).input_names)}" if columns else ""
+        raise ValueError(f"{path} holds inputs of shape {tuple(x.shape[1:])}; the run needs {shape} for each{called}.")
     if len(x) == 0:
         raise ValueError(f"{path} holds no input.")
     if x.dtype == torch.int64 and len(shape) == 3:
@@ -123,15 +155,13 @@ def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
                 "Other scales: give real numbers as in training."
             )
         return as_float(x.to(torch.uint8))
-    x = x.float()
-    if facts["input_mean"] is None:
-        return x
-    return (x - torch.tensor(facts["input_mean"])) / torch.tensor(facts["input_std"])
+    return x
 
 
-def _rows(prediction: ClassPrediction | RegressionPrediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(prediction, RegressionPrediction):
-        return _value_rows(prediction, facts)
+        return _value_rows(prediction)
+    assert isinstance(prediction, ClassPrediction)
     names = facts["class_names"]
     columns = zip(
         prediction.labels.tolist(),
@@ -151,10 +181,8 @@ def _rows(prediction: ClassPrediction | RegressionPrediction, facts: dict[str, A
     return rows
 
 
-def _value_rows(prediction: RegressionPrediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    mean, std = (torch.tensor(facts[key] or [blank]) for key, blank in (("target_mean", 0.0), ("target_std", 1.0)))
-    values = {"mean": prediction.mean * std + mean, "total": prediction.total * std}
-    values |= {"aleatoric": prediction.aleatoric * std, "epistemic": prediction.epistemic * std}
+def _value_rows(prediction: RegressionPrediction) -> list[dict[str, Any]]:
+    values = {key: getattr(prediction, key) for key in ("mean", "total", "aleatoric", "epistemic")}
     single = prediction.mean.shape[1] == 1
     lists = {key: (value[:, 0] if single else value).tolist() for key, value in values.items()}
     count = len(prediction)

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.data.columns import Columns
 from credo.experiments.runs import Run
 from credo.experiments.toml import parse_assignment
 from credo.models import Summary, build_model, summary
@@ -43,6 +44,10 @@ def summary_command(
         rows.append(["weights a node", "", f"{found.ratio:,.0f}" if found.nodes else "–", ""])
         print_table(found.name, ["layer", "kind", "weights", "nodes"], rows)
         say("nodes are the inputs of layers, of a convolution its channels")
+        if Path(model).is_dir():
+            columns = Run(model).facts().get("columns")
+            if columns is not None:
+                say(f"inputs: {', '.join(Columns.from_dict(columns).input_names)}")
 
 
 def _sizes(model: str, options: list[str]) -> Summary:

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from credo.cli.notes import epochs_notes, table_notes
 from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.data import Dataset
 from credo.experiments.config import Experiment, read_experiment
 from credo.experiments.distributed import first_here
-from credo.experiments.runs import CHECKPOINT, CONFIG, MODEL, Run
+from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run
 from credo.training import TrainingStopped
 
 CheckpointEvery = Annotated[
@@ -95,14 +97,17 @@ def train_command(
             torch.set_num_threads(max(threads, 1))
         place = Run(run or default_folder(experiment))
         _tell(f"run folder: {place.folder}")
-        before = place.finished
-        if not before and (place.folder / CHECKPOINT).exists():
+        before = (place.folder / RESULT).stat().st_mtime_ns if place.finished else None
+        if before is None and (place.folder / CHECKPOINT).exists():
             _tell("going on from the last checkpoint; epochs that were done before are shown again")
+        about = [name for name in ABOUT_MODEL if (place.folder / name).exists()]
         _train(place, experiment, draws)
         if not first_here():
             return
-        if before:
+        if before == (place.folder / RESULT).stat().st_mtime_ns:
             say("this run was finished already; here is its result")
+        elif about:
+            say(f"{' and '.join(about)} told of the model before and {'is' if len(about) == 1 else 'are'} removed")
         result = place.result()
         if as_json:
             print_json(result)
@@ -111,8 +116,14 @@ def train_command(
 
 
 def _train(place: Run, experiment: Experiment, draws: int) -> None:
+    planned = place.experiment().training.epochs if (place.folder / CONFIG).exists() else experiment.training.epochs
+
+    def on_data(dataset: Dataset) -> None:
+        for note in (*epochs_notes(planned, experiment.training), *table_notes(experiment.data, dataset)):
+            _tell(note)
+
     try:
-        for record in place.train(experiment, draws=draws, stop_on_signals=True):
+        for record in place.train(experiment, draws=draws, stop_on_signals=True, on_data=on_data):
             values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
             text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             _tell(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
@@ -151,7 +162,8 @@ def _hint(folder: Path) -> str:
             f'Python: credo.fit on credo.load("{folder / MODEL}").'
         )
     return (
-        "This run is finished. To train another that begins with its weights: "
+        "This run is finished. It goes on where a command with its settings has more training.epochs. To train another "
+        "that begins with its weights: "
         f"credo train {folder / CONFIG} model.weights={folder} --run NEW"
     )
 

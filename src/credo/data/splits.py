@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from credo.data.columns import Columns
+
 Task = Literal["classification", "regression"]
 
 
@@ -42,7 +44,8 @@ class Dataset:
 
     `classes` is None for regression. Tables are standardised with statistics of the training split alone: a
     prediction `p` is `p * target_std + target_mean` in the table's units, a new row enters the model as
-    `(row - input_mean) / input_std`. `input_names` are the columns of a table with a header.
+    `(row - input_mean) / input_std`. These four are float64, and so must be what they are applied to: a column may lie
+    far from zero. `columns` says how the cells of a table become inputs.
     """
 
     name: str
@@ -54,7 +57,15 @@ class Dataset:
     input_mean: Tensor | None = None
     input_std: Tensor | None = None
     class_names: tuple[str, ...] | None = None
-    input_names: tuple[str, ...] | None = None
+    columns: Columns | None = None
+
+    @property
+    def input_names(self) -> tuple[str, ...] | None:
+        """What the inputs are called, where they come from a table with a header or with categories."""
+        columns = self.columns
+        if columns is None or not (columns.has_header or any(c.categories for c in columns.inputs)):
+            return None
+        return columns.input_names
 
     @property
     def input_shape(self) -> tuple[int, ...]:

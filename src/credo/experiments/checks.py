@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from credo.core.likelihood import LIKELIHOODS
+from credo.data import Dataset
+
 
 def check_kinds(section: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Refuse a value that is not of its default's kind, where that is a number, a yes/no or a list."""
@@ -35,3 +38,25 @@ def blamed_on(section: str, options: Mapping[str, Any]) -> Iterator[None]:
     except (TypeError, AttributeError, RuntimeError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ValueError(f"[{section}] does not work with {given}: {error}") from error
+
+
+def check_likelihood(likelihood: Any, dataset: Dataset) -> None:
+    """Refuse one that is not for the data's targets, before anything is trained with it."""
+    kind = likelihood_kind(likelihood)
+    if not isinstance(kind, str) or kind not in LIKELIHOODS:
+        return  # whoever builds it says so
+    advice = "Leave likelihood out: the one that fits the data is the default."
+    if LIKELIHOODS[kind].task != dataset.task:
+        hint = " For classes in a table set data.task=classification." if dataset.classes is None else ""
+        raise ValueError(
+            f"likelihood={kind} is for {LIKELIHOODS[kind].task}, the data for {dataset.task}. {advice}{hint}"
+        )
+    if kind == "bernoulli" and dataset.classes != 2:
+        raise ValueError(
+            f"likelihood=bernoulli is for two classes, yes or no; the data have {dataset.classes}. {advice}"
+        )
+
+
+def likelihood_kind(likelihood: Any) -> Any:
+    """The name in a likelihood's description, which may be the name alone."""
+    return likelihood.get("kind", "categorical") if isinstance(likelihood, Mapping) else likelihood

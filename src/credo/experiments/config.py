@@ -17,7 +17,7 @@ from credo.core.distribute import distribute, join
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
-from credo.experiments.checks import blamed_on, check_kinds
+from credo.experiments.checks import blamed_on, check_kinds, check_likelihood, likelihood_kind
 from credo.experiments.defaults import (
     data_with_defaults,
     in_words,
@@ -219,6 +219,7 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     if options.get("likelihood") is None:
         options["likelihood"] = _likelihood(dataset)
+    check_likelihood(options["likelihood"], dataset)
     if "batches" in inspect.signature(METHODS[name]).parameters:
         options["batches"] = batches
     with blamed_on("model", experiment.model):
@@ -245,7 +246,7 @@ def _likelihood(dataset: Dataset) -> dict[str, Any]:
 
 
 def _outputs(dataset: Dataset, likelihood: Any) -> int:
-    kind = likelihood.get("kind") if isinstance(likelihood, Mapping) else likelihood
+    kind = likelihood_kind(likelihood)
     if dataset.classes is not None:
         return 1 if kind == "bernoulli" else dataset.classes
     targets = dataset.train.y.shape[1]

@@ -14,13 +14,23 @@ from credo.core.errors import CredoError
 from credo.core.files import folder_for, write_text
 from credo.core.team import Team
 from credo.experiments.config import Experiment, make_experiment
+from credo.experiments.training import Training
+from credo.training.state import progress_at
 from credo.training.together import first_does, is_first
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
 LOCK = ".lock"
 REPORT = "report.html"  # of a sequence of tasks
-# Settings that may change when a run goes on: they are about the machine, not about what is learned.
-_FREE = {"training.checkpoint_every", "training.checkpoint_minutes", "distributed.mc_groups", "distributed.timeout"}
+# What other commands found out about a model; it says nothing of the next one.
+ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json")
+# Settings that may change when a run goes on: they are about the machine, not about what is learned; and epochs.
+_FREE = {
+    "training.checkpoint_every",
+    "training.checkpoint_minutes",
+    "training.epochs",
+    "distributed.mc_groups",
+    "distributed.timeout",
+}
 
 
 def recorded(folder: Path) -> Experiment:
@@ -81,6 +91,7 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
         for left_over in folder.glob(".*.part"):  # of a process killed while it wrote
             if not left_over.name.startswith(f".{CHECKPOINT}."):  # whoever resumes looks at these
                 left_over.unlink()
+        (folder / RESULT).unlink(missing_ok=True)  # of fewer epochs; before the record says that there are more
         write_text(folder / CONFIG, experiment.to_toml())
 
     first_does(team, claim)
@@ -112,7 +123,7 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
             f"{folder} holds a run that one process began without a [distributed] section, which makes other draws "
             "than processes that train together. Go on with it by `credo train` alone, or choose another --run folder."
         )
-    stored, wanted = (_flat(tomllib.loads(e.to_toml())) for e in (begun, experiment))
+    stored, wanted = (_settings(e) for e in (begun, experiment))
     settings = sorted({*stored, *wanted} - _FREE)
     different = [k for k in settings if stored.get(k) != wanted.get(k)]
     if different:
@@ -123,6 +134,38 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
         changes = "; ".join(f"{k} is {stored.get(k)!r} there, {wanted.get(k)!r} now" for k in different)
         raise ValueError(
             f"{folder} holds a run with other settings: {changes}. Choose another --run folder, or delete this one."
+        )
+    if begun.training.epochs != experiment.training.epochs:
+        _check_epochs(folder, begun.training, experiment.training.epochs)
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    settings = _flat(tomllib.loads(experiment.to_toml()))
+    if settings.get("data.task") == "auto":
+        # What earlier versions wrote for it. A target that is no number cannot be a regression, so both mean the same.
+        settings["data.task"] = "regression"
+    return settings
+
+
+def _check_epochs(folder: Path, training: Training, wanted: int) -> None:
+    """More epochs than planned go on from the last checkpoint; fewer than are done are refused."""
+    finished, progress = (folder / RESULT).exists(), progress_at(folder / CHECKPOINT)
+    begun = progress.begun if progress is not None else training.epochs if finished else 0
+    if wanted < begun:
+        raise ValueError(
+            f"{folder} has trained {begun} epochs already, and training.epochs is {wanted} now: they can be raised to "
+            "go on, not lowered below what is done. Choose another --run folder, or delete this one."
+        )
+    other = f"Another run can begin with its weights: model.weights={folder} and another --run folder."
+    if finished and progress is None:
+        raise ValueError(
+            f"{folder} is finished and has no {CHECKPOINT} from which training.epochs={wanted} could go on. {other}"
+        )
+    patience = training.patience
+    if progress is not None and patience is not None and progress.bad_epochs >= patience and wanted > training.epochs:
+        raise ValueError(
+            f"Early stopping (training.patience={patience}) ended {folder} after {begun} epochs: with training.epochs="
+            f"{wanted} it would not go on. {other}"
         )
 
 

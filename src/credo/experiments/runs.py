@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,15 +25,17 @@ from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, Prepared, in_order, prepare
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
-from credo.experiments.folders import CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
+from credo.experiments.folders import ABOUT_MODEL, CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
 from credo.experiments.sizes import parameter_counts
-from credo.predict import Prediction, RegressionPrediction, predict, rescaled
+from credo.experiments.units import data_facts, in_target_units
+from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
 from credo.training.progress import shown
 from credo.training.together import first_does, from_first, is_first
 from credo.version import __version__
 
 __all__ = [
+    "ABOUT_MODEL",
     "CHECKPOINT",
     "CONFIG",
     "LOG",
@@ -93,27 +95,47 @@ class Run:
         """The data the run was trained on."""
         return load_dataset(**self.experiment().data)
 
-    def train(self, experiment: Experiment, *, draws: int = 32, stop_on_signals: bool = False) -> Iterator[EpochRecord]:
+    def train(
+        self,
+        experiment: Experiment,
+        *,
+        draws: int = 32,
+        stop_on_signals: bool = False,
+        on_data: Callable[[Dataset], None] | None = None,
+    ) -> Iterator[EpochRecord]:
         """Train (or go on training) this run to its result, yielding every epoch's record.
 
-        With `stop_on_signals`, SIGTERM and SIGINT during training save its state and raise `TrainingStopped`. Of the
-        processes that torchrun starts all must call this; the first alone reads and writes the folder.
+        A finished run goes on if the experiment has more epochs than it had; its result and what commands found out
+        about its model are then replaced. Of the processes that torchrun starts all must call this; the first alone
+        reads and writes the folder.
+
+        Args:
+            experiment: what to train; a folder that holds a run of other settings is refused.
+            draws: weight draws for the test numbers.
+            stop_on_signals: SIGTERM and SIGINT during training save its state and raise `TrainingStopped`.
+            on_data: called with the data when everything is ready to begin; not for a run that is finished.
         """
         draws = checked_count("draws", draws)
         experiment = self._as_started(experiment)
         options = experiment.distributed
         team = None if options is None else join(options.timeout)
         with opened(self.folder, experiment, team):
-            if from_first(team, self.finished):
+            if from_first(team, self._has_result_of(experiment)):
                 return
             prepared = prepare(experiment)
             if options is not None:
                 going_on = from_first(team, (self.folder / CONFIG).exists() or restarted())
                 prepared = prepared.shared(options, going_on=going_on)
+            if on_data is not None:
+                on_data(prepared.dataset)
             # Only now: before, there is nothing to save, and who waits for other processes must be free to go.
             signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
             with claimed(self.folder, experiment, team), signals as stop:
                 yield from self._train(experiment, prepared, draws, stop)
+
+    def _has_result_of(self, experiment: Experiment) -> bool:
+        """Whether nothing is left to do; the settings are known to be the run's own, but for the number of epochs."""
+        return self.finished and experiment.training.epochs <= self.experiment().training.epochs
 
     def _as_started(self, experiment: Experiment) -> Experiment:
         """With a [distributed] section if torchrun started this process, or if several began this run."""
@@ -153,6 +175,8 @@ class Run:
         if is_first(posterior.team):
             metrics = measure(in_target_units(prediction, prepared.dataset))
             save(posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
+            for name in ABOUT_MODEL:
+                (self.folder / name).unlink(missing_ok=True)
             write_json(self.folder / RESULT, make_result(experiment, posterior, records, metrics, draws))
             earlier(self.folder / CHECKPOINT, 1).unlink(missing_ok=True)  # nothing is left to go back to
 
@@ -194,24 +218,6 @@ def make_result(
         "draws": draws,
         "test": metrics,
         "versions": versions(),
-    }
-
-
-def in_target_units(prediction: Prediction, dataset: Dataset) -> Prediction:
-    """A regression in the units of the table it was read from: tables are standardised for training."""
-    if not isinstance(prediction, RegressionPrediction) or dataset.target_mean is None or dataset.target_std is None:
-        return prediction
-    return rescaled(prediction, dataset.target_mean, dataset.target_std)
-
-
-def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """What prediction on new inputs must know of the data, so that a shipped model does not need it."""
-    tensors = {key: getattr(dataset, key) for key in ("input_mean", "input_std", "target_mean", "target_std")}
-    return {
-        "data": dataset.name,
-        "input_shape": list(dataset.input_shape),
-        "class_names": None if dataset.class_names is None else list(dataset.class_names),
-        **{key: None if value is None else value.tolist() for key, value in tensors.items()},
     }
 
 

@@ -110,7 +110,13 @@ class RegressionPrediction(Prediction):
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
-    """The prediction in the units that targets had before (target − mean)/std."""
+    """The prediction in the units that targets had before (target − mean)/std.
+
+    Args:
+        prediction: in the units of training.
+        mean: of the targets; as float64 if they lie far from zero, and then the result is float64, too.
+        std: of the targets.
+    """
     targets, density = prediction.targets, prediction.log_likelihood
     return RegressionPrediction(
         draws_used=prediction.draws_used,

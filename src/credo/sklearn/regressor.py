@@ -94,7 +94,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return self._fit(x, scaled, outputs, partial(make_noise, self.noise, scaled.std(0), self.target_std_))
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:  # noqa: N803
-        """Predictive means; with `return_std` also the standard deviation of a new target, noise included."""
+        """Predictive means; with `return_std` also the standard deviation of a new target, noise included; float64."""
         values = self._values(X)
         mean = self._shaped(values.mean)
         return (mean, self._shaped(values.total)) if return_std else mean
@@ -117,8 +117,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     def _values(self, x: ArrayLike) -> RegressionPrediction:
         prediction: RegressionPrediction = self._predict(x)
-        mean, std = (torch.from_numpy(v).to(prediction.mean.dtype) for v in (self.target_mean_, self.target_std_))
-        return rescaled(prediction, mean, std)
+        # In float64 even for inputs of float32: targets may lie far from zero.
+        return rescaled(prediction, torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_))
 
     def _shaped(self, values: torch.Tensor) -> Array:
         array: Array = values.numpy()

@@ -66,7 +66,8 @@ def train(
     stopped: everything random in an epoch (shuffling, dropout, augmentation by torch) is seeded by (seed, epoch), and
     the global generator is left as it was. It is written after each epoch and within it after every `checkpoint_every`
     steps or `checkpoint_minutes`; the `keep` - 1 before it are kept as NAME.1.pt and so on, and used if the newest
-    is damaged. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
+    is damaged. `epochs` may be more than in the training that wrote it; a schedule by name is then that of the new
+    number. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
     `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`.
 
     After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
@@ -83,6 +84,11 @@ def train(
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
     pauses = Pauses(team, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
+    if 0 < epochs < progress.begun:  # none is a way to look at a checkpoint
+        raise ValueError(
+            f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: they "
+            "can be raised to go on, not lowered below what is done."
+        )
     for earlier in progress.records:
         yield EpochRecord(**earlier)
     loop = Loop(posterior, loader, nll or _likelihood_nll(posterior), checkpoints, pauses, progress, seed, on_step)

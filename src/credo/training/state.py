@@ -34,6 +34,11 @@ class Progress:
     best_state: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def begun(self) -> int:
+        """Epochs that are finished, and the one that is under way."""
+        return self.epoch + (self.step > 0)
+
     def finish_epoch(self) -> None:
         """The next epoch begins."""
         self.epoch, self.step, self.sums, self.seconds, self.random = self.epoch + 1, 0, {}, 0.0, None
@@ -95,6 +100,12 @@ class Checkpoints:
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,
         }
+
+
+def progress_at(path: Path) -> Progress | None:
+    """How far the newest checkpoint at `path` is; None if there is none."""
+    content = newest_checkpoint(path)
+    return None if content is None else Progress(**parse_checkpoint(content, path)["progress"])
 
 
 def global_generators(device: torch.device) -> list[Tensor]:

@@ -1,0 +1,183 @@
+"""The input columns of a table: which are numbers, which are categories, and how a new table's cells become inputs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Categories = Literal["auto", "raise"]
+Gaps = Literal["raise", "mean"]
+GAPS = ("", "nan", "na", "n/a", "null", "?")
+# Fewer different texts than this are categories, however short the table is.
+_FEW = 10
+
+
+class Cell(NamedTuple):
+    """One cell of a table, with what an error must name; rows count from 1 as in an editor."""
+
+    text: str
+    row: int
+    column: str
+    path: Path
+
+    @property
+    def place(self) -> str:
+        """Where it stands: "table.csv, row 3, column 'size'"."""
+        return f"{self.path}, row {self.row}, column {self.column!r}"
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether there is no value: empty, nan, NA, n/a, null or ?."""
+        return self.text.lower() in GAPS
+
+    @property
+    def number(self) -> float | None:
+        """The cell as a number, if it is one."""
+        return as_number(self.text)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input column; `categories` are those of the training table, or None for a column of numbers."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the network's inputs: the column's own, or `color=red` and so on, one for each category."""
+        return (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
+
+    def values(self, cell: Cell, gaps: Gaps) -> list[float]:
+        """The inputs that a cell becomes; NaN for a gap that is to be filled."""
+        if cell.is_gap and gaps == "mean":
+            return [math.nan] * len(self.input_names)
+        if self.categories is None:
+            return [self._number(cell)]
+        if cell.text not in self.categories:
+            what = "is a gap" if cell.is_gap else "is not a category of the training table"
+            hint = f", or train with {_FILLED}" if cell.is_gap else ""
+            raise ValueError(
+                f"{cell.place}: {cell.text!r} {what}. Known are {', '.join(self.categories)}. Correct the cell or "
+                f"remove the row{hint}"
+            )
+        return [float(cell.text == value) for value in self.categories]
+
+    def _number(self, cell: Cell) -> float:
+        value = cell.number
+        if value is None or not math.isfinite(value):
+            hint = f"fill the gap, or train with {_FILLED}" if cell.is_gap else "or correct the cell"
+            raise ValueError(f"{cell.place}: {cell.text!r} is not a finite number. Remove the row, {hint}")
+        return value
+
+
+_FILLED = "data.gaps=mean, which takes the mean of the training rows"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table's input columns in the order of training: what turns the rows of a new table into inputs.
+
+    Args:
+        inputs: the columns, each with its categories if it holds text.
+        target: name of the column that is predicted; None for a table without a header.
+        gaps: what a cell without a value is: an error (`"raise"`), or NaN until it is filled (`"mean"`).
+    """
+
+    inputs: tuple[Column, ...]
+    target: str | None
+    gaps: Gaps
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the columns have names of their own; else they are called by their index."""
+        return self.target is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names in the table."""
+        return tuple(column.name for column in self.inputs)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the network's inputs, where a column of text has one for each category."""
+        return tuple(name for column in self.inputs for name in column.input_names)
+
+    @property
+    def is_number(self) -> Tensor:
+        """Which of the network's inputs are numbers, `bool [inputs]`; the others are 0 or 1."""
+        return torch.tensor([column.categories is None for column in self.inputs for _ in column.input_names])
+
+    def encode(self, cells: Sequence[Sequence[Cell]]) -> Tensor:
+        """Rows of cells, in the order of `inputs`, as `float64 [rows, inputs]`; NaN for gaps that are to be filled."""
+        rows = [
+            [value for column, cell in zip(self.inputs, row, strict=True) for value in column.values(cell, self.gaps)]
+            for row in cells
+        ]
+        return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(self.input_names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it, for the file of a trained model."""
+        inputs = [{"name": c.name, "categories": c.categories and list(c.categories)} for c in self.inputs]
+        return {"inputs": inputs, "target": self.target, "gaps": self.gaps}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Columns:
+        """What `to_dict` wrote."""
+        inputs = tuple(Column(c["name"], c["categories"] and tuple(c["categories"])) for c in found["inputs"])
+        return cls(inputs, found["target"], found["gaps"])
+
+
+def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Column:
+    """A column of the training table: numbers if a cell is one, else categories, sorted."""
+    texts = Counter(cell.text for cell in cells if not cell.is_gap)
+    if not texts or any(as_number(text) is not None for text in texts):
+        _check_mixed(cells, texts)
+        return Column(name)
+    first = next(cell for cell in cells if not cell.is_gap)
+    if categories == "raise":
+        raise ValueError(
+            f"{first.place}: {first.text!r} is not a finite number. Turn categories into numbers, or leave it to "
+            "data.categories=auto"
+        )
+    if len(texts) > max(_FEW, len(cells) // 2):
+        raise ValueError(
+            f"{first.place} and below: {len(texts)} different texts in {len(cells)} rows ({first.text!r}, …) are names "
+            "or identifiers rather than categories: nothing can be learned from them. Remove the column"
+        )
+    return Column(name, tuple(sorted(texts)))
+
+
+def _check_mixed(cells: Iterable[Cell], texts: Mapping[str, int]) -> None:
+    """A few cells of text among numbers are mistakes more often than categories."""
+    wrong = next((cell for cell in cells if not cell.is_gap and cell.number is None), None)
+    if wrong is not None:
+        count = sum(times for text, times in texts.items() if as_number(text) is not None)
+        raise ValueError(
+            f"{wrong.place}: {wrong.text!r} is not a finite number, while {count} other cells of the column are. "
+            "Correct it or remove the row; to have categories, write all of them as text (grade3 for 3)"
+        )
+
+
+def as_number(text: str) -> float | None:
+    """The text as a number, if it is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(values − mean)/std as float32, computed in float64; a gap (NaN) becomes 0, which is the mean.
+
+    Rounding first would leave nothing of a column such as 1.7e9 ± 17, where float32 has steps of 128.
+    """
+    values = values.double()
+    return torch.where(values.isnan(), 0.0, (values - mean.double()) / std.double()).float()
