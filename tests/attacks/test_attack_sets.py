@@ -84,7 +84,7 @@ def test_killed_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def killed(to: Path, *rest: Any) -> None:
         if to == path:
-            (tmp_path / ".a.safetensors.x1.part").write_bytes(b"half")
+            (tmp_path / ".a.safetensors.abcd_123.part").write_bytes(b"half")
             raise KeyboardInterrupt
         write(to, *rest)
 

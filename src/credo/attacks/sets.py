@@ -11,7 +11,6 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from credo.attacks.common import AttackResult, OnProgress, joined
 from credo.core.errors import FileFormatError
-from credo.core.files import write_atomically
+from credo.core.files import left_overs, write_atomically
 from credo.version import __version__
 
 FORMAT = 1
@@ -158,7 +157,7 @@ def _load_same(path: Path, about: dict[str, Any]) -> AttackSet:
 def _clean(path: Path, chunks: Path) -> None:
     """Remove what is left of making it, also by a process that was killed while it wrote."""
     shutil.rmtree(chunks, ignore_errors=True)
-    for left_over in path.parent.glob(f".{escape(path.name)}.*.part"):
+    for left_over in left_overs(path):
         left_over.unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from credo.core.errors import CredoError
-from credo.core.files import folder_for, write_text
+from credo.core.files import folder_for, left_overs, write_text
 from credo.core.team import Team
 from credo.experiments.config import Experiment, make_experiment
 from credo.training.together import first_does, is_first
@@ -78,8 +79,8 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
     """The folder belongs to these settings, unless they fail before there is anything to resume."""
 
     def claim() -> None:
-        for left_over in folder.glob(".*.part"):  # of a process killed while it wrote
-            if not left_over.name.startswith(f".{CHECKPOINT}."):  # whoever resumes looks at these
+        for name in (CONFIG, LOG, MODEL, RESULT):  # not of the checkpoint: whoever resumes looks at these
+            for left_over in left_overs(folder / name):
                 left_over.unlink()
         write_text(folder / CONFIG, experiment.to_toml())
 
@@ -94,12 +95,25 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / LOCK).open("w") as file:
+    with os.fdopen(_open_lock(folder / LOCK), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise CredoError(f"Another process is training {folder}; wait for it or use another folder.") from error
         yield
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file, made if there is none; its contents are never touched.
+
+    A folder may come from elsewhere: a link in it would lead to a file of the user's own, and a pipe has no end.
+    """
+    if path.is_symlink():
+        raise CredoError(f"{path} is a link, which is not followed: it is not a lock that Credo made; delete it.")
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
+        raise CredoError(f"{path} is a {kind}, not a regular file: it is not a lock that Credo made; delete it.")
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _check_same(folder: Path, experiment: Experiment) -> None:
