@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from credo.cli.train import print_metrics
 from credo.core.distribute import join
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
+from credo.core.records import read_json
 from credo.data import SEVERITIES, Split, as_float, corruption_kinds
 from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
@@ -93,7 +93,7 @@ def evaluate_command(
 def _lost(path: Path, now: dict[str, Any]) -> str:
     """What the evaluation before had and this one has not; empty if nothing."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except (OSError, ValueError):
         return ""
     options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}

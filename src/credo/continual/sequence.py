@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from credo.continual.learner import Learner
 from credo.continual.metrics import backward_transfer, mean_accuracy
 from credo.continual.tasks import Task
 from credo.core.files import write_atomically, write_json
+from credo.core.records import read_json
 
 STATE, RECORD, CHECKPOINT = "learned.safetensors", "tasks.json", "task.pt"
 
@@ -76,7 +76,7 @@ def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
     path = place / RECORD
     if not path.exists():
         return Sequel()
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path, {"tasks": list, "matrix": list, "seconds": list, "state": str})
     names = [task.name for task in tasks]
     if record["tasks"] != names[: len(record["tasks"])]:
         raise ValueError(f"{place} holds other tasks: {', '.join(record['tasks'])}. Choose another folder.")

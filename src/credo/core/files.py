@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from credo.core.errors import CredoError
+from credo.core.errors import CredoError, FileFormatError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -53,6 +53,22 @@ def _create(temporary: Path, *, like: Path) -> int:
         return stat.S_IMODE(os.fstat(handle).st_mode) if old is None else old
     finally:
         os.close(handle)
+
+
+def require_file(path: Path) -> None:
+    """Raises FileNotFoundError if there is nothing at `path`, FileFormatError if it is a folder, pipe or device.
+
+    A pipe that nobody writes to would be waited for, and some devices never end.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    if not path.is_file():
+        raise FileFormatError(f"{path} is a {kind_of(path)}, not a regular file: give the path of a file.")
+
+
+def kind_of(path: Path) -> str:
+    """What is there that is no regular file."""
+    return "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
 
 
 def earlier(path: Path, age: int) -> Path:

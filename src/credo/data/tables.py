@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from credo.data.errors import DataMissingError
+from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
 
 _GAPS = ("", "nan", "na", "n/a", "null", "?")
@@ -91,8 +91,13 @@ def read_table(path: Path, *, header: bool | None = None, delimiter: str | None 
     """The file's cells, stripped; blank lines are skipped, ragged rows refused. Rows count from 1 as in an editor."""
     if not path.is_file():
         raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
-    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
-        rows = _rows(list(file), delimiter)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
+            rows = _rows(list(file), delimiter)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataCorruptError(
+            f"{path} cannot be read as a table of text: {error}. Tables are CSV files in UTF-8; save it as one."
+        ) from error
     if header is None and rows:
         header = all(_as_number(cell) is None for cell in rows[0][1])
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]))] if rows else []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from credo.core.files import write_json
+from credo.core.records import read_json, read_json_lines
 from credo.doctor import Diagnosis, diagnose
 from credo.doctor.diagnose import OnStage
 from credo.experiments.config import in_order, prepare
@@ -71,21 +70,12 @@ def stored_diagnosis(run: Run, *, twin: Run | None = None) -> dict[str, Any] | N
     return found if found.get("asked") == asked(run, twin=twin) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What an earlier command wrote; empty if that is no table."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it, or make it again.") from error
-    return found if isinstance(found, dict) else {}
-
-
 def read_log(run: Run) -> list[dict[str, Any]]:
     """The records of a run's epochs, which count from 1; none if it has no log."""
     path = run.folder / LOG
     if not path.exists():
         return []
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    records = read_json_lines(path, {"epoch": int, "nll": (int, float, type(None))})
     if not records or records[0]["epoch"] != 0:
         return records
     return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0

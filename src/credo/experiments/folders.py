@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import tomllib
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from credo.core.errors import CredoError
-from credo.core.files import folder_for, left_overs, write_text
+from credo.core.errors import CredoError, FileFormatError
+from credo.core.files import folder_for, kind_of, left_overs, write_text
+from credo.core.records import read_json, read_toml
 from credo.core.team import Team
 from credo.experiments.config import Experiment, make_experiment
 from credo.training.together import first_does, is_first
@@ -31,21 +31,26 @@ def recorded(folder: Path) -> Experiment:
         raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` makes one.")
     if is_sequence(folder):
         raise ValueError(f"{folder} is a sequence of tasks, not a run: {_about_sequence(folder)}.")
-    return make_experiment(tomllib.loads(path.read_text(encoding="utf-8")))
+    try:
+        return make_experiment(read_toml(path))
+    except FileFormatError:
+        raise
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not a record of a run: {error}") from error
 
 
 def is_sequence(folder: Path) -> bool:
     """Whether `credo continual` wrote the folder."""
     path = folder / CONFIG
-    return path.exists() and "continual" in tomllib.loads(path.read_text(encoding="utf-8"))
+    return path.exists() and "continual" in read_toml(path)
 
 
 def sequence_result(folder: Path) -> dict[str, Any]:
     """The numbers of a finished sequence of tasks."""
     if not (folder / RESULT).exists():
         raise FileNotFoundError(f"{folder} is a sequence of tasks: {_about_sequence(folder)}.")
-    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    return result
+    kinds = {"tasks": list, "matrix": list, "summary": dict, "method": dict, "data": dict, "continual": dict}
+    return read_json(folder / RESULT, kinds)
 
 
 def _about_sequence(folder: Path) -> str:
@@ -111,8 +116,9 @@ def _open_lock(path: Path) -> int:
     if path.is_symlink():
         raise CredoError(f"{path} is a link, which is not followed: it is not a lock that Credo made; delete it.")
     if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
-        raise CredoError(f"{path} is a {kind}, not a regular file: it is not a lock that Credo made; delete it.")
+        raise CredoError(
+            f"{path} is a {kind_of(path)}, not a regular file: it is not a lock that Credo made; delete it."
+        )
     return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from credo.core.counts import checked_count
 from credo.core.errors import CredoError
+from credo.core.records import read_json
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
-from credo.experiments.diagnosis import asked, diagnose_run, read_json, read_log, stored_diagnosis
+from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
 from credo.experiments.sizes import parameter_counts
 from credo.predict import ClassPrediction, Prediction, predict
