@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch import Tensor
 from credo.attacks.common import AttackResult, OnProgress, joined
 from credo.core.errors import FileFormatError
 from credo.core.files import left_overs, write_atomically
+from credo.core.tensor_files import read_safetensors
 from credo.version import __version__
 
 FORMAT = 1
@@ -93,16 +93,9 @@ def make_attack_set(
 def load_attack_set(path: Path | str) -> AttackSet:
     """The set in a file that `make_attack_set` wrote; a damaged or foreign file is an error that says which."""
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {path}.")
+    metadata, tensors = read_safetensors(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get("credo")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
-    try:
-        described = json.loads(header or "{}")
+        described = json.loads(metadata.get("credo") or "{}")
         kind, version = described["attack_set"], described["about"]["versions"]["credo"]
     except (ValueError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path} is no attack set: it has no description of one.") from error

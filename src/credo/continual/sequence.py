@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from credo.continual.learner import Learner
 from credo.continual.metrics import backward_transfer, mean_accuracy
 from credo.continual.tasks import Task
 from credo.core.files import write_atomically, write_json
 from credo.core.records import read_json
+from credo.core.tensor_files import read_safetensors
 
 STATE, RECORD, CHECKPOINT = "learned.safetensors", "tasks.json", "task.pt"
 
@@ -81,7 +82,7 @@ def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
     if record["tasks"] != names[: len(record["tasks"])]:
         raise ValueError(f"{place} holds other tasks: {', '.join(record['tasks'])}. Choose another folder.")
     state, count = record.pop("state"), len(record["tasks"])
-    learner.load_state(load_file(place / state))
+    learner.load_state(read_safetensors(place / state)[1])
     kept = {place / state, *_checkpoints(place, count)}
     for old in {*place.glob(f"*-{STATE}"), *_checkpoints(place, "*")} - kept:  # of a kill between two writes
         old.unlink()

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError
-from credo.core.files import require_file, write_atomically
+from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
+from credo.core.tensor_files import read_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.training.packing import pack, unpack_
 from credo.training.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
@@ -121,13 +121,7 @@ def _is_compact(model: nn.Module) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    require_file(path)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+    header, tensors = read_safetensors(path)
     if "credo" not in header:
         raise FileFormatError(f"{path} was not written by credo.save: it has no description.")
     try:
