@@ -71,6 +71,12 @@ def kind_of(path: Path) -> str:
     return "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
 
 
+def cache_home() -> Path:
+    """The user's cache: `$XDG_CACHE_HOME`, which the XDG specification says to ignore unless it is absolute."""
+    given = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return given if given.is_absolute() else Path("~/.cache").expanduser()
+
+
 def earlier(path: Path, age: int) -> Path:
     """Where the version before the present one is kept (`age` 1), or one still older: checkpoint.1.pt."""
     return path.with_name(f"{path.stem}.{age}{path.suffix}") if age else path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from credo.core.errors import FileFormatError
 from credo.core.files import earlier, left_overs, require_file, write_atomically
+from credo.core.kernels.build import library, why_torch
 from credo.core.tensor_files import parse_archive
 
 FORMAT = 3
@@ -124,6 +126,25 @@ def check_fingerprint(
     """Refuse a state of another configuration, naming what differs, and the files of it that there are."""
     if fingerprint is not None:
         _compare(path, state.get("fingerprint") or {}, fingerprint, files or [path])
+
+
+def check_kernels(path: Path, state: dict[str, Any]) -> None:
+    """Raises FileFormatError if the state was trained with compiled kernels that are not here, or without them.
+
+    Compiled kernels and torch draw other numbers from the same seed. `CREDO_KERNELS_CHANGE=1` allows the change.
+    """
+    changed = [name for name, was in (state.get("kernels") or {}).items() if was != (library(name) is not None)]
+    if not changed or os.environ.get("CREDO_KERNELS_CHANGE", "0") != "0":
+        return
+    if state["kernels"][changed[0]]:
+        told = f"was trained with compiled kernels, which are not used now: {why_torch()}"
+        same = "unset CREDO_KERNELS, or make a C++ compiler such as g++ available"
+    else:
+        told, same = "was trained without compiled kernels, which are used now", "set CREDO_KERNELS=0"
+    raise FileFormatError(
+        f"{path} {told}. Random numbers would not be those of an uninterrupted training. To go on with the same ones, "
+        f"{same}; to go on with others of the same distribution, set CREDO_KERNELS_CHANGE=1."
+    )
 
 
 def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any], files: Sequence[Path]) -> None:
