@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from credo.attacks.common import AttackResult, OnProgress, joined
 from credo.core.errors import FileFormatError
 from credo.core.files import left_overs, write_atomically
-from credo.core.tensor_files import read_safetensors
+from credo.core.tensor_files import read_safetensors, write_safetensors
 from credo.version import __version__
 
 FORMAT = 1
@@ -123,10 +122,9 @@ def _write(path: Path, result: AttackResult, labels: Tensor, about: dict[str, An
     values = (result.inputs, labels, result.success, result.distortion, result.queries)
     # Copies: labels of a chunk are a view, and safetensors refuses memory that is shared.
     tensors = {name: v.detach().cpu().contiguous().clone() for name, v in zip(_TENSORS, values, strict=True)}
-    # One entry: safetensors orders several at random, and the bytes would differ from run to run.
     header = {"attack_set": FORMAT, "about": about, "digest": _digest(about, tensors)}
     text = json.dumps(header, sort_keys=True)
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata={"credo": text}))
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, {"credo": text}))
 
 
 def _is_whole(piece: Path) -> bool:

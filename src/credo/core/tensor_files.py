@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from pathlib import Path
 from typing import IO, Any
 
 import safetensors
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from credo.core.errors import FileFormatError
@@ -23,6 +25,21 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # among them kinds of numbers that this torch has not
         raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file; the same contents are always the same bytes."""
+    save_file(tensors, path, metadata=metadata)
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        # safetensors puts them in an order that changes from call to call; in another one they are as long.
+        header["__metadata__"] = dict(sorted(metadata.items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > size:
+            raise ValueError(f"{path}: the header cannot be put in order.")
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def read_torch_file(path: Path) -> Any:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError
 from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
-from credo.core.tensor_files import read_safetensors
+from credo.core.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.training.packing import pack, unpack_
 from credo.training.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
@@ -29,8 +28,13 @@ PRUNED_FORMAT = 2
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
     """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
 
-    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. `extra`
-    is JSON of your own, which `describe` gives back.
+    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. The
+    same posterior is always the same bytes, with the same versions of Credo and torch.
+
+    Args:
+        posterior: of a method in `METHODS`.
+        path: the file to write; one that is there is replaced when the new one is complete.
+        extra: JSON of your own, which `describe` gives back.
     """
     path = Path(path)
     tensors = _unshared(pack(posterior, _tensors(posterior)))
@@ -44,7 +48,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     }
     text = json.dumps(about)  # in the order given: of several globs for a rate or prior the first that matches wins
     header = {"credo": text, "digest": _digest(tensors, text)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
     return path
 
 
