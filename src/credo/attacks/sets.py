@@ -26,6 +26,9 @@ from credo.version import __version__
 FORMAT = 1
 Attack = Callable[[Tensor, Tensor, int], AttackResult]
 _TENSORS = ("inputs", "labels", "success", "distortion", "queries")
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_KINDS = {"inputs": _REAL, "labels": _WHOLE, "success": (torch.bool,), "distortion": _REAL, "queries": _WHOLE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +99,31 @@ def load_attack_set(path: Path | str) -> AttackSet:
     try:
         described = json.loads(metadata.get("credo") or "{}")
         kind, version = described["attack_set"], described["about"]["versions"]["credo"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{path} is no attack set: it has no description of one.") from error
     if kind != FORMAT:
         raise FileFormatError(f"{path} has format {kind!r} (Credo {version}); this version reads {FORMAT}.")
     if _digest(described["about"], tensors) != described.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+    _check_tensors(path, tensors)
     result = AttackResult(*(tensors[name] for name in _TENSORS if name != "labels"))
     return AttackSet(result, tensors["labels"], described["about"])
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A digest that fits says nothing about the tensors: whoever can write the file can write a digest, too."""
+    missing = [name for name in _TENSORS if name not in tensors]
+    if missing:
+        raise FileFormatError(f"{path} is no complete attack set: it has no {', '.join(missing)}.")
+    found = {name: tuple(tensors[name].shape) for name in _TENSORS}
+    count = found["labels"]
+    if len(count) != 1 or any(found[name] != count for name in _TENSORS[1:]) or found["inputs"][:1] != count:
+        told = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
+        raise FileFormatError(f"{path} is no attack set: its tensors are not of as many inputs each ({told}).")
+    wrong = [name for name, kinds in _KINDS.items() if tensors[name].dtype not in kinds]
+    if wrong:
+        told = ", ".join(f"{name} are {tensors[name].dtype}" for name in wrong)
+        raise FileFormatError(f"{path} is no attack set: {told}.")
 
 
 def chunk_seed(seed: int, index: int) -> int:
