@@ -1,5 +1,6 @@
 """Damaged files of a run: every message names the file, and none is a traceback."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,3 +76,26 @@ def test_tables_that_are_not_text(content: bytes, tmp_path: Path, refused: Refus
     message = refused("train", "data.name=csv", f"data.path={tmp_path / 't.csv'}")
     assert "t.csv cannot be read as a table of text" in message
     assert "UTF-8" in message
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
+@pytest.mark.parametrize("command", ["evaluate", "doctor"])
+def test_numbers_that_cannot_be_stored_are_printed(
+    command: str, options: tuple[str, ...], run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without write permission does not stop root, so that the disk itself is said to be read-only."""
+    wanted = call(command, run, "--draws", 4, *options).stdout
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+
+    def read_only(*_: Any, **__: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("credo.core.files._create", read_only)
+        result = call(command, run, "--draws", 4, *options)
+    assert result.stdout == wanted
+    assert "could not be written" in result.stderr
+    assert "Read-only file system" in result.stderr
+    assert "not stored" in result.stderr
+    assert "written to" not in result.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,11 +26,20 @@ def diagnose_run(
     examples: int = EXAMPLES,
     twin: Run | None = None,
     on_stage: OnStage | None = None,
+    on_unwritable: Callable[[OSError], None] | None = None,
 ) -> Diagnosis:
     """`diagnose` of a trained run on its own training and test data; also written to `diagnosis.json` in its folder.
 
-    `twin` is a run of the plain network on the same data; the file says which, under `asked`. Regressions are
-    measured in the units of training: tables are standardised.
+    Regressions are measured in the units of training: tables are standardised.
+
+    Args:
+        run: the trained run.
+        draws: weight draws; 32 settle what is judged.
+        examples: training and test examples to measure on, at most; 1000 settle what is judged.
+        twin: a run of the plain network on the same data; the file says which, under `asked`.
+        on_stage: called with each stage that begins.
+        on_unwritable: called with the error if the file cannot be written (a folder that is read-only, a full disk).
+            Without it that error is raised, and the diagnosis is lost.
     """
     posterior = run.posterior()
     other = None if twin is None else _twin(run, twin)
@@ -46,7 +56,12 @@ def diagnose_run(
         history=read_log(run),
         on_stage=on_stage,
     )
-    write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+    try:
+        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+    except OSError as error:
+        if on_unwritable is None:
+            raise
+        on_unwritable(error)
     return diagnosis
 
 

@@ -187,7 +187,9 @@ def _examined(
         if on_progress is not None:
             on_progress(f"examining {content.name}", total, total)
         try:
-            found = {**diagnose_run(run, twin=twin).to_dict(), "asked": asked(run, twin=twin)}
+            # The file only spares the work the next time: a report of runs that are read-only is as good.
+            diagnosed = diagnose_run(run, twin=twin, on_unwritable=lambda error: None)
+            found = {**diagnosed.to_dict(), "asked": asked(run, twin=twin)}
         except (CredoError, ValueError) as error:  # the rest of the report is worth having
             found = {"verdict": f"This run could not be examined: {error}"}
     return replace(content, diagnosis=found, twin=None if other is None else other.name)
