@@ -48,10 +48,10 @@ def load_csv(
     if task == "regression":
         whole = Split(inputs, table.numbers([column]))
         dataset = _standardise(path.stem, *split_validation(whole, size=test_fraction, seed=seed))
-        return replace(dataset, input_names=input_names)
+        return _checked(replace(dataset, input_names=input_names), path)
     names, labels = _labels(table.labels(column))
     parts = split_validation(Split(inputs, labels), size=test_fraction, seed=seed, stratify=True)
-    return replace(_standardise(path.stem, *parts, class_names=names), input_names=input_names)
+    return _checked(replace(_standardise(path.stem, *parts, class_names=names), input_names=input_names), path)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Table:
         value = _as_number(cell)
         if value is None or not math.isfinite(value):
             raise ValueError(
-                f"{self.path}, row {line}, column {self.columns[column]!r}: {cell!r} is not a finite number. "
+                f"{self.path}, row {line}, column {self.columns[column]!r}: {cell[:40]!r} is not a finite number. "
                 "Remove the row, fill the gap, or turn categories into numbers"
             )
         return value
@@ -177,8 +177,25 @@ def _standardise(name: str, train: Split, test: Split, class_names: tuple[str, .
     )
 
 
+def _checked(dataset: Dataset, path: Path) -> Dataset:
+    """Raises ValueError if a standardised number is beyond float32, naming its column."""
+    finite = [(split.x.isfinite().all(0), split.y.isfinite().all()) for split in (dataset.train, dataset.test)]
+    wrong = (~(finite[0][0] & finite[1][0])).nonzero().flatten().tolist()
+    names = [dataset.input_names[i] if dataset.input_names else f"input {i}" for i in wrong]
+    names += [] if finite[0][1] and finite[1][1] else ["the target"]
+    if names:
+        raise ValueError(
+            f"{path}, column {', '.join(names)}: a number lies more than 1e38 standard deviations from the mean of the "
+            "training rows, or is too large to subtract it. Remove the row, or take the column's logarithm"
+        )
+    return dataset
+
+
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    std, mean = torch.std_mean(values, dim=0, correction=0)
+    # Brought near 1, exactly: squares of numbers below 1e-162 are 0, those above 1e154 infinite.
+    _, exponent = torch.frexp(values.abs().amax(0))
+    scale = torch.ldexp(torch.ones_like(values[0]), exponent.clamp(-1000, 1000))
+    std, mean = (moment * scale for moment in torch.std_mean(values / scale, dim=0, correction=0))
     # A constant column has rounding noise for a standard deviation; dividing by it would blow up the test rows.
     constant = (values == values[0]).all(dim=0)
     return torch.where(constant, values[0], mean), torch.where(constant, torch.ones_like(std), std)
