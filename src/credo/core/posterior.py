@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from credo.core.counts import is_count
+from credo.core.counts import checked_seed, is_count
 from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
@@ -69,7 +69,7 @@ class Posterior(nn.Module, ABC):
         self.model = model
         self.likelihood = make_likelihood(likelihood)
         self.data_size = int(data_size)
-        self.seed = int(seed)
+        self.seed = checked_seed(seed)
         self.steps = 0
         self.lr_scale = 1.0
         self._aliases = aliases(model)
@@ -93,7 +93,7 @@ class Posterior(nn.Module, ABC):
     def seeded(self, seed: int) -> Iterator[None]:
         """While open, randomness comes from a generator of its own: evaluating never changes training."""
         before = self.generator
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batches import check_batches
-from credo.core.counts import checked_count
+from credo.core.counts import checked_count, checked_seed
 from credo.core.errors import unknown
 from credo.core.memory import keep_freed
 from credo.core.posterior import Posterior
@@ -54,6 +54,7 @@ def predict(
     random numbers than one without.
     """
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
+    seed = checked_seed(seed)
     keep_freed()
     parts: list[Prediction] = []
     plan: Strategy | None = None
