@@ -84,7 +84,7 @@ def test_killed_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def killed(to: Path, *rest: Any) -> None:
         if to == path:
-            (tmp_path / ".a.safetensors.x1.part").write_bytes(b"half")
+            (tmp_path / ".a.safetensors.abcd_123.part").write_bytes(b"half")
             raise KeyboardInterrupt
         write(to, *rest)
 
@@ -191,3 +191,33 @@ def test_nothing_to_attack(tmp_path: Path) -> None:
         make(tmp_path / "a.safetensors", chunk=0)
     with pytest.raises(ValueError, match="25 inputs, 24 labels"):
         make_attack_set(tmp_path / "a.safetensors", Attack(), x, y[1:], about=ABOUT)
+
+
+FORGERIES: dict[str, dict[str, Tensor | None]] = {
+    "no labels": {"labels": None},
+    "no inputs": {"inputs": None},
+    "fewer labels": {"labels": torch.zeros(24, dtype=torch.int64)},
+    "labels in two dimensions": {"labels": torch.zeros(25, 1, dtype=torch.int64)},
+    "one label": {"labels": torch.tensor(0)},
+    "more inputs": {"inputs": torch.zeros(26, 1, 3, 4)},
+    "one query": {"queries": torch.tensor([3])},
+    "labels that are no whole numbers": {"labels": torch.zeros(25)},
+    "complex inputs": {"inputs": torch.zeros(25, 1, 3, 4, dtype=torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_tensors_that_do_not_fit_each_other_are_named(forgery: str, tmp_path: Path) -> None:
+    """With a digest that fits, as another program could write it."""
+    path = tmp_path / "a.safetensors"
+    make(path)
+    tensors, about = load_file(path), load_attack_set(path).about
+    for name, value in FORGERIES[forgery].items():
+        if value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value
+    header = {"attack_set": 1, "about": about, "digest": module._digest(about, tensors)}
+    save_file(tensors, path, metadata={"credo": json.dumps(header)})
+    with pytest.raises(FileFormatError, match=rf"a\.safetensors is no .*({'|'.join(FORGERIES[forgery])})"):
+        load_attack_set(path)

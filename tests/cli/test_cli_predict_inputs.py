@@ -76,7 +76,7 @@ def test_several_arrays_without_a_name(refused: Refused, digits_run: Path) -> No
     ("text", "message"),
     [
         ("1\nword\n", "'word' is not a finite number"),
-        ("1\n\n2,3\n", "cannot be read as numbers"),
+        ("1\n\n2,3\n", "row 3"),
         ("", "holds inputs of shape (0,)"),
         ("x\n", "holds no input"),
         ("1,2\n3,4\n", "holds inputs of shape (2,); the run needs (1,) for each"),

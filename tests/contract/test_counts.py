@@ -62,3 +62,29 @@ def test_other_counts() -> None:
     assert type(checked_count("n", torch.tensor(4))) is int
     assert not is_count(0)
     assert is_count(0, least=0)
+
+
+SEEDED: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: lambda seed, method=method: method(net(), data_size=5, seed=seed)
+        for name, method in credo.METHODS.items()
+        if name not in ("ensemble", "mc-dropout")
+    },
+    "mc-dropout": lambda seed: credo.MCDropout(nn.Sequential(nn.Dropout(), net()), data_size=5, seed=seed),
+    "predict": lambda seed: credo.predict(credo.BBB(net(), data_size=5), torch.zeros(5, 4), seed=seed),
+    "predict a point": lambda seed: credo.predict(credo.MAP(net(), data_size=5), torch.zeros(5, 4), seed=seed),
+}
+
+
+@pytest.mark.parametrize("place", SEEDED)
+@pytest.mark.parametrize("seed", [1.5, float("nan"), float("inf"), "3", None, 2**64, 10**400, -(2**63) - 1])
+def test_a_seed_that_is_none_is_an_error_in_words(place: str, seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"seed=.* must be a whole number from"):
+        SEEDED[place](seed)
+
+
+@pytest.mark.parametrize("place", SEEDED)
+@pytest.mark.parametrize("seed", [0, -1, 2.0, np.int64(3), torch.tensor(4), 2**64 - 1])
+def test_whole_seeds_of_any_kind_are_taken(place: str, seed: Any) -> None:
+    made = SEEDED[place](seed)
+    assert not isinstance(made, credo.Posterior) or made.seed == int(seed)

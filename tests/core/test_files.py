@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,45 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 def test_writes_a_new_file_in_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.txt"
     write_text(path, "häß\n")
     assert path.read_bytes() == "häß\n".encode()
     assert names(path.parent) == ["file.txt"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # not the 0o600 of a temporary file
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o002], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_allows(umask: int, tmp_path: Path) -> None:
+    write_text(tmp_path / "file.txt", "text")
+    assert mode(tmp_path / "file.txt") == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("old", [0o600, 0o640, 0o444, 0o664], ids=oct)
+def test_a_replaced_file_keeps_its_permissions(old: int, umask: int, tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    path.chmod(old)
+    write_text(path, "new")
+    assert (path.read_text(), mode(path)) == ("new", old)
+
+
+def test_a_private_file_is_private_while_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    path.chmod(0o600)
+    seen: list[int] = []
+    write_atomically(path, lambda temporary: seen.append(mode(temporary)))
+    assert seen == [0o600]
 
 
 def test_replaces_an_old_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="no C++ co
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in a process that has loaded nothing, with an empty cache."""
     monkeypatch.setattr(build, "_loaded", {})
+    monkeypatch.setattr(build, "_used", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CREDO_KERNELS", raising=False)
     return tmp_path / "credo" / "kernels"
@@ -27,8 +28,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @needs_compiler
 def test_a_library_is_built_once_and_kept(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.library("flat") is not None
-    (built,) = fresh.iterdir()
-    assert built.suffix == ".so"
+    assert sorted(path.suffix for path in fresh.iterdir()) == [".sha256", ".so"]
     assert stat.S_IMODE(fresh.stat().st_mode) == 0o700
     monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
@@ -204,12 +204,114 @@ def test_private_folders_go_with_the_process(tmp_path: Path) -> None:
     assert list(tmp_path.glob("credo-kernels-*")) == []
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that takes no time: of another source, without optimisation."""
+
+    def fast(compiler: str, source: Path, target: Path) -> bool:
+        small = target.parent.parent / "small.cpp"
+        small.write_text('extern "C" int seven() { return 7; }\n')
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "_FLAGS", ("-O0", "-shared", "-fPIC"))
+            patch.setattr(build, "_OPTIONAL", ((),))
+            return real(compiler, small, target)
+
+    real = build._compile
+    monkeypatch.setattr(build, "_compile", fast)
+
+
+def _flip(content: bytes) -> bytes:
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "junk": lambda content: b"not a library",
+    "a fifth": lambda content: content[: len(content) // 5],  # mapped, the rest of it would be a bus error
+    "half": lambda content: content[: len(content) // 2],
+    "one bit": _flip,
+}
+
+
+@pytest.mark.parametrize("file", [".so", ".sha256"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.usefixtures("quick")
 @needs_compiler
-def test_a_damaged_library_is_no_error(fresh: Path) -> None:
-    compiler, source = build._compiler(), Path(build.__file__).with_name("flat.cpp")
-    assert compiler is not None
-    (build._folder() / f"flat-{build._fingerprint(source, compiler)}.so").write_bytes(b"not a library")
-    assert build.library("flat") is None
+def test_a_damaged_library_is_built_again(damage: str, file: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.library("flat") is not None
+    (path,) = fresh.glob(f"*{file}")
+    whole = path.read_bytes()
+    path.unlink()  # the library is in use: its own bytes must not change
+    path.write_bytes(DAMAGES[damage](whole))
+    path.chmod(0o700)
+    monkeypatch.setattr(build, "_loaded", {})
+    found = build.library("flat")
+    assert found is not None
+    assert found.seven() == 7
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("quick")
+@needs_compiler
+def test_a_library_without_its_digest_is_built_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.library("flat") is not None
+    (proof,) = fresh.glob("*.sha256")
+    proof.unlink()
+    monkeypatch.setattr(build, "_loaded", {})
+    assert build.library("flat") is not None
+    assert proof.exists()
+
+
+@pytest.mark.usefixtures("quick")
+@needs_compiler
+def test_a_relative_cache_is_ignored(tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG specification has it: else code would be loaded from whatever folder one stands in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert build.library("flat") is not None
+    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "home" / ".cache" / "credo" / "kernels").glob("*.so"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+@pytest.mark.usefixtures("quick")
+@needs_compiler
+def test_a_cache_below_a_folder_that_others_can_write_to_is_not_used(mode: int, fresh: Path, temporary: Path) -> None:
+    """Whoever can write to a parent can put a folder of another name in its place, unless it is sticky as /tmp is."""
+    fresh.mkdir(parents=True, mode=0o700)
+    fresh.parent.chmod(mode)
+    assert build.library("flat") is not None
+    assert bool(list(fresh.iterdir())) == (mode == 0o1777)
+    assert bool(list(temporary.iterdir())) == (mode != 0o1777)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_new_folders_of_the_cache_are_private_whatever_the_umask(
+    tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    before = os.umask(0)
+    try:
+        folder = build._folder()
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "new" / "credo" / "kernels"
+    assert {stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent, tmp_path / "new")} == {0o700}
+
+
+def test_what_was_used_is_known(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.used() == {}
+    monkeypatch.setenv("CREDO_KERNELS", "0")
+    build.library("flat")
+    assert build.used() == {"flat": False}
+    assert build.why_torch() == "CREDO_KERNELS=0 is set"
+    monkeypatch.setenv("CREDO_KERNELS", "1")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.why_torch() == "no C++ compiler was found"
 
 
 @needs_compiler

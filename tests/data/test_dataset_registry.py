@@ -175,3 +175,9 @@ def test_every_required_file_has_a_digest_and_a_download():
         for text in (text for layout in spec.layouts for file in layout for text in file.digests):
             kind, _, value = text.partition(":")
             assert len(bytes.fromhex(value)) * 2 == lengths[kind]
+
+
+def test_downloads_come_over_https():
+    urls = [one.url for spec in DATASETS.values() for one in spec.downloads]
+    assert urls
+    assert [url for url in urls if not url.startswith("https://")] == []

@@ -109,3 +109,11 @@ def test_labels_that_do_not_fit_are_named(tmp_path, labels, message):
     write(tmp_path / "notmnist" / "t10k-labels-idx1-ubyte", idx_bytes(labels))
     with pytest.raises(DataCorruptError, match=f"t10k-labels-idx1-ubyte.*{message}"):
         load_dataset("notmnist", root=tmp_path)
+
+
+def test_an_empty_file_of_impossible_dimensions_is_named(tmp_path):
+    dimensions = [0, *[2**32 - 1] * 5]
+    content = bytes([0, 0, 8, len(dimensions)]) + b"".join(n.to_bytes(4, "big") for n in dimensions)
+    (tmp_path / "a-idx").write_bytes(content)
+    with pytest.raises(DataCorruptError, match=r"a-idx is no idx file"):
+        read_idx(tmp_path / "a-idx")

@@ -172,3 +172,43 @@ def test_other_mistakes_are_explained(tmp_path):
         load_dataset("csv")
     with pytest.raises(ValueError, match=r"size=1\.0"):
         load_dataset("csv", path=write(tmp_path, table(ROWS)), test_fraction=1.0)
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e-300, 1e-170, 1.0, 1e170, 1e300])
+def test_columns_of_any_size_are_standardised(unit, tmp_path):
+    """Squares of the smallest and of the largest are not numbers any more; digits of 1e-320 are few."""
+    numbers = [4.0, 1.0, 3.0, 9.0, 7.0, 2.0, 8.0, 6.0, 5.0, 10.0]
+    for name, factor in (("usual.csv", 1.0), ("odd.csv", unit)):
+        lines = [f"{number * factor!r},{i % 3},{number * factor!r}" for i, number in enumerate(numbers)]
+        (tmp_path / name).write_text("\n".join(["a,b,y", *lines]))
+    usual, odd = (load_dataset("csv", path=str(tmp_path / name)) for name in ("usual.csv", "odd.csv"))
+    for part in ("train", "test"):
+        torch.testing.assert_close(getattr(odd, part).x, getattr(usual, part).x, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(getattr(odd, part).y, getattr(usual, part).y, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_a_number_beyond_float32_when_standardised_names_its_column(column, tmp_path):
+    rows = [{"a": 1e-200 * i, "b": i, "y": 1e-200 * i} for i in range(10)]
+    message = ""
+    for row in rows:  # whichever of them is the test row, all others are tiny beside it
+        changed = [{**one, column: 1.0} if one is row else one for one in rows]
+        lines = [f"{one['a']!r},{one['b']},{one['y']!r}" for one in changed]
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *lines]))
+        try:
+            dataset = load_dataset("csv", path=str(tmp_path / "t.csv"), target="y")
+        except ValueError as error:
+            message = str(error)
+            break
+        assert torch.isfinite(dataset.train.x).all()
+    assert "t.csv, column" in message
+    assert ("the target" if column == "y" else "column a:") in message
+    assert "standard deviations" in message
+
+
+def test_a_cell_that_is_a_whole_book_is_named_in_short(tmp_path):
+    for length in (100_000, 200_000):
+        (tmp_path / "t.csv").write_text("a,y\n1,2\n" + "x" * length + ",3\n")
+        with pytest.raises(ValueError, match=r"t\.csv") as caught:
+            load_dataset("csv", path=str(tmp_path / "t.csv"), task="regression")
+        assert len(str(caught.value)) < 400

@@ -181,3 +181,14 @@ def test_draws_come_first_and_need_to_be_two():
 def test_levels_must_be_shares(level):
     with pytest.raises(ValueError, match="levels contain"):
         interval_coverage(torch.zeros(1), 1.0, torch.zeros(1), (level,))
+
+
+@pytest.mark.parametrize("complex_one", [0, 1])
+def test_complex_numbers_are_an_error_not_their_real_part(complex_one):
+    values = [torch.ones(3), torch.ones(3)]
+    values[complex_one] = values[complex_one] * 1j
+    for score in (rmse, lambda mean, y: gaussian_nll(mean, 1.0, y), lambda mean, y: crps_gaussian(mean, 1.0, y)):
+        with pytest.raises(ValueError, match=r"has dtype torch\.complex64; pass real numbers"):
+            score(*values)
+    with pytest.raises(ValueError, match=r"std has dtype torch\.complex64"):
+        gaussian_nll(torch.ones(3), torch.ones(3) * 1j, torch.ones(3))

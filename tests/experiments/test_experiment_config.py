@@ -299,7 +299,7 @@ def test_a_file_with_changes_on_top(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"[method\n", "is not valid TOML"), (b"\xff\xfe", "is not valid TOML"), (b"a = 1\n", "a")],
+    [(b"[method\n", "is not valid TOML"), (b"\xff\xfe", "is not a text file in UTF-8"), (b"a = 1\n", "a")],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "experiment.toml"

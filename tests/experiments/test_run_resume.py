@@ -152,7 +152,7 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path: Path, small: Small) -> N
     run = Run(tmp_path)
     for _ in run.train(small(), draws=4):
         break
-    for name in (".checkpoint.pt.abc.part", ".log.jsonl.xyz.part"):
+    for name in (".checkpoint.pt.abcd_123.part", ".log.jsonl.wxyz_789.part"):
         (tmp_path / name).write_bytes(b"half a file")
     list(run.train(small(), draws=4))
     assert list(tmp_path.glob(".*.part")) == []
@@ -161,7 +161,7 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path: Path, small: Small) -> N
 def test_a_checkpoint_that_was_not_yet_renamed_is_found(tmp_path: Path, small: Small) -> None:
     run = Run(tmp_path)
     first = next(run.train(small(), draws=4))
-    (tmp_path / "checkpoint.pt").rename(tmp_path / ".checkpoint.pt.abc.part")
+    (tmp_path / "checkpoint.pt").rename(tmp_path / ".checkpoint.pt.abcd_123.part")
     assert next(run.train(small(), draws=4)).seconds == first.seconds  # the same epoch, not trained again
 
 

@@ -140,3 +140,30 @@ def test_adaptive_draws_stop_where_the_mean_is_known(mlp: Network, slow_outputs:
     assert 80 <= used[2] <= 170
     error = prediction.epistemic[2] / (prediction.draws_used[2] - 1).sqrt() / prediction.total[2]
     assert error.item() <= 0.09
+
+
+@pytest.mark.parametrize("std", [1e-25, 1e-12, 1e12, 1e25])
+def test_noise_whose_square_float32_cannot_hold(std: float) -> None:
+    posterior = credo.MAP(nn.Linear(3, 2), data_size=10, likelihood={"kind": "gaussian", "std": std})
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    found = credo.predict(posterior, [(x, y)])
+    for name in ("aleatoric", "total"):
+        torch.testing.assert_close(getattr(found, name), torch.full((4, 2), std), rtol=1e-5, atol=0.0)
+    scores = credo.measure(found, intervals=False)
+    mean = posterior.model(x).detach().double()
+    squares = ((y - mean) / std).square() / 2 + math.log(std) + math.log(2 * math.pi) / 2
+    assert scores["nll"] == pytest.approx(float(squares.sum(-1).mean()), rel=1e-4)
+
+
+def test_means_that_differ_by_more_than_float32_can_square() -> None:
+    class Far(credo.MAP):
+        def draw(self) -> dict[str, Tensor]:
+            sign = float(torch.randint(2, (), generator=self.generator)) * 2 - 1
+            return {"bias": torch.full((1,), sign * 1e25)}
+
+        is_random = True  # type: ignore[assignment]
+
+    posterior = Far(nn.Linear(2, 1), data_size=10, likelihood="gaussian")
+    found = credo.predict(posterior, torch.zeros(3, 2), draws=100)
+    assert bool(torch.isfinite(found.total).all())
+    assert 0.8e25 < float(found.epistemic.min()) <= float(found.epistemic.max()) < 1.01e25

@@ -153,7 +153,7 @@ def test_the_first_plain_run_is_the_twin(
     random, one, two = copied(digits_runs[1], tmp_path, "random"), *(copied(digits_runs[0], tmp_path, n) for n in "ab")
     asked_for: list[Any] = []
 
-    def heard(run: Run, *, twin: Run | None = None) -> Any:
+    def heard(run: Run, *, twin: Run | None = None, **_: Any) -> Any:
         asked_for.append((run.folder.name, twin and twin.folder.name))
         raise ValueError("nothing here")
 

@@ -290,3 +290,12 @@ def test_values_by_glob_keep_their_order(tmp_path: Path) -> None:
     assert list(loaded.config()["lr"]) == ["weight", "*"]
     assert torch.equal(torch.as_tensor(loaded.rates), torch.as_tensor(posterior.rates))
     assert torch.equal(torch.as_tensor(loaded.prior.std), torch.as_tensor(posterior.prior.std))
+
+
+def test_the_same_posterior_is_always_the_same_bytes(tmp_path: Path) -> None:
+    """A writer that orders its two entries at random would pass once in 2048 times."""
+    posterior = credo.BBB(build_model("mlp", inputs=(3,), classes=2, hidden=(4,), seed=0), data_size=10)
+    extra = {"note": 'Grüße \u0001 \U0001f600 \\ "', "classes": ["b", "a"]}
+    contents = {credo.save(posterior, tmp_path / f"{i}.safetensors", extra=extra).read_bytes() for i in range(12)}
+    assert len(contents) == 1
+    assert credo.describe(tmp_path / "0.safetensors")["extra"] == extra

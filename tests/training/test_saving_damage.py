@@ -1,51 +1,25 @@
 """Damaged, foreign and hostile files: always a clear error, never a wrong load, and nothing in a file is run."""
 
-import json
 import os
 import pickle
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from forged_files import forge, joined, split
 from safetensors.torch import save_file
 from torch import nn
 
 import credo
 from credo.models import build_model
-from credo.training.saving import _digest
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     network = build_model("mlp", inputs=(3,), classes=2, hidden=(4,), seed=0)
     return credo.save(credo.BBB(network, data_size=10), tmp_path / "p.safetensors")
-
-
-def split(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file."""
-    (size,) = struct.unpack("<Q", raw[:8])
-    return json.loads(raw[8 : 8 + size]), raw[8 + size :]
-
-
-def joined(header: dict[str, Any], data: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
-def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the description and make the digest fit again: what another program could have written."""
-    header, data = split(path.read_bytes())
-    about = json.loads(header["__metadata__"]["credo"])
-    changed = change(about)
-    text = json.dumps(about if changed is None else changed, sort_keys=True)
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
-    header["__metadata__"] = {"credo": text, "digest": _digest(tensors, text)}
-    path.write_bytes(joined(header, data))
 
 
 def test_the_forger_itself_works(path: Path) -> None:
@@ -212,7 +186,7 @@ def test_a_failing_disk_keeps_the_old_file(path: Path, monkeypatch: pytest.Monke
         target.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("credo.training.saving.save_file", full)
+    monkeypatch.setattr("credo.core.tensor_files.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         credo.save(posterior, path)
     assert path.read_bytes() == before

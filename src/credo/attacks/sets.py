@@ -11,23 +11,24 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from credo.attacks.common import AttackResult, OnProgress, joined
 from credo.core.errors import FileFormatError
-from credo.core.files import write_atomically
+from credo.core.files import left_overs, write_atomically
+from credo.core.tensor_files import read_safetensors, write_safetensors
 from credo.version import __version__
 
 FORMAT = 1
 Attack = Callable[[Tensor, Tensor, int], AttackResult]
 _TENSORS = ("inputs", "labels", "success", "distortion", "queries")
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_KINDS = {"inputs": _REAL, "labels": _WHOLE, "success": (torch.bool,), "distortion": _REAL, "queries": _WHOLE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,25 +95,35 @@ def make_attack_set(
 def load_attack_set(path: Path | str) -> AttackSet:
     """The set in a file that `make_attack_set` wrote; a damaged or foreign file is an error that says which."""
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {path}.")
+    metadata, tensors = read_safetensors(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get("credo")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
-    try:
-        described = json.loads(header or "{}")
+        described = json.loads(metadata.get("credo") or "{}")
         kind, version = described["attack_set"], described["about"]["versions"]["credo"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{path} is no attack set: it has no description of one.") from error
     if kind != FORMAT:
         raise FileFormatError(f"{path} has format {kind!r} (Credo {version}); this version reads {FORMAT}.")
     if _digest(described["about"], tensors) != described.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+    _check_tensors(path, tensors)
     result = AttackResult(*(tensors[name] for name in _TENSORS if name != "labels"))
     return AttackSet(result, tensors["labels"], described["about"])
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A digest that fits says nothing about the tensors: whoever can write the file can write a digest, too."""
+    missing = [name for name in _TENSORS if name not in tensors]
+    if missing:
+        raise FileFormatError(f"{path} is no complete attack set: it has no {', '.join(missing)}.")
+    found = {name: tuple(tensors[name].shape) for name in _TENSORS}
+    count = found["labels"]
+    if len(count) != 1 or any(found[name] != count for name in _TENSORS[1:]) or found["inputs"][:1] != count:
+        told = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
+        raise FileFormatError(f"{path} is no attack set: its tensors are not of as many inputs each ({told}).")
+    wrong = [name for name, kinds in _KINDS.items() if tensors[name].dtype not in kinds]
+    if wrong:
+        told = ", ".join(f"{name} are {tensors[name].dtype}" for name in wrong)
+        raise FileFormatError(f"{path} is no attack set: {told}.")
 
 
 def chunk_seed(seed: int, index: int) -> int:
@@ -131,10 +142,9 @@ def _write(path: Path, result: AttackResult, labels: Tensor, about: dict[str, An
     values = (result.inputs, labels, result.success, result.distortion, result.queries)
     # Copies: labels of a chunk are a view, and safetensors refuses memory that is shared.
     tensors = {name: v.detach().cpu().contiguous().clone() for name, v in zip(_TENSORS, values, strict=True)}
-    # One entry: safetensors orders several at random, and the bytes would differ from run to run.
     header = {"attack_set": FORMAT, "about": about, "digest": _digest(about, tensors)}
     text = json.dumps(header, sort_keys=True)
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata={"credo": text}))
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, {"credo": text}))
 
 
 def _is_whole(piece: Path) -> bool:
@@ -158,7 +168,7 @@ def _load_same(path: Path, about: dict[str, Any]) -> AttackSet:
 def _clean(path: Path, chunks: Path) -> None:
     """Remove what is left of making it, also by a process that was killed while it wrote."""
     shutil.rmtree(chunks, ignore_errors=True)
-    for left_over in path.parent.glob(f".{escape(path.name)}.*.part"):
+    for left_over in left_overs(path):
         left_over.unlink(missing_ok=True)
 
 

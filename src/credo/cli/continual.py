@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.experiments.config import assigned, read_tables
 from credo.experiments.continual import make_continual, run_continual
-from credo.experiments.runs import RESULT
+from credo.experiments.folders import sequence_result
 from credo.report.continual import NAMES, write_continual_report
 
 
@@ -57,7 +56,7 @@ def continual_command(
         say(f"folder: {folder}")
         for done in run_continual(given, folder):
             say(f"{done.tasks[-1]}: mean accuracy {done.summary()['accuracy']:.4f}  {done.seconds[-1]:.1f} s")
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result = sequence_result(folder)
         report = write_continual_report(result, folder / "report.html")
         if as_json:
             print_json(result)

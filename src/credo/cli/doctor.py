@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from credo.cli.output import EXIT_FAILED, errors_explained, print_json, print_table, say
+from credo.cli.output import EXIT_FAILED, errors_explained, print_json, print_table, say_stored
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
 from credo.doctor.findings import SEVERITIES, score_rows
@@ -52,20 +52,21 @@ def doctor_command(
         credo train method.name=map --run runs/plain
         credo doctor runs/first --twin runs/plain
 
-    Also written to RUN/diagnosis.json, where arguments are those of Python. Exit code 0 whatever is found, unless
-    --fail-on says otherwise.
+    Also written to RUN/diagnosis.json, where arguments are those of Python; if that is not possible, a warning says so.
+    Exit code 0 whatever is found, unless --fail-on says otherwise.
     """
     with errors_explained():
         place = Run(run)
         with _progress() as show:
-            diagnosis = diagnose_run(
-                place, draws=draws, examples=examples, twin=None if twin is None else Run(twin), on_stage=show
-            )
+            other = None if twin is None else Run(twin)
+            options: dict[str, Any] = {"draws": draws, "examples": examples, "twin": other, "on_stage": show}
+            lost: list[OSError] = []
+            diagnosis = diagnose_run(place, **options, on_unwritable=lost.append)
         if as_json:
             print_json(diagnosis.to_dict())
         else:
             print_diagnosis(str(run), diagnosis, place.experiment().method)
-            say(f"written to {place.folder / DIAGNOSIS}")
+        say_stored(place.folder / DIAGNOSIS, lost[0] if lost else None, quiet=as_json)
     if fail_on is not None and _fails(diagnosis, fail_on):
         raise typer.Exit(EXIT_FAILED)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from credo.attacks import AttackSet, load_attack_set
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, print_json, print_table, say, say_stored
 from credo.cli.train import print_metrics
 from credo.core.distribute import join
 from credo.core.files import write_json
 from credo.core.posterior import Posterior
+from credo.core.records import read_json
 from credo.data import SEVERITIES, Split, as_float, corruption_kinds
 from credo.evaluate import measure, sample_study
 from credo.experiments.config import in_order
@@ -63,7 +63,8 @@ def evaluate_command(
 
         credo evaluate runs/first --shift --shift-kinds fog,jpeg
 
-    The numbers are also written to RUN/evaluation.json, in the place of earlier ones. `samples …` are accuracies of
+    The numbers are also written to RUN/evaluation.json, in the place of earlier ones; if that is not possible, they are
+    printed with a warning. `samples …` are accuracies of
     single sampled networks, `samples ensembled` that of their averaged probabilities. Processes that torchrun starts
     share the work: batches in turn, with the numbers of one process under torchrun.
     """
@@ -81,19 +82,29 @@ def evaluate_command(
         if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
             metrics["samples"] = _sample_numbers(place, samples)
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
-        lost = _lost(place.folder / "evaluation.json", every)
-        write_json(place.folder / "evaluation.json", every)
+        path = place.folder / "evaluation.json"
+        replaced = _lost(path, every)
+        error = _store(path, every)
         if as_json:
             print_json(every)
-            return
-        _print_all(str(run), metrics, on_sets, shifted)
-        say(f"written to {place.folder / 'evaluation.json'}{lost}")
+        else:
+            _print_all(str(run), metrics, on_sets, shifted)
+        say_stored(path, error, note=replaced, quiet=as_json)
+
+
+def _store(path: Path, numbers: dict[str, Any]) -> OSError | None:
+    """Why they cannot be written (a folder that is read-only, a full disk); they are worth printing all the same."""
+    try:
+        write_json(path, numbers)
+    except OSError as error:
+        return error
+    return None
 
 
 def _lost(path: Path, now: dict[str, Any]) -> str:
     """What the evaluation before had and this one has not; empty if nothing."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except (OSError, ValueError):
         return ""
     options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}

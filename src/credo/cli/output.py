@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -30,6 +31,14 @@ def notes() -> Console:
 def say(text: str) -> None:
     """A line on stderr."""
     notes().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_stored(path: Path, error: OSError | None, *, note: str = "", quiet: bool = False) -> None:
+    """Where the numbers that were printed are kept, unless `quiet`; always that they are not, if `error` is why."""
+    if error is not None:
+        say(f"warning: {path} could not be written ({error}): the numbers were printed but are not stored.")
+    elif not quiet:
+        say(f"written to {path}{note}")
 
 
 def print_json(value: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +15,7 @@ from torch import Tensor
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.files import write_json, write_text
 from credo.data import as_float
+from credo.data.arrays import read_array
 from credo.data.columns import Columns
 from credo.data.new_rows import read_rows
 from credo.data.tables import read_table
@@ -103,12 +102,7 @@ def _warn_of_earlier_version(facts: dict[str, Any], path: Path) -> None:
 
 
 def _read(path: Path) -> Tensor:
-    try:
-        array = _read_csv(path) if path.suffix == ".csv" else _read_array(path)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # NumPy takes whatever is no array for a pickle, and advises to load it: never a way here.
-        reason = "it is neither an array nor a table" if "If you trust" in str(error) else str(error)
-        raise ValueError(f"{path} cannot be read as numbers, from .npy, .npz or .csv: {reason}") from error
+    array = _read_csv(path) if path.suffix == ".csv" else read_array(path)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
     if not np.isfinite(array).all():
@@ -116,19 +110,6 @@ def _read(path: Path) -> Tensor:
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)  # torch cannot compare some of the unsigned kinds
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-
-
-def _read_array(path: Path) -> np.ndarray[Any, Any]:
-    with path.open("rb") as file:  # np.load itself leaves a damaged archive open
-        loaded = np.load(file, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        names = loaded.files
-        name = "x" if "x" in names else names[0] if len(names) == 1 else None
-        if name is None:
-            raise ValueError(f"it holds the arrays {', '.join(names) or 'none'}; name the inputs x")
-        array: np.ndarray[Any, Any] = loaded[name]
-        return array
 
 
 def _read_csv(path: Path) -> np.ndarray[Any, Any]:

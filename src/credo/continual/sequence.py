@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from credo.continual.learner import Learner
 from credo.continual.metrics import backward_transfer, mean_accuracy
 from credo.continual.tasks import Task
 from credo.core.files import write_atomically, write_json
+from credo.core.records import read_json
+from credo.core.tensor_files import read_safetensors
 
 STATE, RECORD, CHECKPOINT = "learned.safetensors", "tasks.json", "task.pt"
 
@@ -76,12 +77,12 @@ def _resumed(learner: Learner, tasks: Sequence[Task], place: Path) -> Sequel:
     path = place / RECORD
     if not path.exists():
         return Sequel()
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path, {"tasks": list, "matrix": list, "seconds": list, "state": str})
     names = [task.name for task in tasks]
     if record["tasks"] != names[: len(record["tasks"])]:
         raise ValueError(f"{place} holds other tasks: {', '.join(record['tasks'])}. Choose another folder.")
     state, count = record.pop("state"), len(record["tasks"])
-    learner.load_state(load_file(place / state))
+    learner.load_state(read_safetensors(place / state)[1])
     kept = {place / state, *_checkpoints(place, count)}
     for old in {*place.glob(f"*-{STATE}"), *_checkpoints(place, "*")} - kept:  # of a kill between two writes
         old.unlink()

@@ -6,14 +6,15 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from credo.core.errors import CredoError
+from credo.core.errors import CredoError, FileFormatError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -26,22 +27,54 @@ def write_atomically(path: Path, write: Callable[[Path], None], *, keep: int = 1
     """Let `write` fill a new file beside `path`, make sure it is on disk, then rename it into place.
 
     With `keep` above 1 the file that was there becomes `earlier(path, 1)`, that one `earlier(path, 2)`, and so on. A
-    full disk is a `DiskFullError`; the files from before are as they were.
+    full disk is a `DiskFullError`; the files from before are as they were. A new file gets the permissions that the
+    umask allows, one that replaces another those of the other.
     """
     with _full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        mode = _create(temporary, like=path)
         try:
             write(temporary)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
+            temporary.chmod(mode)
             _rotate(path, keep)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _create(temporary: Path, *, like: Path) -> int:
+    """Make the empty file, private if it is to replace another; the permissions that it should end with."""
+    old = stat.S_IMODE(like.stat().st_mode) if like.is_file() else None
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else 0o600)
+    try:
+        return stat.S_IMODE(os.fstat(handle).st_mode) if old is None else old
+    finally:
+        os.close(handle)
+
+
+def require_file(path: Path) -> None:
+    """Raises FileNotFoundError if there is nothing at `path`, FileFormatError if it is a folder, pipe or device.
+
+    A pipe that nobody writes to would be waited for, and some devices never end.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    if not path.is_file():
+        raise FileFormatError(f"{path} is a {kind_of(path)}, not a regular file: give the path of a file.")
+
+
+def kind_of(path: Path) -> str:
+    """What is there that is no regular file."""
+    return "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
+
+
+def cache_home() -> Path:
+    """The user's cache: `$XDG_CACHE_HOME`, which the XDG specification says to ignore unless it is absolute."""
+    given = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return given if given.is_absolute() else Path("~/.cache").expanduser()
 
 
 def earlier(path: Path, age: int) -> Path:
@@ -51,9 +84,9 @@ def earlier(path: Path, age: int) -> Path:
 
 def left_overs(path: Path) -> list[Path]:
     """What writers of `path` that were killed left beside it, newest first; never of one that is writing now."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]+\.part")
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.([a-z0-9_]{{8}}|link)\.part")
     found = [place for place in path.parent.glob(".*.part") if pattern.fullmatch(place.name)]
-    return sorted(found, key=lambda place: place.stat().st_mtime_ns, reverse=True)
+    return sorted(found, key=lambda place: place.lstat().st_mtime_ns, reverse=True)
 
 
 def _rotate(path: Path, keep: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credo.core.counts import is_count
+from credo.core.counts import checked_seed, is_count
 from credo.core.errors import UnsupportedModelError
 from credo.core.guard import Guard, exclusive_context, exclusively
 from credo.core.likelihood import Likelihood, make_likelihood
@@ -90,7 +90,7 @@ class Posterior(nn.Module, ABC):
         self.model = model
         self.likelihood = make_likelihood(likelihood)
         self.data_size = int(data_size)
-        self.seed = int(seed)
+        self.seed = checked_seed(seed)
         self.steps = 0
         self.lr_scale = 1.0
         self._aliases = aliases(model)
@@ -124,7 +124,7 @@ class Posterior(nn.Module, ABC):
 
     def reseed_(self, seed: int) -> None:
         """Take random numbers from a new generator from here on."""
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
     def _reseed(self, *place: int) -> None:
         """In a team, all that is random from here on is a function of seed, step, place and part of the data alone.

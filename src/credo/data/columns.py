@@ -28,6 +28,11 @@ class Cell(NamedTuple):
     path: Path
 
     @property
+    def shown(self) -> str:
+        """The text for messages, which a cell of a thousand words would swamp."""
+        return repr(self.text if len(self.text) <= 40 else f"{self.text[:40]}…")
+
+    @property
     def place(self) -> str:
         """Where it stands: "table.csv, row 3, column 'size'"."""
         return f"{self.path}, row {self.row}, column {self.column!r}"
@@ -65,7 +70,7 @@ class Column:
             what = "is a gap" if cell.is_gap else "is not a category of the training table"
             hint = f", or train with {_FILLED}" if cell.is_gap else ""
             raise ValueError(
-                f"{cell.place}: {cell.text!r} {what}. Known are {', '.join(self.categories)}. Correct the cell or "
+                f"{cell.place}: {cell.shown} {what}. Known are {', '.join(self.categories)}. Correct the cell or "
                 f"remove the row{hint}"
             )
         return [float(cell.text == value) for value in self.categories]
@@ -74,7 +79,7 @@ class Column:
         value = cell.number
         if value is None or not math.isfinite(value):
             hint = f"fill the gap, or train with {_FILLED}" if cell.is_gap else "or correct the cell"
-            raise ValueError(f"{cell.place}: {cell.text!r} is not a finite number. Remove the row, {hint}")
+            raise ValueError(f"{cell.place}: {cell.shown} is not a finite number. Remove the row, {hint}")
         return value
 
 
@@ -144,12 +149,12 @@ def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Col
     first = next(cell for cell in cells if not cell.is_gap)
     if categories == "raise":
         raise ValueError(
-            f"{first.place}: {first.text!r} is not a finite number. Turn categories into numbers, or leave it to "
+            f"{first.place}: {first.shown} is not a finite number. Turn categories into numbers, or leave it to "
             "data.categories=auto"
         )
     if len(texts) > max(_FEW, len(cells) // 2):
         raise ValueError(
-            f"{first.place} and below: {len(texts)} different texts in {len(cells)} rows ({first.text!r}, …) are names "
+            f"{first.place} and below: {len(texts)} different texts in {len(cells)} rows ({first.shown}, …) are names "
             "or identifiers rather than categories: nothing can be learned from them. Remove the column"
         )
     return Column(name, tuple(sorted(texts)))
@@ -161,7 +166,7 @@ def _check_mixed(cells: Iterable[Cell], texts: Mapping[str, int]) -> None:
     if wrong is not None:
         count = sum(times for text, times in texts.items() if as_number(text) is not None)
         raise ValueError(
-            f"{wrong.place}: {wrong.text!r} is not a finite number, while {count} other cells of the column are. "
+            f"{wrong.place}: {wrong.shown} is not a finite number, while {count} other cells of the column are. "
             "Correct it or remove the row; to have categories, write all of them as text (grade3 for 3)"
         )
 

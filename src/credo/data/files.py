@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from credo.core.files import cache_home
 from credo.data.errors import DataMissingError
 from credo.data.splits import Dataset, Task
 
@@ -78,7 +79,7 @@ def data_roots(root: Path | str | None = None) -> list[Path]:
     if root is not None:
         return [Path(root).expanduser()]
     own = [Path(given).expanduser()] if (given := os.environ.get("CREDO_DATA")) else []
-    return [*own, Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "credo" / "data"]
+    return [*own, cache_home() / "credo" / "data"]
 
 
 def data_folder(name: str, spec: DatasetSpec, root: Path | str | None = None) -> Path:

@@ -36,9 +36,12 @@ def read_idx(path: Path) -> Tensor:
             f"{path} is {fault}: its header promises {shape} ({start + math.prod(shape)} bytes), "
             f"it has {len(content)} bytes"
         )
-    if math.prod(shape) == 0:
+    if math.prod(shape):
+        return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
+    try:
         return torch.empty(shape, dtype=torch.uint8)
-    return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
+    except RuntimeError as error:  # dimensions whose product torch cannot count, beside one of 0
+        raise DataCorruptError(f"{path} is no idx file: its header promises {shape}") from error
 
 
 def load_idx(name: str, folder: Path) -> Dataset:

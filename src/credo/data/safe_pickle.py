@@ -1,15 +1,16 @@
 """Pickles of arrays and plain containers, read without running anything that is in the file.
 
-A pickle is a program: `pickle.load` on a downloaded file runs whatever its author wrote. Here every name that the
-file may ask for is answered by a stand-in of ours, and any other name is refused. Not even numpy's own reconstruction
-runs on the file's word: dtype and shape are checked first.
+A pickle is a program: `pickle.load` on a downloaded file runs whatever its author wrote. Here its instructions are
+carried out by a machine of our own, which knows only those that data are written with: numbers, texts, lists, dicts,
+tuples, and calls of a few names, each answered by a stand-in. Any other instruction or name is an error. Not even
+numpy's own reconstruction runs on the file's word: dtype and shape are checked first. What is built is never larger
+than the file by more than a constant factor: there is no instruction by which a short file asks for much.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,17 @@ from credo.data.errors import DataCorruptError
 
 
 def load_plain_pickle(path: Path) -> object:
-    """The containers, numbers, strings and uint8 arrays in the file; anything else is a `DataCorruptError`."""
+    """The containers, numbers, strings and uint8 arrays in the file; anything else is a `DataCorruptError`.
+
+    Strings of Python 2 are bytes. Keys of dicts are texts, bytes or whole numbers.
+    """
+    machine = _Machine()
     try:
-        return _plain(_PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load())
+        for instruction, argument, _ in pickletools.genops(path.read_bytes()):
+            machine.run(instruction.name, argument)
+        return _plain(machine.stack.pop())
     # A damaged pickle fails in many ways, depending on where the machine loses its footing.
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
         raise DataCorruptError(f"{path} cannot be read as a pickled batch: {error}") from error
 
 
@@ -42,9 +41,9 @@ class _Dtype:
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"an array of dtype {code!r}; only unsigned bytes are read")
+            raise ValueError(f"an array of dtype {code!r}; only unsigned bytes are read")
 
-    def __setstate__(self, state: object) -> None:
+    def take_state(self, state: object) -> None:
         return
 
 
@@ -54,37 +53,150 @@ class _Array:
     def __init__(self, *_: object) -> None:
         self.array: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 
-    def __setstate__(self, state: tuple[object, tuple[int, ...], object, bool, bytes]) -> None:
+    def take_state(self, state: Any) -> None:
         _, shape, dtype, fortran, raw = state
-        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes) or math.prod(shape) != len(raw):
-            raise pickle.UnpicklingError("an array whose bytes do not fit its shape")
+        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes) or not _fits(shape, len(raw)):
+            raise ValueError("an array whose bytes do not fit its shape")
         self.array = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if fortran else "C").copy()
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+def _fits(shape: Any, size: int) -> bool:
+    whole = isinstance(shape, tuple) and len(shape) <= 4 and all(type(n) is int and 0 <= n <= size for n in shape)
+    return whole and math.prod(shape) == size
+
+
+class _Latin1:
     """Stands for `_codecs.encode`, by which Python 3 writes bytes into pickles that Python 2 can read."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}; only latin1 is read")
-    return text.encode("latin1")
+
+    def __new__(cls, text: Any, encoding: object) -> Any:
+        if encoding != "latin1" or not isinstance(text, str):
+            raise ValueError(f"bytes encoded as {encoding!r}; only latin1 is read")
+        return text.encode("latin1")
 
 
-_STAND_INS: dict[tuple[str, str], Callable[..., object]] = {
+_STAND_INS: dict[tuple[object, object], Callable[..., object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): _Latin1,
 }
+_VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+}
+_PYTHON2_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, Callable[[], object]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
+_IDLE = {"PROTO", "FRAME", "STOP"}
+_SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused: it could run code")
-        return _STAND_INS[module, name]
+class _Machine:
+    """The stack and the memo of a pickle; `run` carries out one instruction."""
 
-    def persistent_load(self, pid: object) -> object:
-        raise pickle.UnpicklingError(f"it asks for the outside object {pid!r}, which is refused")
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        """One instruction, by the name that `pickletools` gives it."""
+        if name in _VALUES:
+            self.stack.append(argument)
+        elif name in _PYTHON2_TEXTS:
+            self.stack.append(argument.encode("latin1"))
+        elif name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
+        elif name in _SHORT_TUPLES:
+            self.stack.append(tuple(self._cut(len(self.stack) - _SHORT_TUPLES[name])))
+        elif name.endswith("PUT") or name == "MEMOIZE":
+            self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
+        elif name.endswith("GET"):
+            self.stack.append(self.memo[argument])
+        elif name not in _IDLE:
+            self._others(name)(argument)
+
+    def _others(self, name: str) -> Callable[[Any], None]:
+        found: Callable[[Any], None] | None = getattr(self, f"_do_{name.lower()}", None)
+        if found is None:
+            raise ValueError(f"it has the instruction {name}, which is refused: plain data are written without it")
+        return found
+
+    def _cut(self, start: int) -> list[Any]:
+        """Take what lies above a place of the stack."""
+        if start < 0:
+            raise ValueError("it takes more from its stack than there is")
+        values = self.stack[start:]
+        del self.stack[start:]
+        return values
+
+    def _marked(self) -> list[Any]:
+        return self._cut(self.marks.pop())
+
+    def _do_mark(self, _: Any) -> None:
+        self.marks.append(len(self.stack))
+
+    def _do_tuple(self, _: Any) -> None:
+        self.stack.append(tuple(self._marked()))
+
+    def _do_list(self, _: Any) -> None:
+        self.stack.append(self._marked())
+
+    def _do_dict(self, _: Any) -> None:
+        values = self._marked()
+        self.stack.append({})
+        self._fill(values)
+
+    def _do_append(self, _: Any) -> None:
+        self._extend(self._cut(len(self.stack) - 1))
+
+    def _do_appends(self, _: Any) -> None:
+        self._extend(self._marked())
+
+    def _extend(self, values: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise ValueError("it appends to what is no list")
+        self.stack[-1].extend(values)
+
+    def _do_setitem(self, _: Any) -> None:
+        self._fill(self._cut(len(self.stack) - 2))
+
+    def _do_setitems(self, _: Any) -> None:
+        self._fill(self._marked())
+
+    def _fill(self, values: list[Any]) -> None:
+        keys = values[::2]
+        # Of nested tuples the hash may take for ever, or exhaust the stack of C.
+        if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | bytes | int) for key in keys):
+            raise ValueError("it has a dict with keys other than texts and whole numbers")
+        self.stack[-1].update(zip(keys, values[1::2], strict=True))
+
+    def _do_global(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self._look_up(module, name)
+
+    def _do_stack_global(self, _: Any) -> None:
+        self._look_up(*self._cut(len(self.stack) - 2))
+
+    def _look_up(self, module: Any, name: Any) -> None:
+        if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in _STAND_INS:
+            raise ValueError(f"it asks for {module}.{name}, which is refused: it could run code")
+        self.stack.append(_STAND_INS[module, name])
+
+    def _do_reduce(self, _: Any) -> None:
+        function, arguments = self._cut(len(self.stack) - 2)
+        if not any(function is known for known in _STAND_INS.values()) or not isinstance(arguments, tuple):
+            raise ValueError("it calls what is no function")
+        self.stack.append(function(*arguments))
+
+    def _do_build(self, _: Any) -> None:
+        (state,) = self._cut(len(self.stack) - 1)
+        if not isinstance(self.stack[-1], _Array | _Dtype):
+            raise ValueError("it gives a state to what has none")
+        self.stack[-1].take_state(state)
 
 
 def _plain(value: object) -> object:

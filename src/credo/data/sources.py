@@ -46,9 +46,10 @@ MNIST = _idx_spec(
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 )
+# The authors' repository: their other address has no https.
 FASHION_MNIST = _idx_spec(
     "Fashion-MNIST, clothes (Xiao et al., 2017)",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
     (
         "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
         "25c81989df183df01b3e8a0aad5dffbe",
@@ -64,7 +65,7 @@ FASHION_MNIST = _idx_spec(
 )
 KMNIST = _idx_spec(
     "Kuzushiji-MNIST, Japanese characters (Clanuwat et al., 2018)",
-    "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+    "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
     (
         "bdb82020997e1d708af4cf47b453dcf7",
         "e144d726b3acfaa3e44228e80efcd344",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from credo.data.columns import Categories, Cell, Column, Columns, Gaps, as_number, make_column, standardised
-from credo.data.errors import DataMissingError
+from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
 from credo.data.targets import TableTask, make_targets
 
@@ -72,7 +72,7 @@ def load_csv(
     names, y = make_targets(table.column(column), task)
     train, test = split_validation(Split(x, y), size=test_fraction, seed=seed, stratify=names is not None)
     _check_seen(columns, train.x, test.x)
-    return _standardise(path, train, test, columns, names)
+    return _checked(_standardise(path, train, test, columns, names), path)
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,13 @@ def read_table(
     """
     if not path.is_file():
         raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
-    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
-        rows = _rows(list(file), delimiter)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
+            rows = _rows(list(file), delimiter)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataCorruptError(
+            f"{path} cannot be read as a table of text: {error}. Tables are CSV files in UTF-8; save it as one."
+        ) from error
     if header is None and rows:
         first = rows[0][1]
         header = all(as_number(cell) is None for cell in first) or (bool(names) and set(names) <= set(first))
@@ -207,6 +212,20 @@ def _standardise(
     )
 
 
+def _checked(dataset: Dataset, path: Path) -> Dataset:
+    """Raises ValueError if a standardised number is beyond float32, naming its column."""
+    finite = [(split.x.isfinite().all(0), split.y.isfinite().all()) for split in (dataset.train, dataset.test)]
+    wrong = (~(finite[0][0] & finite[1][0])).nonzero().flatten().tolist()
+    names = [dataset.input_names[i] if dataset.input_names else f"input {i}" for i in wrong]
+    names += [] if finite[0][1] and finite[1][1] else ["the target"]
+    if names:
+        raise ValueError(
+            f"{path}, column {', '.join(names)}: a number lies more than 1e38 standard deviations from the mean of the "
+            "training rows, or is too large to subtract it. Remove the row, or take the column's logarithm"
+        )
+    return dataset
+
+
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each column; of one with gaps those of its other cells, NaN if there are none."""
     if values.isnan().any():
@@ -214,7 +233,10 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([mean for mean, _ in each]), torch.cat([std for _, std in each])
     if len(values) == 0:
         return values.sum(0) * torch.nan, values.sum(0) * torch.nan
-    std, mean = torch.std_mean(values, dim=0, correction=0)
+    # Brought near 1, exactly: squares of numbers below 1e-162 are 0, those above 1e154 infinite.
+    _, exponent = torch.frexp(values.abs().amax(0))
+    scale = torch.ldexp(torch.ones_like(values[0]), exponent.clamp(-1000, 1000))
+    std, mean = (moment * scale for moment in torch.std_mean(values / scale, dim=0, correction=0))
     # A constant column has rounding noise for a standard deviation; dividing by it would blow up the test rows.
     constant = (values == values[0]).all(dim=0)
     return torch.where(constant, values[0], mean), torch.where(constant, torch.ones_like(std), std)

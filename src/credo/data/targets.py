@@ -22,11 +22,11 @@ def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | 
     for cell in cells:
         if cell.is_gap:
             raise ValueError(
-                f"{cell.place}: {cell.text!r} is not a finite number: a target has no gaps. Remove the row"
+                f"{cell.place}: {cell.shown} is not a finite number: a target has no gaps. Remove the row"
             )
         if cell.number is None:
             raise ValueError(
-                f"{cell.place}: {cell.text!r} is not a finite number. If the target is a class, set "
+                f"{cell.place}: {cell.shown} is not a finite number. If the target is a class, set "
                 "data.task=classification; else correct the cell or remove the row"
             )
         values += Column(cell.column).values(cell, "raise")
@@ -36,7 +36,7 @@ def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | 
 def _labels(cells: list[Cell]) -> tuple[tuple[str, ...], Tensor]:
     for cell in cells:
         if cell.is_gap:
-            raise ValueError(f"{cell.place}: {cell.text!r} is not a class label: a target has no gaps. Remove the row")
+            raise ValueError(f"{cell.place}: {cell.shown} is not a class label: a target has no gaps. Remove the row")
     texts = [cell.text for cell in cells]
     numbers = {text: as_number(text) for text in texts}
     numeric = all(value is not None for value in numbers.values())

@@ -71,6 +71,8 @@ def check_scores(scores: Tensor, *, name: str, size: int | None = None) -> Tenso
         raise ValueError(f"{name} is empty; there is nothing to rank")
     if size is not None and len(scores) != size:
         raise ValueError(f"{name} has {len(scores)} entries for {size} examples; pass one score an example")
+    if scores.is_complex():
+        raise ValueError(f"{name} has dtype {scores.dtype}; complex numbers have no rank")
     if scores.isnan().any():
         raise ValueError(f"{name} contains NaN, which has no rank")
     return scores.detach().cpu()
@@ -82,6 +84,8 @@ def check_values(values: Tensor, *, name: str) -> Tensor:
         raise ValueError(f"{name} is a single number; pass one value an example, [batch] or [batch, outputs]")
     if values.numel() == 0:
         raise ValueError(f"{name} is empty (shape {list(values.shape)}); there is nothing to average")
+    if values.is_complex():
+        raise ValueError(f"{name} has dtype {values.dtype}; pass real numbers, the real part or the modulus say")
     if not values.isfinite().all():
         raise ValueError(f"{name} contains NaN or infinite values; look for the output that is not finite")
     return values.detach().cpu().double()

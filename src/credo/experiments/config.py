@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +15,7 @@ from torch import nn
 from credo.core.distribute import distribute, join
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
+from credo.core.records import read_toml
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.checks import blamed_on, check_kinds, check_likelihood, likelihood_kind
 from credo.experiments.defaults import (
@@ -110,10 +110,7 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is a folder; give a TOML file, or only key=value pairs.")
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    return read_toml(path)
 
 
 def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

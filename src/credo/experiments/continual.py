@@ -25,6 +25,7 @@ from credo.core.errors import unknown
 from credo.core.files import folder_for, write_json, write_text
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
+from credo.core.records import read_toml
 from credo.data import Dataset, load_dataset
 from credo.experiments.checks import check_kinds
 from credo.experiments.config import Experiment, make_experiment
@@ -190,7 +191,7 @@ def _alone(given: ContinualExperiment, dataset: Dataset, tasks: list[Task], inde
 
 def _claim(given: ContinualExperiment, folder: Path) -> None:
     path, text = folder / CONFIG, dump_toml(_in_words(given.to_dict()))
-    if path.exists() and tomllib.loads(path.read_text(encoding="utf-8")) != tomllib.loads(text):
+    if path.exists() and read_toml(path) != tomllib.loads(text):
         raise ValueError(
             f"{folder} holds a sequence with other settings (its {CONFIG} says which). Choose another --run."
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from credo.core.files import write_json
+from credo.core.records import read_json, read_json_lines
 from credo.doctor import Diagnosis, diagnose
 from credo.doctor.diagnose import OnStage
 from credo.experiments.config import in_order, prepare
@@ -26,11 +26,20 @@ def diagnose_run(
     examples: int = EXAMPLES,
     twin: Run | None = None,
     on_stage: OnStage | None = None,
+    on_unwritable: Callable[[OSError], None] | None = None,
 ) -> Diagnosis:
     """`diagnose` of a trained run on its own training and test data; also written to `diagnosis.json` in its folder.
 
-    `twin` is a run of the plain network on the same data; the file says which, under `asked`. Regressions are
-    measured in the units of training: tables are standardised.
+    Regressions are measured in the units of training: tables are standardised.
+
+    Args:
+        run: the trained run.
+        draws: weight draws; 32 settle what is judged.
+        examples: training and test examples to measure on, at most; 1000 settle what is judged.
+        twin: a run of the plain network on the same data; the file says which, under `asked`.
+        on_stage: called with each stage that begins.
+        on_unwritable: called with the error if the file cannot be written (a folder that is read-only, a full disk).
+            Without it that error is raised, and the diagnosis is lost.
     """
     posterior = run.posterior()
     other = None if twin is None else _twin(run, twin)
@@ -47,7 +56,12 @@ def diagnose_run(
         history=read_log(run),
         on_stage=on_stage,
     )
-    write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+    try:
+        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+    except OSError as error:
+        if on_unwritable is None:
+            raise
+        on_unwritable(error)
     return diagnosis
 
 
@@ -71,21 +85,12 @@ def stored_diagnosis(run: Run, *, twin: Run | None = None) -> dict[str, Any] | N
     return found if found.get("asked") == asked(run, twin=twin) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What an earlier command wrote; empty if that is no table."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it, or make it again.") from error
-    return found if isinstance(found, dict) else {}
-
-
 def read_log(run: Run) -> list[dict[str, Any]]:
     """The records of a run's epochs, which count from 1; none if it has no log."""
     path = run.folder / LOG
     if not path.exists():
         return []
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    records = read_json_lines(path, {"epoch": int, "nll": (int, float, type(None))})
     if not records or records[0]["epoch"] != 0:
         return records
     return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from credo.core.errors import CredoError
-from credo.core.files import folder_for, write_text
+from credo.core.errors import CredoError, FileFormatError
+from credo.core.files import folder_for, kind_of, left_overs, write_text
+from credo.core.records import read_json, read_toml
 from credo.core.team import Team
 from credo.experiments.config import Experiment, make_experiment
 from credo.experiments.training import Training
@@ -40,21 +41,26 @@ def recorded(folder: Path) -> Experiment:
         raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` makes one.")
     if is_sequence(folder):
         raise ValueError(f"{folder} is a sequence of tasks, not a run: {_about_sequence(folder)}.")
-    return make_experiment(tomllib.loads(path.read_text(encoding="utf-8")))
+    try:
+        return make_experiment(read_toml(path))
+    except FileFormatError:
+        raise
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not a record of a run: {error}") from error
 
 
 def is_sequence(folder: Path) -> bool:
     """Whether `credo continual` wrote the folder."""
     path = folder / CONFIG
-    return path.exists() and "continual" in tomllib.loads(path.read_text(encoding="utf-8"))
+    return path.exists() and "continual" in read_toml(path)
 
 
 def sequence_result(folder: Path) -> dict[str, Any]:
     """The numbers of a finished sequence of tasks."""
     if not (folder / RESULT).exists():
         raise FileNotFoundError(f"{folder} is a sequence of tasks: {_about_sequence(folder)}.")
-    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    return result
+    kinds = {"tasks": list, "matrix": list, "summary": dict, "method": dict, "data": dict, "continual": dict}
+    return read_json(folder / RESULT, kinds)
 
 
 def _about_sequence(folder: Path) -> str:
@@ -88,8 +94,8 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
     """The folder belongs to these settings, unless they fail before there is anything to resume."""
 
     def claim() -> None:
-        for left_over in folder.glob(".*.part"):  # of a process killed while it wrote
-            if not left_over.name.startswith(f".{CHECKPOINT}."):  # whoever resumes looks at these
+        for name in (CONFIG, LOG, MODEL, RESULT):  # not of the checkpoint: whoever resumes looks at these
+            for left_over in left_overs(folder / name):
                 left_over.unlink()
         (folder / RESULT).unlink(missing_ok=True)  # of fewer epochs; before the record says that there are more
         write_text(folder / CONFIG, experiment.to_toml())
@@ -105,12 +111,26 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / LOCK).open("w") as file:
+    with os.fdopen(_open_lock(folder / LOCK), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise CredoError(f"Another process is training {folder}; wait for it or use another folder.") from error
         yield
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file, made if there is none; its contents are never touched.
+
+    A folder may come from elsewhere: a link in it would lead to a file of the user's own, and a pipe has no end.
+    """
+    if path.is_symlink():
+        raise CredoError(f"{path} is a link, which is not followed: it is not a lock that Credo made; delete it.")
+    if path.exists() and not path.is_file():
+        raise CredoError(
+            f"{path} is a {kind_of(path)}, not a regular file: it is not a lock that Credo made; delete it."
+        )
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _check_same(folder: Path, experiment: Experiment) -> None:

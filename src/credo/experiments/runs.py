@@ -20,6 +20,7 @@ from credo.core.distribute import join
 from credo.core.errors import LostProcessError
 from credo.core.files import earlier, finite, write_json, write_text
 from credo.core.posterior import Posterior
+from credo.core.records import read_json
 from credo.core.team import Team
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
@@ -74,8 +75,7 @@ class Run:
         """The numbers of a finished run."""
         if not self.finished:
             raise FileNotFoundError(f"{self.folder} is not finished; `credo train` on it goes on where it stopped.")
-        result: dict[str, Any] = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-        return result
+        return read_json(self.folder / RESULT, {"experiment": dict, "test": dict, "seconds": (int, float)})
 
     def posterior(self) -> Posterior:
         """The trained posterior."""

@@ -7,6 +7,11 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from credo.core.records import too_deep
+
+# Settings have three or four: method.of.noise.kind.
+_MOST_KEYS = 20
+
 
 def dump_toml(tables: Mapping[str, Any]) -> str:
     """Nested dicts of numbers, strings, booleans and lists as TOML; None values are left out."""
@@ -57,6 +62,11 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if not sign or not all(path):
         raise ValueError(f"{text!r} is not key=value; write for instance method.lr=0.01.")
     try:
-        return path, tomllib.loads(f"value = {raw}")["value"]
+        value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        return path, raw.strip()
+        value = raw.strip()
+    except RecursionError:
+        value = None
+    if value is None or too_deep(value) or len(path) > _MOST_KEYS:
+        raise ValueError(f"{text[:40]!r}…: nested deeper than any setting.")
+    return path, value

@@ -1,12 +1,13 @@
 """Public weights."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError
+from credo.core.tensor_files import read_safetensors, read_torch_file
 
 
 def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:
@@ -17,21 +18,30 @@ def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:
     expect inputs normalised with ImageNet's means and standard deviations. Those models do so by default; the
     file holds no normalisation, so a model built with another one keeps it and predicts badly.
     """
-    _load_(model, load_file(path), path, "is the depth right?")
+    _load_(model, read_safetensors(Path(path))[1], path, "is the depth right?")
 
 
 def load_named_weights(model: nn.Module, path: str | Path) -> None:
     """Puts weights by name into `model`, which is changed in place: a file of safetensors, or of torch's `state_dict`.
 
     For the networks whose parameter names are torchvision's, such as `resnet50`. A file of torch is read without
-    running anything in it. The model's own normalisation of inputs stays.
+    running anything in it, and its checksums are compared; files from before torch 1.6 have none. The model's own
+    normalisation of inputs stays.
+
+    Args:
+        model: a network whose tensors have the names and shapes of those in the file.
+        path: a file that ends in `.safetensors`, or any other of `torch.save(model.state_dict(), path)`. Raises
+            FileFormatError, and leaves the model as it was, if it is damaged or of another network.
     """
     path = Path(path)
-    safe = path.suffix == ".safetensors"
-    weights = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+    weights = read_safetensors(path)[1] if path.suffix == ".safetensors" else read_torch_file(path)
+    if not isinstance(weights, dict) or not all(_is_named_tensor(*pair) for pair in weights.items()):
         raise FileFormatError(f"{path} holds no state_dict, tensors by name.")
     _load_(model, weights, path, "is it the same network, with as many classes?")
+
+
+def _is_named_tensor(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def _load_(model: nn.Module, weights: dict[str, Tensor], path: str | Path, hint: str) -> None:
@@ -57,4 +67,9 @@ def _differences(own: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
         for name, tensor in own.items()
         if name in given and given[name].shape != tensor.shape
     ]
-    return missing + surplus + shapes
+    kinds = [
+        f"{name}: {given[name].dtype} in the file, {tensor.dtype} in the model"
+        for name, tensor in own.items()
+        if name in given and given[name].is_floating_point() != tensor.is_floating_point()
+    ]
+    return missing + surplus + shapes + kinds

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.batches import check_batches, read_quietly
-from credo.core.counts import checked_count
+from credo.core.counts import checked_count, checked_seed
 from credo.core.errors import unknown
 from credo.core.memory import keep_freed
 from credo.core.network.isolation import NotIsolatedError
@@ -58,6 +58,7 @@ def predict(
     random numbers than one without.
     """
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
+    seed = checked_seed(seed)
     keep_freed()
     task = _Task(draws, shared_draws, tolerance, strategy, seed, shard, on_batch)
     if shard is not None:

@@ -109,23 +109,27 @@ class ClassMoments(Moments):
 
 
 class RegressionMoments(Moments):
-    """Sums of means, of their squares, and of noise variances."""
+    """Sums of means, of their squares, and of noise variances.
+
+    In float64: squares of a noise below 1e-19 or above 1e19 are 0 or infinite in float32. So are log-densities under a
+    narrow noise, which stay in float64.
+    """
 
     def __init__(self, likelihoods: Sequence[GaussianNoise], outputs: Tensor, targets: Tensor | None) -> None:
-        self.likelihoods, self.targets = likelihoods, targets
+        self.likelihoods, self.targets, self.dtype = likelihoods, targets, outputs.dtype
         self.draws = 0
-        mean, _ = likelihoods[0].moments(outputs[0])
+        mean, _ = likelihoods[0].moments(_wide(outputs[0]))
         if targets is not None and targets.shape != mean.shape:
             raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape)}.")
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
         # Deviations from the first draw's mean: sums of squares of large numbers would cancel.
         self.origin = mean
         self.total, self.squares, self.noise = (torch.zeros_like(mean) for _ in range(3))
-        self.log_total = outputs.new_full((outputs.shape[1],), -torch.inf)
+        self.log_total = mean.new_full((outputs.shape[1],), -torch.inf)
 
     def add(self, outputs: Tensor, rows: Tensor) -> None:
         """Fold in the predicted means and noise of some draws."""
-        mean, std = self._moments(outputs)
+        mean, std = map(_wide, self._moments(_wide(outputs)))
         shifted = mean - self.origin[rows]
         self.count[rows] += len(outputs)
         self.total[rows] += shifted.sum(0)
@@ -153,10 +157,13 @@ class RegressionMoments(Moments):
             draws_used=self.count.cpu(),
             targets=None if self.targets is None else self.targets.cpu(),
             log_likelihood=likelihood,
-            mean=(self.origin + self.total / n).cpu(),
-            aleatoric=(self.noise / n).sqrt().cpu(),
-            epistemic=self._spread().sqrt().cpu(),
+            mean=self._stored(self.origin + self.total / n),
+            aleatoric=self._stored((self.noise / n).sqrt()),
+            epistemic=self._stored(self._spread().sqrt()),
         )
+
+    def _stored(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype).cpu()
 
     def _broadcast_count(self) -> Tensor:
         return self.count.view(-1, *[1] * (self.total.dim() - 1))

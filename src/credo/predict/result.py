@@ -106,7 +106,7 @@ class RegressionPrediction(Prediction):
     @property
     def total(self) -> Tensor:
         """Standard deviation of a new target."""
-        return (self.aleatoric.square() + self.epistemic.square()).sqrt()
+        return torch.hypot(self.aleatoric, self.epistemic)  # whose squares may be 0 or infinite in float32
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:

@@ -11,10 +11,11 @@ from typing import Any
 
 from credo.core.counts import checked_count
 from credo.core.errors import CredoError
+from credo.core.records import read_json
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
-from credo.experiments.diagnosis import asked, diagnose_run, read_json, read_log, stored_diagnosis
+from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
 from credo.experiments.sizes import parameter_counts
 from credo.predict import ClassPrediction, Prediction, predict
@@ -186,7 +187,9 @@ def _examined(
         if on_progress is not None:
             on_progress(f"examining {content.name}", total, total)
         try:
-            found = {**diagnose_run(run, twin=twin).to_dict(), "asked": asked(run, twin=twin)}
+            # The file only spares the work the next time: a report of runs that are read-only is as good.
+            diagnosed = diagnose_run(run, twin=twin, on_unwritable=lambda error: None)
+            found = {**diagnosed.to_dict(), "asked": asked(run, twin=twin)}
         except (CredoError, ValueError) as error:  # the rest of the report is worth having
             found = {"verdict": f"This run could not be examined: {error}"}
     return replace(content, diagnosis=found, twin=None if other is None else other.name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import os
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 import torch
 
 from credo.core.errors import FileFormatError
-from credo.core.files import earlier, left_overs, write_atomically
+from credo.core.files import earlier, left_overs, require_file, write_atomically
+from credo.core.kernels.build import library, why_torch
+from credo.core.tensor_files import parse_archive
 
 FORMAT = 3
 # Format 1 differs in how records count epochs, 2 has no place within an epoch; whoever reads them sees to that.
@@ -55,6 +56,7 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
         return None
     damaged: list[str] = []
     for place in found:
+        require_file(place)
         content = place.read_bytes()
         try:
             state = parse_checkpoint(content, place)
@@ -108,7 +110,7 @@ def load_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) ->
 def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     """The state in a checkpoint's bytes; `path` is what errors name."""
     try:
-        state: dict[str, Any] = _read(content)
+        state: dict[str, Any] = parse_archive(content)
     except Exception as error:  # a damaged archive makes its readers fail in every way there is
         raise _DamagedError(f"{path} is not a complete checkpoint ({error}).") from error
     found = state.get("format") if isinstance(state, dict) else None
@@ -126,13 +128,23 @@ def check_fingerprint(
         _compare(path, state.get("fingerprint") or {}, fingerprint, files or [path])
 
 
-def _read(content: bytes) -> Any:
-    # torch does not look at the archive's checksums, and reads plain pickles, too.
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"wrong checksum of {damaged}")
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def check_kernels(path: Path, state: dict[str, Any]) -> None:
+    """Raises FileFormatError if the state was trained with compiled kernels that are not here, or without them.
+
+    Compiled kernels and torch draw other numbers from the same seed. `CREDO_KERNELS_CHANGE=1` allows the change.
+    """
+    changed = [name for name, was in (state.get("kernels") or {}).items() if was != (library(name) is not None)]
+    if not changed or os.environ.get("CREDO_KERNELS_CHANGE", "0") != "0":
+        return
+    if state["kernels"][changed[0]]:
+        told = f"was trained with compiled kernels, which are not used now: {why_torch()}"
+        same = "unset CREDO_KERNELS, or make a C++ compiler such as g++ available"
+    else:
+        told, same = "was trained without compiled kernels, which are used now", "set CREDO_KERNELS=0"
+    raise FileFormatError(
+        f"{path} {told}. Random numbers would not be those of an uninterrupted training. To go on with the same ones, "
+        f"{same}; to go on with others of the same distribution, set CREDO_KERNELS_CHANGE=1."
+    )
 
 
 def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any], files: Sequence[Path]) -> None:

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from credo.compress.resize import resize_
-from credo.core.errors import FileFormatError, unknown
+from credo.core.errors import FileFormatError
 from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
+from credo.core.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
-from credo.models import build_model
 from credo.training.packing import pack, unpack_
+from credo.training.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
 from credo.version import __version__
 
 FORMAT = 1
@@ -30,8 +28,13 @@ PRUNED_FORMAT = 2
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
     """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
 
-    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. `extra`
-    is JSON of your own, which `describe` gives back.
+    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. The
+    same posterior is always the same bytes, with the same versions of Credo and torch.
+
+    Args:
+        posterior: of a method in `METHODS`.
+        path: the file to write; one that is there is replaced when the new one is complete.
+        extra: JSON of your own, which `describe` gives back.
     """
     path = Path(path)
     tensors = _unshared(pack(posterior, _tensors(posterior)))
@@ -45,7 +48,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     }
     text = json.dumps(about)  # in the order given: of several globs for a rate or prior the first that matches wins
     header = {"credo": text, "digest": _digest(tensors, text)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
     return path
 
 
@@ -58,18 +61,14 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
     """
     path = Path(path)
     about, tensors = _read(path)
-    try:
-        posterior = _rebuild(about["posterior"], about["architecture"], model, changes, path)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error!r}.") from error
-    if about["format"] == PRUNED_FORMAT:
-        try:
-            tensors = unpack_(posterior, tensors)
-        except ValueError as error:
-            raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
-    _check_tensors(path, _tensors(posterior), tensors)
-    _adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
-    posterior.load_state_dict(tensors, strict=False)
+    with damage_named(path, changes):
+        check_sizes(path, about, tensors)
+        posterior = rebuild(about["posterior"], about["architecture"], model, changes, path)
+        if about["format"] == PRUNED_FORMAT:
+            tensors = _unpacked(path, posterior, tensors)
+        _check_tensors(path, _tensors(posterior), tensors)
+        adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
+        posterior.load_state_dict(tensors, strict=False)
     return posterior.eval()
 
 
@@ -125,76 +124,13 @@ def _is_compact(model: nn.Module) -> bool:
     return bool(getattr(model, "credo_compact", False))
 
 
-def _rebuild(
-    about: dict[str, Any], architecture: dict[str, Any], model: nn.Module | None, changes: dict[str, Any], path: Path
-) -> Posterior:
-    if about["method"] not in METHODS:
-        raise FileFormatError(f"{path}: " + unknown("method", str(about["method"]), METHODS))
-    if "members" in about:
-        parts = []
-        for index, member in enumerate(about["members"]):
-            own = _copy(model) if model is not None and index else model
-            parts.append(_rebuild(member, architecture, own, changes, path))
-        return Ensemble(parts)
-    network = _network(architecture, model, path)
-    options = {**about["options"], **changes}
-    return METHODS[about["method"]](network, data_size=about["data_size"], **options)
-
-
-def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:
-    if model is None:
-        spec = architecture["spec"]
-        if spec is None:
-            raise ValueError(
-                f"{path} holds a network of class {architecture['class']}, which is not Credo's: "
-                "pass model=, a new instance of it."
-            )
-        with torch.random.fork_rng(devices=[]):  # weights that are replaced anyway come from the global generator
-            model = build_model(spec["name"], **spec["options"])
-    stored = architecture["shapes"]
-    if architecture.get("compact"):
-        resize_(model, stored)
-        vars(model)["credo_compact"] = True
-    shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
-    wrong = [
-        f"{name}: {stored.get(name, 'absent')} in the file, {shapes.get(name, 'absent')} in the network"
-        for name in sorted({*stored, *shapes})
-        if stored.get(name) != shapes.get(name)
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise FileFormatError(f"{path} holds another architecture: {'; '.join(wrong[:5])}{more}.")
-    _adopt_dtypes_(model, {name: getattr(torch, dtype) for name, dtype in architecture["dtypes"].items()})
-    return model
-
-
-def _adopt_dtypes_(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Give tensors the precision they have in the file: copying float64 into float32 would lose digits silently."""
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor) and tensor.dtype != dtypes[name]:
-            tensor.data = tensor.data.to(dtypes[name])
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model)
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {path}.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+    header, tensors = read_safetensors(path)
     if "credo" not in header:
         raise FileFormatError(f"{path} was not written by credo.save: it has no description.")
     try:
         about: dict[str, Any] = json.loads(header["credo"])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} has a damaged description: {error}.") from error
     if not isinstance(about, dict):
         raise FileFormatError(f"{path} has a damaged description: not an object.")
@@ -206,6 +142,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if _digest(tensors, header["credo"]) != header.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
     return about, tensors
+
+
+def _unpacked(path: Path, posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        return unpack_(posterior, tensors)
+    except ValueError as error:
+        raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
 
 
 def _check_tensors(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.kernels.build import used
 from credo.core.posterior import Posterior
-from credo.training.checkpoint import newest_checkpoint, parse_checkpoint, save_checkpoint, settle_interrupted
+from credo.training.checkpoint import (
+    check_kernels,
+    newest_checkpoint,
+    parse_checkpoint,
+    save_checkpoint,
+    settle_interrupted,
+)
 from credo.training.together import first_does, from_first
 
 
@@ -64,6 +71,7 @@ class Checkpoints:
         if content is None:
             return Progress()
         state = parse_checkpoint(content, path)
+        check_kernels(path, state)
         self.posterior.load_state_dict(state["posterior"])
         for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
@@ -96,6 +104,7 @@ class Checkpoints:
     def _state(self, progress: Progress) -> dict[str, Any]:
         return {
             "fingerprint": self.fingerprint,
+            "kernels": used(),
             "posterior": self.posterior.state_dict(),
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,

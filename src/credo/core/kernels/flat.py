@@ -53,10 +53,11 @@ def new_key(generator: torch.Generator) -> int:
 
 def fused(tensors: Sequence[Tensor], *vectors: Tensor) -> bool:
     """Whether compiled passes can be used for these tensors."""
-    return library("flat") is not None and all(
+    fits = all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() and type(t) in PLAIN
         for t in (*tensors, *vectors)
     )
+    return fits and library("flat") is not None
 
 
 # A subclass may keep its numbers anywhere.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credo.core.records import read_json_lines
 from credo.evaluate import sample_study
 from credo.evaluate.selective import retained_accuracy
 from credo.experiments.config import in_order, make_experiment
@@ -67,7 +67,7 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     assert prediction.targets is not None
     total = prediction.uncertainty("entropy-deviation").total
     kept = retained_accuracy(prediction.probs, prediction.targets, total)
-    epochs = [json.loads(line) for line in (run.folder / LOG).read_text(encoding="utf-8").splitlines()]
+    epochs = read_json_lines(run.folder / LOG)
     numbers = {
         "lowest": 100 * study.lowest,
         "highest": 100 * study.highest,

@@ -18,6 +18,7 @@ import torch
 
 from credo.core.denormals import flush_denormals
 from credo.core.files import write_json
+from credo.core.records import read_json
 from credo.data.registry import require_dataset
 
 SCALES = ("smoke", "cpu", "paper")
@@ -140,20 +141,15 @@ def stored_records(cells: Iterable[Cell], folder: Path) -> dict[str, dict[str, A
     found = {}
     for cell in cells:
         path = folder / f"{cell.name}.json"
-        if path.exists() and _is_of(record := _read(path), cell):
+        if path.exists() and _is_of(record := read_json(path), cell):
             found[cell.name] = record
     return found
 
 
 def _stored(path: Path, cell: Cell) -> dict[str, Any]:
-    record = _read(path)
+    record = read_json(path)
     if not _is_of(record, cell):
         raise ValueError(f"{path} is the record of other settings or another scale: use another folder, or delete it.")
-    return record
-
-
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 
 

@@ -6,12 +6,12 @@ CIFAR-10's test set, as in the paper.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from credo.core.records import read_json_lines
 from credo.evaluate.suite import quick_metrics
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.reproduce.tables import Cell, Table, run_cells, smoke_note, stored_records
@@ -33,7 +33,7 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     # The very state that the test numbers are of: a temperature that rises with the steps is not in a saved model.
     prepared.posterior.load_state_dict(load_checkpoint(folder / CHECKPOINT)["posterior"])
     on_train = predict(prepared.posterior, in_order(prepared.dataset.train), draws=arguments["draws"])
-    epochs = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
+    epochs = read_json_lines(folder / LOG)
     numbers = {
         "train_accuracy": 100 * quick_metrics(on_train)["accuracy"],
         "accuracy": 100 * result["test"]["accuracy"],
