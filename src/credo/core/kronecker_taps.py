@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
+from credo.core.inputs import first_size
 from credo.core.kronecker import matrix_shape, moment_sums
 from credo.core.kronecker_layers import KroneckerLayer
 from credo.core.layers import RULES
@@ -18,7 +19,6 @@ from credo.core.squares.engine import computes_gradient_of
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import SquareSums, square_sums
 from credo.core.squares.taps import watched
-from credo.core.squares.units import first_size
 from credo.core.weights import parameters_at
 
 _ADVICE = "Give such parameters a diagonal: diagonal=[{names}]"

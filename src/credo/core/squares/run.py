@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from credo.core.batchnorm import frozen_statistics
 from credo.core.counted import EVERY, Counted
 from credo.core.descent import scalar_loss
+from credo.core.squares.first_steps import FirstSteps
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import square_sums
 from credo.core.weights import substituted
@@ -93,6 +94,7 @@ def per_example_squares(
     counted = Counted(examples, weights)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     plan = SquarePlan(model, trainable if names is None else names)
+    plan.first_steps = FirstSteps(1, interaction=False)
     with _gradients_aside(plan.others) as forget, frozen_statistics(model), _embeddings_kept(model):
         found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll, counted)
         forget()

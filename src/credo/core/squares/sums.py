@@ -13,15 +13,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from credo.core.counted import EVERY, Counted
+from credo.core.inputs import first_size
 from credo.core.squares.balance import balance_of
 from credo.core.squares.cells import is_recurrent
 from credo.core.squares.engine import is_running
+from credo.core.squares.outputs import OutputGradients, output_gradients
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.recurrent import recurrent_forward
 from credo.core.squares.rules import full_precision, widened
 from credo.core.squares.taps import tapped_forward, watched
 from credo.core.squares.tokens import are_given, are_run
-from credo.core.squares.units import UnitUse, first_size, unit_forward
+from credo.core.squares.units import UnitUse, unit_forward
 
 # Entries of per-example gradients that may exist at once, where a parameter's uses must be added before squaring.
 _CHUNK = 1 << 22
@@ -41,7 +43,11 @@ def square_sums(plan: SquarePlan, counted: Counted = EVERY) -> Iterator[SquareSu
     sums = SquareSums(plan, counted)
     try:
         sums.install()
-        yield sums
+        if not (plan.first_steps.passes and plan.names):
+            yield sums
+            return
+        with output_gradients(plan.model, sums.weight(plan.names[0])) as sums.outputs:
+            yield sums
     finally:
         sums.restore()
 
@@ -65,6 +71,7 @@ class SquareSums:
         self._handles: list[Any] = []
         self._totals: dict[str, Tensor] = {}
         self._result: dict[str, Tensor] | None = None
+        self.outputs: OutputGradients | None = None
 
     @property
     def batch_size(self) -> int:
@@ -90,6 +97,8 @@ class SquareSums:
             kinds = {weight.device.type for weight in self._weights.values()}
             with full_precision(kinds.pop() if len(kinds) == 1 else "cpu"):
                 self._result = self._scaled(self._finish())
+            if self.outputs is not None:
+                self.plan.first_steps.check(self.plan.model, self.outputs, self.counted)
         return self._result
 
     # -- what forwards tell ------------------------------------------------------------------------------------
