@@ -38,26 +38,30 @@ class AtMean(Posterior, ABC):
         """`{}`: the point estimate."""
         return {}
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """One pass at the mean and an update; the penalty is −log p(w)/N up to a constant."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose pass is gathered and checked; what it yields makes the update."""
         self.engine.lr_scale = self.lr_scale
-        with self.engine.prepared(nll) as update:
+        with self.engine.prepared(nll, examples=examples, weights=weights) as update:
             yield partial(self._finished, update)
 
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass whose gradients and curvature the next `update` averages in."""
-        loss: float = self.engine.gather(nll)
+        loss: float = self.engine.gather(nll, examples=examples, weights=weights)
         return loss
 
-    def trial(self) -> AbstractContextManager[nn.Module]:
+    def trial(
+        self, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> AbstractContextManager[nn.Module]:
         """The network, for a forward and backward pass of your own; gathered on a clean exit."""
-        trial: AbstractContextManager[nn.Module] = self.engine.trial()
+        trial: AbstractContextManager[nn.Module] = self.engine.trial(examples=examples, weights=weights)
         return trial
 
     def update(self) -> Terms:

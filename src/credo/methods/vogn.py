@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
+from credo.core.counted import Counted
 from credo.core.descent import scalar_loss
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
@@ -162,38 +163,47 @@ class VOGN(NaturalGaussian):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
         Several calls on parts of a batch are gradient accumulation.
         """
+        counted = Counted(examples, weights)
         self._gathered.check_free()
+        kept = likelihood_kept_on_error(
+            self.descent, first=not self._gathered.count, share=self._gathered.share(counted)
+        )
         self._begin_pass(self._gathered.count, self.step_draws)
         attack = self.attack if self.is_noisy else None
         share = 1.0 if attack is None else 1 - attack.weight
         every = attack is not None and attack.weight > 0 and attack.attack_statistics
         inner = bool(self._gathered.count) and self.step_draws > 1 and not every
         found: _Pass | None = None
-        with likelihood_kept_on_error(self.descent, first=not self._gathered.count):
+        with kept:
             if share > 0:
-                found = self._pass(nll, self._weights(), share, frozen=inner)
+                found = self._pass(nll, self._weights(), share, counted, frozen=inner)
             if attack is not None and share < 1:
                 frozen = inner or (share > 0 and not every)
-                worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=frozen)
+                worst = self._pass(
+                    nll, self._worst_weights(nll, attack, counted), attack.weight, counted, frozen=frozen
+                )
                 found = worst if found is None else found.plus_(worst)
         assert found is not None
-        self._gathered.add(found.loss, found.gradients, found.squares, found.weight)
+        self._gathered.add(found.loss, found.gradients, found.squares, found.weight, counted)
         return found.loss
 
-    def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, *, frozen: bool) -> _Pass:
+    def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, counted: Counted, *, frozen: bool) -> _Pass:
         """`share` of the loss and of what is gathered at these weights."""
         part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
         with frozen_statistics(self.model) if frozen else nullcontext():
-            found = gradients_and_squares(self.plan, weights, self._checked(part))
+            found = gradients_and_squares(self.plan, weights, self._checked(part), counted)
         # A loss times the share has squares times its square.
-        return _Pass(found.loss, found.gradients, found.squares, 1 / (max(found.batch_size, 1) * share))
+        return _Pass(found.loss, found.gradients, found.squares, 1 / ((found.examples or 1.0) * share))
 
-    def _worst_weights(self, nll: Nll, attack: AdversarialSampling) -> dict[str, Tensor]:
+    def _worst_weights(self, nll: Nll, attack: AdversarialSampling, counted: Counted) -> dict[str, Tensor]:
+        total = counted.total
+        if total is not None:  # slopes are averaged over processes, and only their signs matter
+            nll = partial(_times, nll, total)
         random = parameters_at(self.model, self.layout.names)
         with torch.no_grad():
             mean, std = self.layout.flatten(random).detach(), self._std()
@@ -206,20 +216,22 @@ class VOGN(NaturalGaussian):
         return {**self.layout.split(worst), **own}
 
     @contextmanager
-    def trial(self) -> Iterator[nn.Module]:
+    def trial(self, *, examples: float | None = None, weights: Tensor | None = None) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
         if self.attack is not None and self.attack.weight > 0:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
+        counted = Counted(examples, weights)
         self._gathered.check_free()
+        share = self._gathered.share(counted)
         self._begin_pass(self._gathered.count, self.step_draws)
         leaves = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
         in_place = substituted(self.model, leaves, self._aliases)
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
-        with kept, self._gathered.trying(leaves), in_place, square_sums(self.plan) as sums:
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count, share=share)
+        with kept, self._gathered.trying(leaves), in_place, square_sums(self.plan, counted) as sums:
             yield self.model
             squares = sums.result()
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-        self._gathered.add(0.0, gradients, squares, 1 / max(sums.batch_size, 1))
+        self._gathered.add(0.0, gradients, squares, 1 / (sums.examples or 1.0), counted)
 
     def _move(self, *update: Any) -> Terms:
         terms = super()._move(*update)
@@ -247,8 +259,8 @@ class VOGN(NaturalGaussian):
             decay=decay if self.has_curvature else 0.0,
             renew=new if self.has_curvature else 1.0,
             damping=self.damping,
-            gradient_scale=1 / found.count,
-            curvature_scale=found.curvature_weight / found.count,
+            gradient_scale=1 / found.shares,
+            curvature_scale=found.curvature_weight / found.shares,
         )
         with_prior = replace(
             common,
@@ -312,6 +324,10 @@ class _Pass:
         ratio = other.weight / self.weight
         torch._foreach_add_([*self.squares.values()], [other.squares[n] for n in self.squares], alpha=ratio)
         return self
+
+
+def _times(nll: Nll, factor: float, net: nn.Module) -> Tensor:
+    return factor * scalar_loss(nll(net))
 
 
 def _attack_of(noise: AdversarialSampling | Mapping[str, Any] | str) -> AdversarialSampling | None:

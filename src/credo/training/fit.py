@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from credo.core.counted import EVERY, Counted
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
-from credo.training.epoch import BatchNll, Loader, OnStep
+from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
 from credo.training.loop import Loop
 from credo.training.pauses import Pauses
 from credo.training.scale import check_loader, check_scale, check_shares, check_statistics, check_whole
@@ -57,6 +58,8 @@ def train(
     stop: Callable[[], bool] | None = None,
     seed: int = 0,
     nll: BatchNll | None = None,
+    examples: Callable[[Any], float] | None = None,
+    weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
 ) -> Iterator[EpochRecord]:
     """Train, yielding a record after each epoch (after its checkpoint is on disk).
@@ -67,7 +70,9 @@ def train(
     the global generator is left as it was. It is written after each epoch and within it after every `checkpoint_every`
     steps or `checkpoint_minutes`; the `keep` - 1 before it are kept as NAME.1.pt and so on, and used if the newest
     is damaged. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
-    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`.
+    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`. Where
+    that is a mean over some rows only, `examples(batch)` is the number that it was divided by, in the units of
+    `data_size`; where rows weigh differently, `weights(batch)` is how often each counts (see `Posterior.step`).
 
     After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
     another number of processes can go on.
@@ -85,7 +90,8 @@ def train(
     progress = checkpoints.resume()
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loop = Loop(posterior, loader, nll or _likelihood_nll(posterior), checkpoints, pauses, progress, seed, on_step)
+    loss, counts = nll or _likelihood_nll(posterior), _counts(posterior, nll, examples, weights)
+    loop = Loop(posterior, loader, loss, counts, checkpoints, pauses, progress, seed, on_step)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = loop.epoch(scale)
@@ -157,9 +163,29 @@ def _likelihood_nll(posterior: Posterior) -> BatchNll:
     likelihoods = {id(part.model): part.likelihood for part in posterior.parts}
 
     def nll(net: nn.Module, batch: Any) -> Tensor:
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        if not _is_pair(batch):
             raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
         x, y = (entry.to(posterior.device) for entry in batch)
         return likelihoods.get(id(net), posterior.likelihood).nll(net(x), y)
 
     return nll
+
+
+def _counts(
+    posterior: Posterior,
+    nll: BatchNll | None,
+    examples: Callable[[Any], float] | None,
+    weights: Callable[[Any], Tensor] | None,
+) -> BatchCounts:
+    """What a batch's loss is a mean over: as told, else as the likelihood says if the loss is its own."""
+    if examples is not None or weights is not None:
+        return lambda batch: Counted(
+            None if examples is None else examples(batch), None if weights is None else weights(batch)
+        )
+    if nll is not None:
+        return lambda batch: EVERY
+    return lambda batch: posterior.likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) == 2
