@@ -171,6 +171,19 @@ def test_rows_on_their_own_and_batch_norm_are_no_reason_to_warn(name: str) -> No
     assert [text for text in steps(net, loss) if "act on" in text] == []
 
 
+def test_a_mask_over_times_with_as_many_entries_as_there_are_rows_is_no_interaction() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(1, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.a((x @ mask).sum(1, keepdim=True))
+
+    x, mask = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)), torch.rand(5, 5)
+    assert steps(Masked(), lambda net: F.cross_entropy(net(x, mask), Y[:5])) == []
+
+
 def test_looking_for_interaction_leaves_everything_as_it_was() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -187,6 +187,33 @@ def test_rows_that_outputs_do_not_show_are_asked_for(fisher: str) -> None:
         posterior.step(lambda net: F.cross_entropy(net(x), Y[:4]), examples=4)
 
 
+class Flat(nn.Module):
+    """All tokens of all rows behind one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(2, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def test_a_layer_that_does_not_see_rows_is_named_where_some_do_not_count() -> None:
+    x = X[:, :, :, 0].mT
+    y = MASKED.unsqueeze(1).expand(-1, x.shape[1])
+
+    def loss(net: nn.Module) -> Tensor:
+        return F.cross_entropy(net(x).flatten(0, 1), y.flatten())
+
+    with pytest.raises(ValueError, match=r"a gets an input that begins with 24 .* diagonal=\['a.weight', 'a.bias'\]"):
+        credo.KFAC(Flat(), data_size=50).step(loss, examples=5)
+    one, other = (credo.KFAC(Flat(), data_size=50, diagonal=["a.*"]) for _ in range(2))
+    one.step(loss, examples=5)
+    other.step(lambda net: F.cross_entropy(net(x[KEPT]).flatten(0, 1), y[KEPT].flatten()))
+    same(one, other)
+
+
 # -- several passes of one update ------------------------------------------------------------------------------------
 
 PARTS = (KEPT[:1], KEPT[1:3], KEPT[3:])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.core.counted import Counted
@@ -76,3 +77,16 @@ def test_methods_that_need_no_count_take_it() -> None:
     wanted = trained(SOME, method=credo.MAP)
     for name, value in trained(MASKED, WithGaps(), credo.MAP).items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_data_size_of_labelled_rows_is_no_reason_to_warn() -> None:
+    y = Y.where(torch.arange(24) < 8, -100)
+    loader = DataLoader(TensorDataset(X, y), batch_size=24)
+    for likelihood, options in (
+        (WithGaps(), {}),
+        (None, {"nll": loss, "examples": lambda batch: (batch[1] >= 0).sum()}),
+    ):
+        posterior = credo.OGN(network(), data_size=8, likelihood=likelihood)
+        credo.fit(posterior, loader, epochs=1, **options)  # warnings are errors here
+    with pytest.warns(UserWarning, match="the loader has 24 examples"):
+        credo.fit(credo.MAP(network(), data_size=8, prior=1.0), loader, epochs=1, nll=loss)

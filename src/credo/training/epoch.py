@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from credo.core.counted import EVERY, Counted
+from credo.core.counted import Counted
 from credo.core.errors import CredoError
 from credo.core.posterior import Posterior, Terms
 from credo.core.team import Team
@@ -41,7 +41,7 @@ def run_epoch(
     progress: Progress,
     seed: int,
     after_step: Callable[[Terms], None],
-    counts: BatchCounts = lambda batch: EVERY,
+    counts: BatchCounts | None = None,
 ) -> Terms:
     """Make the steps that are left of the epoch, counting them in `progress`; the means of the terms over all of it."""
     total = len(loader)
@@ -55,7 +55,7 @@ def run_epoch(
         if batch is _END:
             break
         posterior.lr_scale = scale(progress.epoch + progress.step / total)
-        counted = counts(batch).given()
+        counted = {} if counts is None else counts(batch).given()
         terms = posterior.step(lambda net, batch=batch: nll(net, batch), **counted)  # type: ignore[misc]
         _add(progress.sums, terms)
         progress.step += 1

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from credo.core.counted import EVERY, Counted
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
 from credo.training.loop import Loop
@@ -78,11 +79,18 @@ def train(
     another number of processes can go on.
     """
     team = posterior.team
-    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule))
+    counts = _counts(posterior, nll, examples, weights)
+    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counts))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    check_alike(team, options | _in_words(schedule=schedule, checkpoint=checkpoint, validation=validation))
+    check_alike(
+        team,
+        options
+        | _in_words(
+            schedule=schedule, checkpoint=checkpoint, validation=validation, examples=examples, weights=weights
+        ),
+    )
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
@@ -90,7 +98,7 @@ def train(
     progress = checkpoints.resume()
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loss, counts = nll or _likelihood_nll(posterior), _counts(posterior, nll, examples, weights)
+    loss = nll or _likelihood_nll(posterior)
     loop = Loop(posterior, loader, loss, counts, checkpoints, pauses, progress, seed, on_step)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
@@ -125,6 +133,7 @@ def _check(
     monitor: str,
     patience: int | None,
     schedule: str | Schedule,
+    counts: BatchCounts | None,
 ) -> None:
     check_loader(loader)
     if monitor not in MONITORS:
@@ -140,7 +149,7 @@ def _check(
         raise ValueError("The loader has no batches.")
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
-    check_scale(posterior, loader)
+    check_scale(posterior, loader, counted=counts is not None)
     check_shares(posterior.team, loader)
     check_whole(posterior.team, validation)
     check_statistics(posterior, loader)
@@ -176,15 +185,16 @@ def _counts(
     nll: BatchNll | None,
     examples: Callable[[Any], float] | None,
     weights: Callable[[Any], Tensor] | None,
-) -> BatchCounts:
-    """What a batch's loss is a mean over: as told, else as the likelihood says if the loss is its own."""
+) -> BatchCounts | None:
+    """What a batch's loss is a mean over, as told or, where the loss is its own, by the likelihood; None: all rows."""
     if examples is not None or weights is not None:
         return lambda batch: Counted(
             None if examples is None else examples(batch), None if weights is None else weights(batch)
         )
-    if nll is not None:
-        return lambda batch: EVERY
-    return lambda batch: posterior.likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
+    likelihood = posterior.likelihood
+    if nll is not None or type(likelihood).counted is Likelihood.counted:
+        return None
+    return lambda batch: likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
 
 
 def _is_pair(batch: Any) -> bool:

@@ -21,7 +21,7 @@ class Loop:
     posterior: Posterior
     loader: Loader
     nll: BatchNll
-    counts: BatchCounts
+    counts: BatchCounts | None
     checkpoints: Checkpoints
     pauses: Pauses
     progress: Progress

@@ -31,22 +31,23 @@ def rows_interact(model: nn.Module, call: Call, size: int) -> bool | None:
 
 def _interact(model: nn.Module, call: Call, size: int) -> bool | None:
     leaves, structure = tree_flatten((call.args, call.options))
-    inputs: dict[int, Tensor] = {}
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            leaves[index] = leaf.detach().clone()
-            if leaf.is_floating_point() and leaf.dim() > 0 and leaf.shape[0] == size:
-                inputs[index] = leaves[index].requires_grad_()
-                leaves[index] = inputs[index].clone()  # the network may write into what it gets
+    # Copies: the network may write into what it gets.
+    leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    # The tensor that says how many rows there are; others may have as many by chance, as a mask over times does.
+    first = next(index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() > 0)
+    if not leaves[first].is_floating_point():
+        return None
+    x = leaves[first].requires_grad_()
+    leaves[first] = x.clone()
     args, options = tree_unflatten(leaves, structure)
     outputs = [out for out in tree_leaves(model(*args, **options)) if _has_rows(out, size)]
-    if not inputs or not outputs:
+    if not outputs:
         return None
     # Other factors than 1: the sum of a row may be constant, as of probabilities it is.
     value = torch.stack([(out[::2] * _factors(out[::2])).sum() for out in outputs]).sum()
-    found = torch.autograd.grad(value, list(inputs.values()), allow_unused=True)
-    slopes = [g[1::2] for g in found if g is not None]
-    return any(bool(((g != 0) & g.isfinite()).any()) for g in slopes)
+    (slope,) = torch.autograd.grad(value, x)
+    others = slope[1::2]
+    return bool(((others != 0) & others.isfinite()).any())
 
 
 def _has_rows(out: Any, size: int) -> bool:
