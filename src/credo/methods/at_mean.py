@@ -53,14 +53,14 @@ class AtMean(Posterior, ABC):
             yield partial(self._finished, update)
 
     def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
-        """One pass whose gradients and curvature the next `update` averages in."""
+        """One pass whose gradients and curvature the next `update` averages in, by its `examples` if given to all."""
         loss: float = self.engine.gather(nll, examples=examples, weights=weights)
         return loss
 
     def trial(
         self, *, examples: float | None = None, weights: Tensor | None = None
     ) -> AbstractContextManager[nn.Module]:
-        """The network, for a forward and backward pass of your own; gathered on a clean exit."""
+        """The network, for a forward and backward pass of your own of such a mean; gathered on a clean exit."""
         trial: AbstractContextManager[nn.Module] = self.engine.trial(examples=examples, weights=weights)
         return trial
 

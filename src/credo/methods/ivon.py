@@ -140,7 +140,8 @@ class IVON(NaturalGaussian):
     def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
         inner = self._gathered.count and self.step_draws > 1
         with (
@@ -156,7 +157,10 @@ class IVON(NaturalGaussian):
 
     @contextmanager
     def trial(self, *, examples: float | None = None, weights: Tensor | None = None) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        `examples` and `weights` say what the loss of this pass is a mean over, as in `step`.
+        """
         counted = Counted(examples, weights)
         share = self._gathered.share(counted)
         self._begin_pass(self._gathered.count, self.step_draws)

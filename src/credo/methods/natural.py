@@ -134,7 +134,8 @@ class NaturalGaussian(GaussianPosterior, ABC):
     def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
 
     def update(self) -> Terms:

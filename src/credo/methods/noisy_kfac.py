@@ -190,7 +190,8 @@ class NoisyKFAC(Posterior):
     def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients and factors the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
         counted, drawn = Counted(examples, weights), self._weights()
         frozen = bool(self._gathered.count and self.step_draws > 1)
@@ -208,7 +209,10 @@ class NoisyKFAC(Posterior):
 
     @contextmanager
     def trial(self, *, examples: float | None = None, weights: Tensor | None = None) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        `examples` and `weights` say what the loss of this pass is a mean over, as in `step`.
+        """
         with self._pass(self._weights(), Counted(examples, weights)) as net:
             yield net
 

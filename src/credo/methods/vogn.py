@@ -166,7 +166,8 @@ class VOGN(NaturalGaussian):
     def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
         counted = Counted(examples, weights)
         self._gathered.check_free()
@@ -217,7 +218,10 @@ class VOGN(NaturalGaussian):
 
     @contextmanager
     def trial(self, *, examples: float | None = None, weights: Tensor | None = None) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit."""
+        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
+
+        `examples` and `weights` say what the loss of this pass is a mean over, as in `step`.
+        """
         if self.attack is not None and self.attack.weight > 0:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
         counted = Counted(examples, weights)
