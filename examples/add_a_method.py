@@ -33,7 +33,7 @@ class DiagonalSWAG(credo.GaussianPosterior):
         """Standard deviation of the visited weights."""
         return self.layout.split(self.variance.sqrt())
 
-    def step(self, nll: Nll) -> credo.Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> credo.Terms:
         """One step of SGD, then the running moments (Welford 1962): count 1 until `start` forgets what was before."""
         loss = nll(self.model)
         self.descent.step(loss, at=self.steps, scale=self.lr_scale)

@@ -6,6 +6,7 @@ A posterior is a module around your untouched network; it can draw weights, make
 from credo import optim
 from credo.continual.beliefs import compare, merge
 from credo.core.batchnorm import frozen_statistics, refresh_statistics
+from credo.core.counted import Counted
 from credo.core.distribute import distribute
 from credo.core.errors import CredoError, FileFormatError, LostProcessError, NonFiniteError, UnsupportedModelError
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
@@ -46,6 +47,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "ClassPrediction",
+    "Counted",
     "CredoError",
     "Diagnosis",
     "Ensemble",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from credo import methods
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.counted import Counted
 from credo.core.inputs import InputWatch
 from credo.core.posterior import Posterior, Terms
 from credo.core.squares.plan import PlanChangedError
@@ -64,13 +65,22 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def step(self, closure: Closure | None = None) -> Any:
+    def step(
+        self, closure: Closure | None = None, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Any:
         """Update from what was gathered; with a closure, gather its passes first. Returns the closure's loss.
 
-        The closure computes the batch's mean loss on the network as it finds it, and may call `backward` or leave it
-        to the optimiser. With several draws a step it is called once for each. If anything fails, nothing has changed
-        and nothing stays gathered.
+        If anything fails, nothing has changed and nothing stays gathered.
+
+        Args:
+            closure: Computes the batch's mean loss on the network as it finds it, and may call `backward` or leave it
+                to the optimiser. With several draws a step it is called once for each.
+            examples: The number that the closure's mean was divided by, as `Posterior.step` takes it.
+            weights: How often each row counts in the closure's loss, [rows], likewise.
         """
+        counted = Counted(examples, weights)
+        if closure is None and not counted.is_plain:
+            raise ValueError("examples= and weights= belong to a pass: give them with a closure, or to sampled_params.")
         posterior, gathered = self.posterior, self._engine._gathered
         if closure is None and not gathered.count and not self._in_use:
             raise RuntimeError(
@@ -81,22 +91,25 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         kept = statistics_kept_on_error(posterior.model)
         with self._alone(), kept, gathered.dropped_on_error(self._engine.team):
             posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
-            loss = None if closure is None else self._passes(closure)
+            loss = None if closure is None else self._passes(closure, counted)
             self.terms = posterior.update()
             return loss
 
-    def gather(self, closure: Closure) -> Any:
+    def gather(self, closure: Closure, *, examples: float | None = None, weights: Tensor | None = None) -> Any:
         """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone."""
         self._refuse_other_gradients()
         kept = statistics_kept_on_error(self.posterior.model)
         with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team):
-            return self._passes(closure)
+            return self._passes(closure, Counted(examples, weights))
 
-    def sampled_params(self, train: bool = False) -> AbstractContextManager[nn.Module]:
+    def sampled_params(
+        self, train: bool = False, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> AbstractContextManager[nn.Module]:
         """The network as one draw while open. With `train`, run zero_grad, forward and backward inside: the gradients
-        count for the next `step()`; several blocks before one step are gradient accumulation.
+        count for the next `step()`; several blocks before one step are gradient accumulation. `examples` and `weights`
+        say what the loss inside is a mean over, as in `step`.
         """
-        return self._trial() if train else self._sampled()
+        return self._trial(Counted(examples, weights)) if train else self._sampled()
 
     def state_dict(self) -> dict[str, Any]:
         """Rate, momentum, curvature, generator, step count; the network's own weights are not in it."""
@@ -139,12 +152,12 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "several blocks before one step(); if they are not meant for it, call zero_grad() before step()."
             )
 
-    def _passes(self, closure: Closure) -> Any:
+    def _passes(self, closure: Closure, counted: Counted) -> Any:
         loss, generator, has_blocks = None, self._engine.generator, self._engine._gathered.count > 0
         before, watch = generator.get_state(), InputWatch()
         for count in range(_wanted(self.posterior)):
             try:
-                loss = self._run(closure, watch, inner=count > 0)
+                loss = self._run(closure, watch, counted, inner=count > 0)
             except _EmptyClosureError:
                 # Lightning makes step() after blocks of one's own a step with a closure that does nothing.
                 if count or not has_blocks:
@@ -153,20 +166,19 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 return None
         return loss
 
-    def _run(self, closure: Closure, watch: InputWatch, *, inner: bool) -> Any:
+    def _run(self, closure: Closure, watch: InputWatch, counted: Counted, *, inner: bool) -> Any:
         again, generator = inner, self._engine.generator
         before = generator.get_state()
         while True:
             try:
-                return self._one_pass(closure, watch, frozen=again)
+                return self._one_pass(closure, watch, counted, frozen=again)
             except PlanChangedError:  # a first pass that found parameters used in an unusual way: run it again
                 again = True
                 generator.set_state(before)
 
-    def _one_pass(self, closure: Closure, watch: InputWatch, *, frozen: bool) -> Any:
-        model = self.posterior.model
-        still = frozen_statistics(model) if frozen else nullcontext()
-        with torch.enable_grad(), still, self.posterior.trial(in_place=True):
+    def _one_pass(self, closure: Closure, watch: InputWatch, counted: Counted, *, frozen: bool) -> Any:
+        model, trial = self.posterior.model, self.posterior.trial(**counted.given(), in_place=True)
+        with torch.enable_grad(), frozen_statistics(model) if frozen else nullcontext(), trial:
             with watch.over(model):
                 loss = closure()
             number = _number(loss)
@@ -184,11 +196,11 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return loss
 
     @contextmanager
-    def _trial(self) -> Iterator[nn.Module]:
+    def _trial(self, counted: Counted) -> Iterator[nn.Module]:
         kept = statistics_kept_on_error(self.posterior.model)
         with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team), torch.enable_grad():
             try:
-                with self.posterior.trial(in_place=True) as net:
+                with self.posterior.trial(**counted.given(), in_place=True) as net:
                     yield net
             except PlanChangedError as error:
                 raise PlanChangedError(
@@ -219,7 +231,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def _record(self, loss: float) -> None:
         gathered = self._engine._gathered
-        gathered.loss += loss
+        gathered.add_loss(loss)
         gathered.is_silent = gathered.is_silent or math.isnan(loss)
 
     @property

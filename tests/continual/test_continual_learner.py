@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import credo
 from credo.continual import (
@@ -22,6 +22,8 @@ from credo.continual import (
     split_tasks,
     tasks_of,
 )
+from credo.core.counted import Counted
+from credo.core.likelihood import Categorical
 from credo.data import Split, load_dataset
 
 DIGITS = load_dataset("digits")
@@ -126,6 +128,23 @@ def test_consolidation_adds_the_fisher_information() -> None:
         slow += torch.autograd.grad(loss, net[3].bias)[0].square()
     precision = learner.kept.std["3.bias@shared"].pow(-2)
     torch.testing.assert_close(precision, 0.5**-2 + 3.0 * slow, rtol=1e-4, atol=1e-4)
+
+
+def test_consolidation_leaves_out_what_the_likelihood_does_not_count() -> None:
+    class WithGaps(Categorical):
+        def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(outputs, y)
+
+        def counted(self, y: Tensor) -> Counted:
+            return Counted(float((y >= 0).sum()))
+
+    some = DIGITS.train.subset(range(24))
+    gaps = Split(some.x, some.y.where(torch.arange(24) % 3 == 0, -100))
+    known = DIGITS.train.subset(range(0, 24, 3))
+    learner = Learner(network, credo.MAP, epochs=1, batch_size=12, carry="fisher")
+    squares = learner._summed_squares(credo.MAP(network(10), data_size=8, likelihood=WithGaps()), gaps)
+    for name, wanted in learner._summed_squares(credo.MAP(network(10), data_size=8), known).items():
+        torch.testing.assert_close(squares[name], wanted)
 
 
 def test_heads_of_other_tasks_stay_as_they_were() -> None:

@@ -36,6 +36,11 @@ def normed(index: int, dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(*layers).to(dtype)
 
 
+def unnormed(index: int, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(index)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, CLASSES)).to(dtype)
+
+
 def conv(index: int, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(index)
     body = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
@@ -85,6 +90,19 @@ BUILDS: dict[str, Build] = {
     "ensemble": ensemble(BBB, 2, lr=0.02, std_init=0.1),
     "ensemble of three": ensemble(MAP, 3, lr=0.02),
 }
+COUNTED: dict[str, Build] = {
+    "map": of(MAP, unnormed, lr=0.02, prior=1.0),
+    "mc-dropout": of(MCDropout, dropping, lr=0.02),
+    "bbb weights": of(BBB, unnormed, lr=0.02, std_init=0.1),
+    "bbb lrt": of(BBB, unnormed, lr=0.02, std_init=0.1, noise="lrt"),
+    "node-bnn": of(NodeBNN, unnormed, lr=0.02),
+    "vogn": of(VOGN, unnormed, lr=0.02, curvature_init=0.5),
+    "vogn adversarial": of(VOGN, unnormed, lr=0.02, curvature_init=0.5, noise=ATTACK),
+    "ivon": of(IVON, unnormed, lr=0.1, curvature_decay=0.9),
+    "kfac": of(KFAC, unnormed, lr=0.02, inverse_every=2),
+    "noisy-kfac sampled": of(NoisyKFAC, unnormed, lr=0.02, fisher="sampled", inverse_every=2),
+}
+"""Trained on batches of which some rows do not count, in one process more than in another."""
 SEVERAL = ("bbb weights", "bbb mixture", "bbb lrt", "vogn", "ivon", "noisy-kfac", "node-bnn", "node-bnn batch")
 SEVERAL += ("bbb adversarial", "vogn adversarial")
 FOUR = ("map", "mc-dropout", "bbb weights", "bbb lrt", "bbb adversarial", "node-bnn", "vogn", "ogn", "ivon", "kfac")

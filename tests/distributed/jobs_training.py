@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from builds import (
+    BATCH,
     BUILDS,
+    COUNTED,
     FOUR,
     RESUMED_BY_FOUR,
     SEVERAL,
@@ -109,6 +111,25 @@ def gathered(rank: int, world: int, folder: Path) -> dict[str, Any]:
             posterior.gather(lambda net, s=part, x=x, y=y: F.cross_entropy(net(x[s]), y[s]))
         posterior.update()
         found[name] = {"state": numbers(posterior), "reductions": team.reductions}
+        team.close()
+    return found
+
+
+def counted(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Masked rows: of two processes the first has 2 that count, the second 8."""
+    place = torch.arange(BATCH)
+    counts = (place % 2 == 1) | (place < 4)
+    found = {}
+    for name, build in COUNTED.items():
+        posterior = build()
+        team = distribute(posterior, noise="shared")
+        x, y = data(posterior)
+        x, y = (d[:, team.data_rank :: team.data_groups] for d in (x, y.where(counts, -100)))
+        terms = [
+            posterior.step(lambda net, x=a, y=b: F.cross_entropy(net(x), y), examples=int((b >= 0).sum()))
+            for a, b in zip(x[:4], y[:4], strict=True)
+        ]
+        found[name] = {"state": numbers(posterior), "terms": [(t.loss, t.nll, t.kl) for t in terms]}
         team.close()
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from builds import ATTACK, BUILDS, FOUR, RESUMED_BY_FOUR, SEVERAL, SEVERAL_OF_FOUR, SINGLE  # noqa: E402
+from builds import ATTACK, BUILDS, COUNTED, FOUR, RESUMED_BY_FOUR, SEVERAL, SEVERAL_OF_FOUR, SINGLE  # noqa: E402
 from forks import load  # noqa: E402
 
 sys.path.pop(0)
@@ -108,6 +108,10 @@ def test_another_number_of_processes_goes_on(folder: Path, world: int, names: tu
         for name in names:
             assert distance(found[name]["state"], uninterrupted[name]["state"]) < 1e-8, name
             assert found[name]["terms"][-1][0] == pytest.approx(uninterrupted[name]["terms"][-1][0], abs=1e-9)
+
+
+def test_parts_with_different_numbers_of_examples_make_the_steps_of_one(folder: Path) -> None:
+    check_same(load(folder, "counted", 2), load(folder, "counted", 1)[0], COUNTED, tolerance=1e-8)
 
 
 def test_own_noise_differs_and_updates_do_not(folder: Path) -> None:

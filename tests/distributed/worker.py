@@ -9,6 +9,7 @@ from jobs_failures import hanging, killed, late_failure, not_finite, one_member_
 from jobs_training import (
     by_optimizer,
     compressed,
+    counted,
     evaluated_apart,
     gathered,
     gone_on,
@@ -27,6 +28,7 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (refused, (2,)),
     (not_finite, (2,)),
     (gathered, (1, 2)),
+    (counted, (1, 2)),
     (by_optimizer, (2,)),
     (optimizer_fails, (2,)),
     (compressed, (2, 4)),

@@ -43,7 +43,9 @@ def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatc
     opened = []
     original = type(posterior.engine.plan).watched
     monkeypatch.setattr(
-        type(posterior.engine.plan), "watched", lambda plan: opened.append(posterior.steps) or original(plan)
+        type(posterior.engine.plan),
+        "watched",
+        lambda plan, *rest: opened.append(posterior.steps) or original(plan, *rest),
     )
     for _ in range(7):
         posterior.step(nll)

@@ -143,7 +143,8 @@ class Learner:
         posterior.eval()
         total: Tensors = {}
         for batch in Batches(train, batch_size=self.batch_size, shuffle=False, device=posterior.device):
-            found = per_example_squares(posterior.model, partial(_loss, posterior, batch))
+            counted = posterior.likelihood.counted(batch[1]).given()
+            found = per_example_squares(posterior.model, partial(_loss, posterior, batch), **counted)
             for name, value in found.squares.items():
                 total[name] = total[name] + value if name in total else value
         return total

@@ -1,13 +1,14 @@
-"""The several passes of one step must see the same inputs: those of networks that write into them do not."""
+"""What a network is called with: how many rows it has, and that the several passes of one step see the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from credo.core.errors import CredoError
 
@@ -55,6 +56,14 @@ def same_inputs(nll: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Ten
             return nll(net)
 
     return watched
+
+
+def first_size(args: tuple[Any, ...], options: Mapping[str, Any]) -> int | None:
+    """First dimension of the first tensor that has one."""
+    if args and isinstance(args[0], Tensor) and args[0].dim() > 0:  # most often, and much faster
+        return args[0].shape[0]
+    tensors = (leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, Tensor) and leaf.dim() > 0)
+    return next((tensor.shape[0] for tensor in tensors), None)
 
 
 def versions(args: tuple[Any, ...], options: dict[str, Any]) -> list[int]:

@@ -46,17 +46,21 @@ def from_matrix(matrix: Tensor, shape: torch.Size, *, bias: bool) -> tuple[Tenso
 # -- second moments --------------------------------------------------------------------------------------------------
 
 
-def moment_sums(layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool) -> tuple[Tensor, Tensor, int]:
-    """Σ a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are."""
+def moment_sums(
+    layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, int]:
+    """Σ w·a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are; w are weights of examples."""
     groups: Any = getattr(layer, "groups", 1)
     if isinstance(layer, nn.Linear):
         rows = g.reshape(1, -1, g.shape[-1])
-        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias), _moments(rows), rows.shape[1]
+        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias, weights=weights), _moments(rows), rows.shape[1]
     rows = g.reshape(len(g), groups, g.shape[1] // groups, -1).permute(1, 0, 3, 2).flatten(1, 2)
     _, _, size = matrix_shape(layer, bias=bias)
     total = x.new_zeros(groups, size, size)
-    for part in x.split(max(1, _CHUNK // max(1, groups * size * prod(g.shape[2:])))):
-        total += _moments(patches(layer, part), bias=bias)
+    step = max(1, _CHUNK // max(1, groups * size * prod(g.shape[2:])))
+    for index, part in enumerate(x.split(step)):
+        own = None if weights is None else weights[index * step :][: len(part)]
+        total += _moments(patches(layer, part), bias=bias, weights=own)
     order = _weight_order(layer, size, x.device)
     return total[:, order][:, :, order], _moments(rows), rows.shape[1]
 
@@ -88,16 +92,25 @@ def _weight_order(layer: nn.Module, size: int, device: torch.device) -> Tensor:
     return torch.cat([order, torch.arange(len(order), size, device=device)])
 
 
-def _moments(rows: Tensor, *, bias: bool = False) -> Tensor:
-    """Σ r rᵀ over the rows of each matrix [groups, rows, size]; with a 1 behind each row for the bias."""
-    inner = rows.mT @ rows
+def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None) -> Tensor:
+    """Σ w·r rᵀ over the rows of each matrix [groups, rows, size]; with a 1 behind each row for the bias.
+
+    `weights` are those of equally long runs of rows; None: 1 for all.
+    """
+    groups, count, size = rows.shape
+    total: float | Tensor = count
+    if weights is None:
+        inner = rows.mT @ rows
+    else:
+        weights = weights.to(rows).repeat_interleave(count // max(1, len(weights)))
+        inner, total = _moments(rows * weights.sqrt().unsqueeze(1)), weights.sum()
+        rows = rows * weights.unsqueeze(1)
     if not bias:
         return inner
-    groups, count, size = rows.shape
     result = rows.new_empty(groups, size + 1, size + 1)
     result[:, :size, :size] = inner
     result[:, :size, size] = result[:, size, :size] = rows.sum(1)
-    result[:, size, size] = count
+    result[:, size, size] = total
     return result
 
 

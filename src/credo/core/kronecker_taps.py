@@ -12,15 +12,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from credo.core.counted import EVERY, Counted
 from credo.core.errors import UnsupportedModelError
+from credo.core.inputs import first_size
 from credo.core.kronecker import matrix_shape, moment_sums
 from credo.core.kronecker_layers import KroneckerLayer
+from credo.core.kronecker_rows import CountedRows
 from credo.core.layers import RULES
+from credo.core.squares.balance import balance_of
 from credo.core.squares.engine import computes_gradient_of
+from credo.core.squares.first_steps import FirstSteps
+from credo.core.squares.outputs import OutputGradients, output_gradients
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import SquareSums, square_sums
 from credo.core.squares.taps import watched
-from credo.core.squares.units import first_size
 from credo.core.weights import parameters_at
 
 _ADVICE = "Give such parameters a diagonal: diagonal=[{names}]"
@@ -39,6 +44,9 @@ class CurvaturePlan:
         self.model, self.layers, self.aliases = model, tuple(layers), aliases
         self.others = tuple(others)
         self.squares = SquarePlan(model, others, aliases) if others else None
+        self.first_steps = FirstSteps()
+        if self.squares is not None:
+            self.squares.first_steps = FirstSteps(0)  # they are looked at here
 
     def on(self, model: nn.Module) -> CurvaturePlan:
         """The same plan for another copy of the network."""
@@ -51,14 +59,27 @@ class CurvaturePlan:
         return plan
 
     @contextmanager
-    def watched(self) -> Iterator[Watch]:
+    def outputs(self, counted: Counted, weight: Tensor) -> Iterator[OutputGradients | None]:
+        """While open, the network's outputs are watched, in the first steps and where they say which rows count.
+
+        `weight` is one of the tensors that the pass differentiates by.
+        """
+        if not (self.first_steps.passes or (counted.examples is not None and counted.weights is None)):
+            yield None
+            return
+        with output_gradients(self.model, weight) as found:
+            yield found
+
+    @contextmanager
+    def watched(self, counted: Counted = EVERY, outputs: OutputGradients | None = None) -> Iterator[Watch]:
         """While open, one forward and backward pass of the batch's mean loss also brings its curvature.
 
-        Inside `substituted`, if weights are substituted. All is undone on exit, also after an error.
+        Inside `substituted`, if weights are substituted. All is undone on exit, also after an error. `counted` says
+        what the mean is taken over, `outputs` of the same pass which rows those are.
         """
         with ExitStack() as stack:
-            sums = stack.enter_context(square_sums(self.squares)) if self.squares else None
-            watch = Watch(self, sums)
+            sums = stack.enter_context(square_sums(self.squares, counted)) if self.squares else None
+            watch = Watch(self, sums, counted, outputs)
             try:
                 watch.install()
                 yield watch
@@ -69,8 +90,16 @@ class CurvaturePlan:
 class Watch:
     """What a pass inside `CurvaturePlan.watched` has brought."""
 
-    def __init__(self, plan: CurvaturePlan, sums: SquareSums | None) -> None:
+    def __init__(
+        self,
+        plan: CurvaturePlan,
+        sums: SquareSums | None,
+        counted: Counted = EVERY,
+        outputs: OutputGradients | None = None,
+    ) -> None:
         self.plan, self.sums = plan, sums
+        self._rows, self._balance = CountedRows(counted, outputs), balance_of(counted)
+        self._waiting: list[Callable[[], None]] = []
         self.active = False
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
@@ -89,6 +118,8 @@ class Watch:
                 f"{', '.join(names)}: read from outside of the own layer's call, where Kronecker factors do not see "
                 f"it. {_advice(names)}"
             )
+        while self._waiting:
+            self._waiting.pop()()
         found: dict[str, Tensor] = {}
         for tap in self.plan.layers:
             found.update(zip(tap.keys, self._factors(tap), strict=True))
@@ -107,8 +138,9 @@ class Watch:
                 f"{tap.path or 'the network'} gets {rows} rows for {self.size} examples: not the same number for each. "
                 f"{_advice(tap.names)}"
             )
-        # The mean's 1/size is in every gradient: size² Σ g gᵀ / rows.
-        return a / self.size, g * (self.size**2 / rows)
+        # The mean's 1/n is in every gradient: with P positions each, n² Σ g gᵀ / (n·P).
+        scale = self._rows.examples(self.size) * self.size / rows
+        return a / self._rows.total(self.size), g * (scale / self._balance.mean)
 
     def _squares(self) -> dict[str, Tensor]:
         if self.sums is None:
@@ -123,7 +155,7 @@ class Watch:
                 raise
             parameters = parameters_at(self.plan.model, self.plan.others)
             return {name: torch.zeros_like(p.detach(), dtype=_precision(p)) for name, p in parameters.items()}
-        return {name: total / self.sums.batch_size for name, total in squares.items()}
+        return {name: total / self.sums.examples for name, total in squares.items()}
 
     # -- what passes tell --------------------------------------------------------------------------------------------
 
@@ -136,6 +168,7 @@ class Watch:
                 f"The loss ran the network on batches of {self.size} and {size} examples; Kronecker factors need the "
                 "same examples in every call: make several steps instead."
             )
+        self._rows.counted.check_rows(size)
         self.size = size
 
     def _forward(self, tap: KroneckerLayer, own: Any, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -161,9 +194,25 @@ class Watch:
         """Tensor hook: the gradient by a layer's output is here."""
         if not computes_gradient_of(weight):  # the loss differentiates by its inputs only, for an attack, say
             return
+        assert self.size is not None
+        if self._rows.are_known(self.size):
+            self._take(tap, x, g.detach())
+        else:
+            self._waiting.append(partial(self._take, tap, x, g.detach()))
+
+    def _take(self, tap: KroneckerLayer, x: Tensor, g: Tensor) -> None:
+        assert self.size is not None
+        weights = self._rows.weights(self.size)
+        if weights is not None and not len(x) == len(g) == self.size:
+            raise UnsupportedModelError(
+                f"{tap.path or 'the network'} gets an input that begins with {len(x)} instead of the batch's "
+                f"{self.size} rows, of which only some count: which of its rows those are is not known. "
+                f"{_advice(tap.names)}"
+            )
         dtype = _precision(cast(Tensor, tap.layer.weight))
+        x, g = x.to(dtype), self._balance(g.to(dtype))
         with torch.autocast(g.device.type, enabled=False):
-            a, b, rows = moment_sums(tap.layer, x.to(dtype), g.detach().to(dtype), bias=tap.bias is not None)
+            a, b, rows = moment_sums(tap.layer, x, g, bias=tap.bias is not None, weights=weights)
         if tap.weight in self._moments:  # uses of one layer count as positions
             before = self._moments[tap.weight]
             a, b, rows = a + before[0], b + before[1], rows + before[2]

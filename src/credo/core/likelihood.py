@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.counted import EVERY, Counted
 from credo.core.errors import unknown
 from credo.core.weights import inverse_softplus_number
 
@@ -25,6 +26,13 @@ class Likelihood(nn.Module, ABC):
     @abstractmethod
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Negative log-likelihood in nats: mean over examples, summed over the parts of one target."""
+
+    def counted(self, y: Tensor) -> Counted:
+        """What `nll` is a mean over for these targets; by default all rows, once each.
+
+        A likelihood that leaves rows out or weighs them says so here; `fit` and `train` then tell the method.
+        """
+        return EVERY
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

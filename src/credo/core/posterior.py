@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from credo.core.counted import Counted
 from credo.core.counts import checked_seed, is_count
 from credo.core.errors import UnsupportedModelError
 from credo.core.guard import Guard, exclusive_context, exclusively
@@ -297,17 +298,28 @@ class Posterior(nn.Module, ABC):
             return net(*inputs, **options)
 
     @abstractmethod
-    def step(self, nll: Nll) -> Terms:
-        """One update. `nll(net)` gives the batch's *mean* negative log-likelihood and may be called several times."""
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
+        """One update.
+
+        Args:
+            nll: `nll(net)` gives the batch's *mean* negative log-likelihood, and may be called several times.
+            examples: The number that the mean was divided by, in the units of `data_size`; None: the sum of `weights`,
+                or without them the number of rows. Needed where some rows do not count (`ignore_index`, a mask) by
+                methods that take squares of single rows' gradients, and where processes or gathered passes have
+                different numbers; all others accept it.
+            weights: How often each row counts in the loss, [rows], which then is Σ wᵢ·ℓᵢ / examples.
+        """
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step up to its first change: what may fail is done on entry, and what it yields makes the update.
 
         Left by an error without that, all is as before: so several posteriors step together or not at all. A method
         that does not split its step has nothing done on entry, and the whole of it in the update.
         """
-        yield partial(self.step, nll)
+        yield partial(self.step, nll, **Counted(examples, weights).given())
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

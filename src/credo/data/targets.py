@@ -21,9 +21,7 @@ def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | 
     values = []
     for cell in cells:
         if cell.is_gap:
-            raise ValueError(
-                f"{cell.place}: {cell.shown} is not a finite number: a target has no gaps. Remove the row"
-            )
+            raise ValueError(f"{cell.place}: {cell.shown} is not a finite number: a target has no gaps. Remove the row")
         if cell.number is None:
             raise ValueError(
                 f"{cell.place}: {cell.shown} is not a finite number. If the target is a class, set "

@@ -38,31 +38,37 @@ class AtMean(Posterior, ABC):
         """`{}`: the point estimate."""
         return {}
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """One pass at the mean and an update; the penalty is −log p(w)/N up to a constant."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose pass is gathered and checked; what it yields makes the update."""
         self.engine.lr_scale = self.lr_scale
-        with self.engine.prepared(nll) as update:
+        with self.engine.prepared(nll, examples=examples, weights=weights) as update:
             yield partial(self._finished, update)
 
-    def gather(self, nll: Nll) -> float:
-        """One pass whose gradients and curvature the next `update` averages in."""
-        loss: float = self.engine.gather(nll)
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
+        """One pass whose gradients and curvature the next `update` averages in, by its `examples` if given to all."""
+        loss: float = self.engine.gather(nll, examples=examples, weights=weights)
         return loss
 
     @contextmanager
-    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
-        """The network, for a forward and backward pass of your own; gathered on a clean exit.
+    def trial(
+        self, *, examples: float | None = None, weights: Tensor | None = None, in_place: bool = False
+    ) -> Iterator[nn.Module]:
+        """The network, for a forward and backward pass of your own of such a mean; gathered on a clean exit.
 
         Args:
+            examples: What the loss of this pass is a mean over, as in `step`.
+            weights: How often each row counts, as in `step`.
             in_place: Use the network itself, for code that calls it by its own name.
         """
-        with self.engine.trial(in_place=in_place) as net:
+        with self.engine.trial(examples=examples, weights=weights, in_place=in_place) as net:
             yield net
 
     def update(self) -> Terms:

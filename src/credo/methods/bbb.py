@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import statistics_kept_on_error
+from credo.core.counted import Counted, weighed
 from credo.core.counts import checked_count
 from credo.core.descent import Descent, OptimizerChoice, plain_name
 from credo.core.inputs import same_inputs
@@ -167,20 +168,23 @@ class BBB(DrawnGradients):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """One step of the optimiser on the negative ELBO per example, averaged over the draws.
 
         The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations, which
         saves autograd's own graph and temporaries over all weights.
         """
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
             self.descent.clear()
+            nll = weighed(nll, Counted(examples, weights), self.team)
             nll = same_inputs(nll) if self._has_passes else nll
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
             if self.attack is not None:

@@ -109,19 +109,21 @@ class MCDropout(Posterior):
             for module, rate in own:
                 module.p = rate  # type: ignore[assignment]
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """MAP's step under dropout."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
             self._begin_pass(0)
             with self._noise(self.point._net, WHOLE if self.team is None else self.team.rows) as source:
-                update = stack.enter_context(self.point.prepared(nll))
+                update = stack.enter_context(self.point.prepared(nll, examples=examples, weights=weights))
             self.guard.check_used(source.is_used)
             yield partial(self._counted, update)
 

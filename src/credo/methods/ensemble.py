@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.counted import Counted
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
@@ -79,23 +80,25 @@ class Ensemble(Posterior):
         for index, part in enumerate(self.parts):
             part.reseed_(seed + 1 + index)
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """Every member's own step on this batch, or no member's if one fails; terms are averages."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step that every member has prepared: until the update, all their gradients are in memory."""
         with self.team.watched() if self.team is not None else nullcontext(), ExitStack() as stack:
-            updates = []
+            updates, given = [], Counted(examples, weights).given()
             nll = same_inputs(nll)
             failed: dict[int, NonFiniteError] = {}
             for index in self._own():
                 part = self.parts[index]
                 part.lr_scale = self.lr_scale
                 try:
-                    updates.append(stack.enter_context(part.prepared(nll)))
+                    updates.append(stack.enter_context(part.prepared(nll, **given)))
                 except NonFiniteError as error:
                     failed[index] = error
                     break

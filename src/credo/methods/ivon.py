@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
+from credo.core.counted import Counted
 from credo.core.descent import check_dense, scalar_loss
 from credo.core.errors import unknown
 from credo.core.kernels import flat
@@ -135,50 +136,62 @@ class IVON(NaturalGaussian):
     def _has_passes(self) -> bool:
         return self.step_draws > 1
 
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
         inner = self._gathered.count and self.step_draws > 1
-        with frozen_statistics(self._net) if inner else nullcontext(), self.trial() as net:
+        still = frozen_statistics(self._net) if inner else nullcontext()
+        with still, self.trial(examples=examples, weights=weights) as net:
             value = scalar_loss(nll(net))
             number = value.item()
             check_loss(number, self)
             value.backward()
-        self._gathered.loss += number
+        self._gathered.add_loss(number)
         return number
 
     @contextmanager
-    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+    def trial(
+        self, *, examples: float | None = None, weights: Tensor | None = None, in_place: bool = False
+    ) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
 
         Args:
+            examples: What the loss of this pass is a mean over, as in `step`.
+            weights: How often each row counts, as in `step`.
             in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
                 use the network meanwhile.
         """
         self._gathered.check_free()
+        counted = Counted(examples, weights)
+        share = self._gathered.share(counted)
         self._begin_pass(self._gathered.count, self.step_draws)
         draw, noise = self._sample()
         rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         leaves = {name: w.detach().requires_grad_() for name, w in {**self.layout.split(draw), **rest}.items()}
         del draw
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count, share=share)
         with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
             yield net
             if all(w.grad is None for w in leaves.values()):
                 self.guard.check_used(in_place)
                 raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
         check_dense({n: w.grad for n, w in leaves.items()})
-        self._gather({n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, noise)
+        gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
+        self._gather(gradients, noise, counted, share)
 
     @torch.no_grad()
-    def _gather(self, gradients: dict[str, Tensor], noise: int | Tensor) -> None:
+    def _gather(self, gradients: dict[str, Tensor], noise: int | Tensor, counted: Counted, share: float) -> None:
         found, s = self._gathered, self.curvature[: self.layout.size]
         hessian = found.flat_curvature
         add = hessian is not None
         hessian = torch.empty_like(s) if hessian is None else hessian
         listed = {name: gradients[name].contiguous() for name in self.layout.names}
+        if share != 1:
+            factor = share if self.estimator == "price" else math.sqrt(share)
+            listed = {name: factor * gradient for name, gradient in listed.items()}
         if self.estimator == "squares":
             new = self.layout.flatten(listed).square_()
             hessian = hessian.add_(new) if add else new
@@ -191,7 +204,7 @@ class IVON(NaturalGaussian):
             new = self.layout.flatten(listed).mul_(noise).div_(self._std())
             hessian = hessian.add_(new) if add else new
         found.flat_curvature = hessian
-        found.add(0.0, gradients, {})
+        found.add(0.0, gradients, {}, counted=counted)
 
     def _curvatures(self, found: Gathered) -> Mapping[str, Tensor]:
         assert found.flat_curvature is not None  # gathered with the gradients
@@ -217,8 +230,8 @@ class IVON(NaturalGaussian):
             prior_mean=self.prior.mean,
             prior_precision=precision_of(self.prior),
             clip=math.inf if self._config["clip"] is None else self._config["clip"],
-            gradient_scale=1 / found.count,
-            curvature_scale=1 / found.count,
+            gradient_scale=1 / found.shares,
+            curvature_scale=1 / found.shares,
             correction=1.0,
             coupled=0,
             variance=1 / self.effective_size,

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
+from credo.core.counted import EVERY, Counted
 from credo.core.errors import UnsupportedModelError
 from credo.core.inputs import ChangedInputError, versions
+from credo.core.kronecker_rows import CountedRows
 from credo.core.kronecker_taps import CurvaturePlan
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.rows import WHOLE, Rows
+from credo.core.squares.outputs import OutputGradients
 from credo.core.squares.plan import PlanChangedError
 
 # Arguments, keyword arguments, and how often these were changed in place before.
@@ -42,11 +45,19 @@ def recorded_calls(model: nn.Module) -> Iterator[Calls]:
 
 
 def sampled_curvature(
-    plan: CurvaturePlan, calls: Calls, leaves: Iterable[Tensor], likelihood: Likelihood, key: int, rows: Rows = WHOLE
+    plan: CurvaturePlan,
+    calls: Calls,
+    leaves: Iterable[Tensor],
+    likelihood: Likelihood,
+    key: int,
+    rows: Rows = WHOLE,
+    counted: Counted = EVERY,
+    outputs: OutputGradients | None = None,
 ) -> dict[str, Tensor]:
     """What `Watch.result` gives, for the same calls with drawn labels; `leaves` are the weights, `key` is a seed.
 
-    Running statistics stay as they are, and no `.grad` is touched.
+    Running statistics stay as they are, and no `.grad` is touched. The rows that count are those of the loss, whose
+    pass `outputs` has watched.
     """
     if not calls:
         raise UnsupportedModelError(
@@ -54,23 +65,59 @@ def sampled_curvature(
             "whole: use net(inputs) in it, or fisher='empirical'."
         )
     leaves = list(leaves)
+    shares = shares_of_rows(counted, outputs, len(calls))
+    counted = counted_rows(counted, outputs)
     while True:
         generator = torch.Generator(leaves[0].device).manual_seed(key)  # the same labels if a pass is made again
         try:
-            with frozen_statistics(plan.model), plan.watched() as watch:
+            with frozen_statistics(plan.model), plan.watched(counted) as watch:
                 losses = []
-                for args, options, before in calls:
+                for (args, options, before), share in zip(calls, shares, strict=True):
                     if versions(args, options) != before:
                         raise ChangedInputError(
                             "fisher='sampled' runs the network a second time on the inputs it got, and it changes them "
                             "in place: let its forward work on a copy, x = x.clone(), or use fisher='empirical'."
                         )
-                    outputs = plan.model(*args, **options)
-                    losses.append(likelihood.nll(outputs, sampled_targets(likelihood, outputs, generator, rows)))
+                    found = plan.model(*args, **options)
+                    targets = sampled_targets(likelihood, found, generator, rows)
+                    losses.append(likelihood.nll(found if share is None else _scaled_back(found, share), targets))
                 torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)
                 return watch.result()
         except PlanChangedError:
             continue
+
+
+def counted_rows(counted: Counted, outputs: OutputGradients | None) -> Counted:
+    """The same with the weights of the rows, if which of them count is known by the gradients at outputs only."""
+    size = None if outputs is None else outputs.size
+    if outputs is None or size is None or not counted.chooses(size):
+        return counted
+    weights = CountedRows(counted, outputs).weights(size)
+    return counted if weights is None else Counted(counted.examples, weights)
+
+
+def shares_of_rows(counted: Counted, outputs: OutputGradients | None, calls: int) -> list[Tensor | None]:
+    """What the gradients at each call's output are multiplied by, for a mean over what counts and not over all of it.
+
+    None where they stay as they are. A call that the loss has no gradient by does not count.
+    """
+    size = None if outputs is None else outputs.size
+    if counted.weights is not None:
+        share = counted.weights * (len(counted.weights) / counted.of(len(counted.weights)))
+        return [share] * calls
+    if outputs is None or size is None or not counted.chooses(size):
+        return [None] * calls
+    masks = [call.nonzero.get(0) for call in outputs.calls]
+    each = [None if m is None else (m.any(-1) if m.dim() > 1 else m).double() for m in masks]
+    return [torch.zeros(size, dtype=torch.float64) if m is None else m / m.mean().clamp_min(1e-30) for m in each]
+
+
+def _scaled_back(outputs: Tensor, share: Tensor) -> Tensor:
+    """The same outputs; the gradient that comes back is multiplied by `share`, of rows or of positions."""
+    scaled = outputs.clone()
+    factor = share.to(outputs).view(*share.shape, *[1] * (outputs.dim() - share.dim()))
+    scaled.register_hook(lambda g: g * factor)
+    return scaled
 
 
 def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:

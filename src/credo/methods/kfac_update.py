@@ -58,13 +58,13 @@ def change_of(
 ) -> Change:
     """What an update with this rule does to a block; `layout` is that of all trainable parameters."""
     shift: float | Tensor = 0.0
-    gradient = block.matrix(found.gradients) / found.count
+    gradient = block.matrix(found.gradients) / found.shares
     if block.is_random:
         shift = rule.scale * prior.precision(block)
         gradient += shift * prior.offset(block, means)
     curvature = inverse = None
     if found.curvatures:
-        curvature = block.average(found.curvatures, rule.decay, 1 / found.count)
+        curvature = block.average(found.curvatures, rule.decay, 1 / found.shares)
     if rule.invert:
         inverse = block.invert(curvature or block.current(block.averages), rule.damping + shift)
     momentum = block.momentum * part(block, rule.momentum, layout) + gradient

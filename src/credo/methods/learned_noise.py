@@ -33,8 +33,11 @@ def put_back_(descent: Descent | None, gradients: Sequence[Tensor | None]) -> No
 
 
 @contextmanager
-def likelihood_kept_on_error(descent: Descent | None, *, first: bool) -> Iterator[None]:
-    """Around a pass: the first of an update begins without gradients, and one that fails leaves none behind."""
+def likelihood_kept_on_error(descent: Descent | None, *, first: bool, share: float = 1.0) -> Iterator[None]:
+    """Around a pass: the first of an update begins without gradients, and one that fails leaves none behind.
+
+    `share` is what the pass's gradients are multiplied by beside those of the first.
+    """
     if descent is not None and first:
         descent.clear()
     before = likelihood_gradients(descent)
@@ -43,10 +46,15 @@ def likelihood_kept_on_error(descent: Descent | None, *, first: bool) -> Iterato
     except BaseException:
         put_back_(descent, before)
         raise
+    if share != 1 and descent is not None:
+        for parameter, old in zip(descent.parameters.values(), before, strict=True):
+            if parameter.grad is not None:
+                added = parameter.grad if old is None else parameter.grad - old
+                parameter.grad = added * share + (0.0 if old is None else old)
 
 
-def ready_likelihood(descent: Descent | None, count: int, *, at: int) -> None:
-    """Average and check the gradients of the likelihood's own parameters, which are sums over `count` passes."""
+def ready_likelihood(descent: Descent | None, count: float, *, at: int) -> None:
+    """Average and check the gradients of the likelihood's own parameters, sums over passes whose shares are `count`."""
     grads = [p.grad for p in descent.parameters.values() if p.grad is not None] if descent else []
     if descent is not None and grads:
         torch._foreach_div_(grads, count)

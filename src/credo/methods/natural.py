@@ -109,18 +109,20 @@ class NaturalGaussian(GaussianPosterior, ABC):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
             nll = same_inputs(nll) if self._has_passes else nll
             for _ in range(self.step_draws if self.has_curvature else 1):
-                self.gather(nll)
+                self.gather(nll, examples=examples, weights=weights)
             yield self._ready()
 
     @property
@@ -129,10 +131,11 @@ class NaturalGaussian(GaussianPosterior, ABC):
         return True
 
     @abstractmethod
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
 
     def update(self) -> Terms:
@@ -153,7 +156,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
         )
         with found.dropped_on_error():
             check_finite(squares + others, (found.gradients, curvatures), self.steps)
-            ready_likelihood(self.descent, found.count, at=self.steps)
+            ready_likelihood(self.descent, found.shares, at=self.steps)
         return partial(self._move, parts, updates, curvatures, kl)
 
     @torch.no_grad()
@@ -169,7 +172,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
             kl = parts[0].inspect(replace(updates[0], decay=1.0), found.gradients, curvatures)[0]
         penalty = self._penalty(kl)
         self.steps += 1
-        nll = found.loss / found.count
+        nll = found.loss / found.shares
         found.clear()
         return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.counted import Counted, weighed
 from credo.core.counts import checked_count, is_count
 from credo.core.descent import OptimizerChoice, scalar_loss
 from credo.core.inputs import same_inputs
@@ -158,16 +159,19 @@ class NodeBNN(Posterior):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """One step of the optimiser on weights and nodes together."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
             self.descent.clear()
+            nll = weighed(nll, Counted(examples, weights), self.team)
             nll = same_inputs(nll) if self.step_draws > 1 else nll
             self._reseed()
             first = self._random_component()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.counted import Counted
 from credo.core.descent import scalar_loss
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
@@ -170,61 +171,70 @@ class NoisyKFAC(Posterior):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and whose new inverses and steps are found; what it yields takes them."""
         with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
             nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
-                self.gather(nll)
+                self.gather(nll, examples=examples, weights=weights)
             yield self._ready()
 
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients and factors the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
-        weights = self._weights()
+        counted, drawn = Counted(examples, weights), self._weights()
         frozen = bool(self._gathered.count and self.step_draws > 1)
         while True:
             try:
-                with frozen_statistics(self._net) if frozen else nullcontext(), self._pass(weights) as net:
+                with frozen_statistics(self._net) if frozen else nullcontext(), self._pass(drawn, counted) as net:
                     value = scalar_loss(nll(net))
                     number = value.item()
                     check_loss(number, self)
                     value.backward()
-                self._gathered.loss += number
+                self._gathered.add_loss(number)
                 return number
             except PlanChangedError:
                 frozen = True  # the pass just thrown away has counted as data for running statistics already
 
     @contextmanager
-    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+    def trial(
+        self, *, examples: float | None = None, weights: Tensor | None = None, in_place: bool = False
+    ) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
 
         Args:
+            examples: What the loss of this pass is a mean over, as in `step`.
+            weights: How often each row counts, as in `step`.
             in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
                 use the network meanwhile.
         """
-        with self._pass(self._weights(), in_place) as net:
+        with self._pass(self._weights(), Counted(examples, weights), in_place) as net:
             yield net
 
     @contextmanager
-    def _pass(self, weights: Mapping[str, Tensor], in_place: bool = False) -> Iterator[nn.Module]:
+    def _pass(self, weights: Mapping[str, Tensor], counted: Counted, in_place: bool = False) -> Iterator[nn.Module]:
         self.plan = self.plan.on(self.model if in_place else self._net)
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
         due = not self.has_curvature or self.steps % self._config["factor_every"] == 0
         fisher = self._config["fisher"] if due else None
         found: dict[str, Tensor] = {}
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
+        share = self._gathered.share(counted)
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count, share=share)
         with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
             with ExitStack() as stack:
-                watch = stack.enter_context(self.plan.watched()) if fisher == "empirical" else None
+                outputs = stack.enter_context(self.plan.outputs(counted, next(iter(leaves.values()))))
+                watch = stack.enter_context(self.plan.watched(counted, outputs)) if fisher == "empirical" else None
                 calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
                 yield net
                 if all(leaf.grad is None for leaf in leaves.values()):
@@ -234,9 +244,13 @@ class NoisyKFAC(Posterior):
             if calls is not None:
                 key = flat.new_key(self.generator)
                 rows = WHOLE if self.team is None else self.team.rows
-                found = sampled_curvature(self.plan, calls, leaves.values(), self.likelihood, key, rows)
+                found = sampled_curvature(
+                    self.plan, calls, leaves.values(), self.likelihood, key, rows, counted, outputs
+                )
+            if outputs is not None:
+                self.plan.first_steps.check(net, outputs, counted)
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-        self._gathered.add(0.0, gradients, found)
+        self._gathered.add(0.0, gradients, found, counted=counted)
 
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""
@@ -269,8 +283,8 @@ class NoisyKFAC(Posterior):
         if self.noisy:  # before the first update there is no q, and it is that of the first q
             moved = None if self.has_curvature else list(zip(changes, rates, strict=True))
             kl = total_kl(blocks, means, prior, rule.scale, moved)
-        nll, penalty = found.loss / found.count, rule.scale * kl
-        ready_likelihood(self.descent, found.count, at=self.steps)
+        nll, penalty = found.loss / found.shares, rule.scale * kl
+        ready_likelihood(self.descent, found.shares, at=self.steps)
         return partial(self._move, changes, rates, Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
 
     @torch.no_grad()

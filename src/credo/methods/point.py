@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import statistics_kept_on_error
+from credo.core.counted import Counted, weighed
 from credo.core.descent import Descent, OptimizerChoice, scalar_loss
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Nll, Posterior, Terms
@@ -74,15 +75,18 @@ class MAP(Posterior):
         """Prune for good: gradients and optimiser leave pruned weights at zero. They stay in the prior's constant."""
         self.descent.keep_({f"model.{name}": mask for name, mask in self._keep(masks).items()})
 
-    def step(self, nll: Nll) -> Terms:
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """One step of the optimiser on mean NLL − log p(w)/data_size."""
-        with self.prepared(nll) as update:
+        with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
     @contextmanager
-    def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
         with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
+            nll = weighed(nll, Counted(examples, weights), self.team)
             loss = data_term = scalar_loss(nll(self._net))
             if self.prior is not None:
                 weights = self.layout.flatten(dict(self.model.named_parameters()))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
+from credo.core.counted import Counted
 from credo.core.descent import scalar_loss
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
@@ -161,39 +162,49 @@ class VOGN(NaturalGaussian):
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def gather(self, nll: Nll) -> float:
+    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
         """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
 
-        Several calls on parts of a batch are gradient accumulation.
+        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
+        given `examples` (see `step`).
         """
+        counted = Counted(examples, weights)
         self._gathered.check_free()
+        kept = likelihood_kept_on_error(
+            self.descent, first=not self._gathered.count, share=self._gathered.share(counted)
+        )
         self._begin_pass(self._gathered.count, self.step_draws)
         attack = self.attack if self.is_noisy else None
         share = 1.0 if attack is None else 1 - attack.weight
         every = attack is not None and attack.weight > 0 and attack.attack_statistics
         inner = bool(self._gathered.count) and self.step_draws > 1 and not every
         found: _Pass | None = None
-        with likelihood_kept_on_error(self.descent, first=not self._gathered.count):
+        with kept:
             if share > 0:
-                found = self._pass(nll, self._weights(), share, frozen=inner)
+                found = self._pass(nll, self._weights(), share, counted, frozen=inner)
             if attack is not None and share < 1:
                 frozen = inner or (share > 0 and not every)
-                worst = self._pass(nll, self._worst_weights(nll, attack), attack.weight, frozen=frozen)
+                worst = self._pass(
+                    nll, self._worst_weights(nll, attack, counted), attack.weight, counted, frozen=frozen
+                )
                 found = worst if found is None else found.plus_(worst)
         assert found is not None
-        self._gathered.add(found.loss, found.gradients, found.squares, found.weight)
+        self._gathered.add(found.loss, found.gradients, found.squares, found.weight, counted)
         return found.loss
 
-    def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, *, frozen: bool) -> _Pass:
+    def _pass(self, nll: Nll, weights: dict[str, Tensor], share: float, counted: Counted, *, frozen: bool) -> _Pass:
         """`share` of the loss and of what is gathered at these weights."""
         part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
         self.plan = self.plan.on(self._net)
         with frozen_statistics(self._net) if frozen else nullcontext():
-            found = gradients_and_squares(self.plan, weights, self._checked(part), self.guard.check_used)
+            found = gradients_and_squares(self.plan, weights, self._checked(part), counted, self.guard.check_used)
         # A loss times the share has squares times its square.
-        return _Pass(found.loss, found.gradients, found.squares, 1 / (max(found.batch_size, 1) * share))
+        return _Pass(found.loss, found.gradients, found.squares, 1 / ((found.examples or 1.0) * share))
 
-    def _worst_weights(self, nll: Nll, attack: AdversarialSampling) -> dict[str, Tensor]:
+    def _worst_weights(self, nll: Nll, attack: AdversarialSampling, counted: Counted) -> dict[str, Tensor]:
+        total = counted.total
+        if total is not None:  # slopes are averaged over processes, and only their signs matter
+            nll = partial(_times, nll, total)
         random = parameters_at(self.model, self.layout.names)
         with torch.no_grad():
             mean, std = self.layout.flatten(random).detach(), self._std()
@@ -206,26 +217,32 @@ class VOGN(NaturalGaussian):
         return {**self.layout.split(worst), **own}
 
     @contextmanager
-    def trial(self, *, in_place: bool = False) -> Iterator[nn.Module]:
+    def trial(
+        self, *, examples: float | None = None, weights: Tensor | None = None, in_place: bool = False
+    ) -> Iterator[nn.Module]:
         """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
 
         Args:
+            examples: What the loss of this pass is a mean over, as in `step`.
+            weights: How often each row counts, as in `step`.
             in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
                 use the network meanwhile.
         """
         if self.attack is not None and self.attack.weight > 0:
             raise RuntimeError("AdversarialSampling runs the loss itself, several times: use step(nll) or gather(nll).")
+        counted = Counted(examples, weights)
         self._gathered.check_free()
+        share = self._gathered.share(counted)
         self._begin_pass(self._gathered.count, self.step_draws)
         leaves = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
         self.plan = self.plan.on(self.model if in_place else self._net)
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count)
+        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count, share=share)
         drawn = self._with_draw(leaves, in_place)
-        with kept, self._gathered.trying(leaves), drawn as net, square_sums(self.plan) as sums:
+        with kept, self._gathered.trying(leaves), drawn as net, square_sums(self.plan, counted) as sums:
             yield net
             squares = sums.result()
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-        self._gathered.add(0.0, gradients, squares, 1 / max(sums.batch_size, 1))
+        self._gathered.add(0.0, gradients, squares, 1 / (sums.examples or 1.0), counted)
 
     def _move(self, *update: Any) -> Terms:
         terms = super()._move(*update)
@@ -253,8 +270,8 @@ class VOGN(NaturalGaussian):
             decay=decay if self.has_curvature else 0.0,
             renew=new if self.has_curvature else 1.0,
             damping=self.damping,
-            gradient_scale=1 / found.count,
-            curvature_scale=found.curvature_weight / found.count,
+            gradient_scale=1 / found.shares,
+            curvature_scale=found.curvature_weight / found.shares,
         )
         with_prior = replace(
             common,
@@ -321,6 +338,10 @@ class _Pass:
         ratio = other.weight / self.weight
         torch._foreach_add_([*self.squares.values()], [other.squares[n] for n in self.squares], alpha=ratio)
         return self
+
+
+def _times(nll: Nll, factor: float, net: nn.Module) -> Tensor:
+    return factor * scalar_loss(nll(net))
 
 
 def _attack_of(noise: AdversarialSampling | Mapping[str, Any] | str) -> AdversarialSampling | None:

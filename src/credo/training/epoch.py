@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from credo.core.counted import Counted
 from credo.core.errors import CredoError
 from credo.core.posterior import Posterior, Terms
 from credo.core.team import Team
@@ -18,6 +19,7 @@ from credo.training.schedule import Schedule
 from credo.training.state import Progress, set_global_generators
 
 BatchNll = Callable[[nn.Module, Any], Tensor]
+BatchCounts = Callable[[Any], Counted]
 # Called with the epoch, from 1, the steps done of it, and how many it has.
 OnStep = Callable[[int, int, int, Terms], None]
 _TERMS = ("loss", "nll", "penalty", "kl")
@@ -39,6 +41,7 @@ def run_epoch(
     progress: Progress,
     seed: int,
     after_step: Callable[[Terms], None],
+    counts: BatchCounts | None = None,
 ) -> Terms:
     """Make the steps that are left of the epoch, counting them in `progress`; the means of the terms over all of it."""
     total = len(loader)
@@ -52,7 +55,8 @@ def run_epoch(
         if batch is _END:
             break
         posterior.lr_scale = scale(progress.epoch + progress.step / total)
-        terms = posterior.step(lambda net, batch=batch: nll(net, batch))  # type: ignore[misc]
+        counted = {} if counts is None else counts(batch).given()
+        terms = posterior.step(lambda net, batch=batch: nll(net, batch), **counted)  # type: ignore[misc]
         _add(progress.sums, terms)
         progress.step += 1
         after_step(terms)

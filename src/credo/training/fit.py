@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from credo.core.counted import EVERY, Counted
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
-from credo.training.epoch import BatchNll, Loader, OnStep
+from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
 from credo.training.loop import Loop
 from credo.training.pauses import Pauses
 from credo.training.scale import check_loader, check_scale, check_shares, check_statistics, check_whole
@@ -57,6 +59,8 @@ def train(
     stop: Callable[[], bool] | None = None,
     seed: int = 0,
     nll: BatchNll | None = None,
+    examples: Callable[[Any], float] | None = None,
+    weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
 ) -> Iterator[EpochRecord]:
     """Train, yielding a record after each epoch (after its checkpoint is on disk).
@@ -68,17 +72,26 @@ def train(
     steps or `checkpoint_minutes`; the `keep` - 1 before it are kept as NAME.1.pt and so on, and used if the newest
     is damaged. `epochs` may be more than in the training that wrote it; a schedule by name is then that of the new
     number. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
-    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`.
+    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`. Where
+    that is a mean over some rows only, `examples(batch)` is the number that it was divided by, in the units of
+    `data_size`; where rows weigh differently, `weights(batch)` is how often each counts (see `Posterior.step`).
 
     After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
     another number of processes can go on.
     """
     team = posterior.team
-    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule))
+    counts = _counts(posterior, nll, examples, weights)
+    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counts))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    check_alike(team, options | _in_words(schedule=schedule, checkpoint=checkpoint, validation=validation))
+    check_alike(
+        team,
+        options
+        | _in_words(
+            schedule=schedule, checkpoint=checkpoint, validation=validation, examples=examples, weights=weights
+        ),
+    )
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
@@ -91,7 +104,8 @@ def train(
         )
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loop = Loop(posterior, loader, nll or _likelihood_nll(posterior), checkpoints, pauses, progress, seed, on_step)
+    loss = nll or _likelihood_nll(posterior)
+    loop = Loop(posterior, loader, loss, counts, checkpoints, pauses, progress, seed, on_step)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = loop.epoch(scale)
@@ -125,6 +139,7 @@ def _check(
     monitor: str,
     patience: int | None,
     schedule: str | Schedule,
+    counts: BatchCounts | None,
 ) -> None:
     check_loader(loader)
     if monitor not in MONITORS:
@@ -140,7 +155,7 @@ def _check(
         raise ValueError("The loader has no batches.")
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
-    check_scale(posterior, loader)
+    check_scale(posterior, loader, counted=counts is not None)
     check_shares(posterior.team, loader)
     check_whole(posterior.team, validation)
     check_statistics(posterior, loader)
@@ -161,10 +176,31 @@ def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = T
 
 def _likelihood_nll(posterior: Posterior) -> BatchNll:
     def nll(net: nn.Module, batch: Any) -> Tensor:
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        if not _is_pair(batch):
             raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
         x, y = (entry.to(posterior.device) for entry in batch)
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
         return own.nll(net(x), y)
 
     return nll
+
+
+def _counts(
+    posterior: Posterior,
+    nll: BatchNll | None,
+    examples: Callable[[Any], float] | None,
+    weights: Callable[[Any], Tensor] | None,
+) -> BatchCounts | None:
+    """What a batch's loss is a mean over, as told or, where the loss is its own, by the likelihood; None: all rows."""
+    if examples is not None or weights is not None:
+        return lambda batch: Counted(
+            None if examples is None else examples(batch), None if weights is None else weights(batch)
+        )
+    likelihood = posterior.likelihood
+    if nll is not None or type(likelihood).counted is Likelihood.counted:
+        return None
+    return lambda batch: likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) == 2

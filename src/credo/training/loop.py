@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from credo.core.posterior import Posterior, Terms
-from credo.training.epoch import BatchNll, Loader, OnStep, run_epoch, seeded_epoch
+from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep, run_epoch, seeded_epoch
 from credo.training.pauses import Pauses
 from credo.training.schedule import Schedule
 from credo.training.state import Checkpoints, Progress
@@ -21,6 +21,7 @@ class Loop:
     posterior: Posterior
     loader: Loader
     nll: BatchNll
+    counts: BatchCounts | None
     checkpoints: Checkpoints
     pauses: Pauses
     progress: Progress
@@ -34,7 +35,9 @@ class Loop:
         posterior.train()
         self.checkpoints.begin_epoch()
         with seeded_epoch(self.loader, self.seed, progress.epoch, posterior.device):
-            terms = run_epoch(posterior, self.loader, self.nll, scale, progress, self.seed, self._after_step)
+            terms = run_epoch(
+                posterior, self.loader, self.nll, scale, progress, self.seed, self._after_step, self.counts
+            )
         if posterior.team is not None:
             posterior.team.settle_(posterior)
         return terms

@@ -33,8 +33,11 @@ def check_loader(loader: Any) -> None:
         raise TypeError(f"The number of batches of an epoch must be known, but {error}: give it a __len__.") from None
 
 
-def check_scale(posterior: Posterior, loader: Any) -> None:
-    """Refuse a KL schedule over another number of batches; warn of a `data_size` far from the loader's examples."""
+def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> None:
+    """Refuse a KL schedule over another number of batches; warn of a `data_size` far from the loader's examples.
+
+    Not where losses are `counted` as means over something else than the loader's rows.
+    """
     for part in posterior.parts:
         options = part.config()
         if options.get("kl_weight") == "blundell" and options["batches"] != len(loader):
@@ -42,7 +45,7 @@ def check_scale(posterior: Posterior, loader: Any) -> None:
                 f"kl_weight='blundell' was told of batches={options['batches']} an epoch, the loader has "
                 f"{len(loader)}: the KL would not count once an epoch. Give batches={len(loader)}."
             )
-    known = known_size(loader)
+    known = None if counted else known_size(loader)
     if known is None or not any(_uses_size(part) for part in posterior.parts):
         return
     low, high = known

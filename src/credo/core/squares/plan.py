@@ -14,6 +14,7 @@ from credo.core import weights
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
 from credo.core.layers import EXAMPLE_GRADIENTS
 from credo.core.squares.cells import is_recurrent
+from credo.core.squares.first_steps import FirstSteps
 from credo.core.squares.norm_rules import norm
 from credo.core.squares.rules import ExampleGradients
 from credo.core.weights import join
@@ -85,6 +86,7 @@ class SquarePlan:
         self.others = [p for name, p in parameters.items() if name not in owners]
         # Layers whose input was once one token an example and no run of numbers, which places always are.
         self.token_layers: set[str] = set()
+        self.first_steps = FirstSteps()
         self._arrange({name: path for name in self.names if (path := self._first_unit(name)) is not None})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -96,7 +98,7 @@ class SquarePlan:
         if model is self.model:
             return self
         plan = _remade(model, self.names, self.aliases, self._unit_of)
-        plan.token_layers = self.token_layers
+        plan.token_layers, plan.first_steps = self.token_layers, self.first_steps
         return plan
 
     def widen(self, reasons: Mapping[str, str]) -> None:

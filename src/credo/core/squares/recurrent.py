@@ -132,5 +132,5 @@ def _take(use: Use, x: Tensor, g: Tensor, *, weight: bool, bias: bool) -> tuple[
         return None, None
     sums = shared_linear_sums(x, g, bias=bias, scale=float(len(g)) ** 2)
     if use.tap.names and use.expected():
-        use.take(x, g, sums)
+        use.take(x, g, sums if use.sums.balance.roots is None else None)
     return sums.total if weight else None, sums.bias_total if bias else None

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
+from credo.core.counted import EVERY, Counted
 from credo.core.descent import scalar_loss
 from credo.core.network.skeleton import private_network
+from credo.core.squares.first_steps import FirstSteps
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.sums import square_sums
 from credo.core.weights import substituted
@@ -19,26 +21,30 @@ from credo.core.weights import substituted
 
 @dataclass(frozen=True)
 class GradientSums:
-    """What one pass over a batch gives: the mean loss, its gradients, and Σᵢ (∂ℓᵢ/∂w)² over the batch's examples.
+    """What one pass over a batch gives: the mean loss, its gradients, and Σᵢ wᵢ·(∂ℓᵢ/∂w)² over the batch's rows.
 
-    Divide squares by `batch_size` for the mean square, the diagonal of the empirical Fisher matrix.
+    Divide squares by `examples` for the mean square, the diagonal of the empirical Fisher matrix. That is `batch_size`,
+    the number of rows, unless the loss is a mean over something else.
     """
 
     loss: float
     gradients: dict[str, Tensor]
     squares: dict[str, Tensor]
     batch_size: int
+    examples: float
 
 
 def gradients_and_squares(
     plan: SquarePlan,
     weights: Mapping[str, Tensor],
     nll: Callable[[nn.Module], Tensor],
+    counted: Counted = EVERY,
     check_used: Callable[[bool], None] | None = None,
 ) -> GradientSums:
     """One forward and backward pass at `weights`, which must hold the plan's parameters.
 
-    `check_used` is told whether any of them has a gradient.
+    `counted` says over how many examples the loss is a mean, and how often each row counts. `check_used` is told
+    whether any of the weights has a gradient.
 
     Gradients of other parameters are added to their `.grad`, running statistics are updated, both as in any training
     pass. The first passes may find that parameters are used in unusual ways and then run again: `nll` may be called
@@ -49,7 +55,7 @@ def gradients_and_squares(
         statistics: AbstractContextManager[None] = nullcontext()
         while True:
             try:
-                with statistics, substituted(plan.model, leaves, plan.aliases), square_sums(plan) as sums:
+                with statistics, substituted(plan.model, leaves, plan.aliases), square_sums(plan, counted) as sums:
                     value = scalar_loss(nll(plan.model))
                     value.backward()
                     if check_used is not None:
@@ -63,29 +69,43 @@ def gradients_and_squares(
                 for leaf in leaves.values():
                     leaf.grad = None
     gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-    return GradientSums(value.item(), gradients, squares, sums.batch_size)
+    return GradientSums(value.item(), gradients, squares, sums.batch_size, sums.examples)
 
 
 def per_example_squares(
-    model: nn.Module, nll: Callable[[nn.Module], Tensor], names: Iterable[str] | None = None
+    model: nn.Module,
+    nll: Callable[[nn.Module], Tensor],
+    names: Iterable[str] | None = None,
+    *,
+    examples: float | None = None,
+    weights: Tensor | None = None,
 ) -> GradientSums:
     """Mean loss, gradients and sums of squared per-example gradients of a batch, for the parameters in `names`.
 
-    `nll(net)` is the batch's *mean* loss; None means every trainable parameter. Nothing of the network changes: not
-    its `.grad` fields, not its running statistics, though BatchNorm normalises by the batch in training mode, not an
-    embedding that `max_norm` renormalises for the pass. Raises `UnsupportedModelError` where squares could not be
-    right.
+    Nothing of the network changes: not its `.grad` fields, not its running statistics, though BatchNorm normalises by
+    the batch in training mode, not an embedding that `max_norm` renormalises for the pass. Raises
+    `UnsupportedModelError` where squares could not be right.
+
+    Args:
+        model: The network.
+        nll: `nll(net)` is the batch's *mean* loss; it may be called more than once.
+        names: Parameters whose squares are wanted; None means every trainable one.
+        examples: The number that the mean was divided by, where that is not the number of rows (`ignore_index`, a
+            mask). None: the sum of `weights`, or without them the number of rows.
+        weights: How often each row counts in the loss, [rows], which then is Σ wᵢ·ℓᵢ / examples.
     """
     if not callable(nll):
         raise ValueError(
             f"nll is a {type(nll).__name__}; a function of the network is wanted that computes the batch's mean loss, "
             "since squares are gathered while it runs: lambda net: F.cross_entropy(net(x), y)."
         )
+    counted = Counted(examples, weights)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     net = private_network(model)
     plan = SquarePlan(net, trainable if names is None else names)
+    plan.first_steps = FirstSteps(1, interaction=False)
     with _gradients_aside(plan.others) as forget, frozen_statistics(net), _embeddings_kept(net):
-        found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll)
+        found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll, counted)
         forget()
     return found
 

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from credo.core.counted import EVERY, Counted
+from credo.core.inputs import first_size
+from credo.core.squares.balance import balance_of
 from credo.core.squares.cells import is_recurrent
 from credo.core.squares.engine import is_running
+from credo.core.squares.outputs import OutputGradients, output_gradients
 from credo.core.squares.plan import PlanChangedError, SquarePlan
 from credo.core.squares.recurrent import recurrent_forward
 from credo.core.squares.rules import full_precision, widened
 from credo.core.squares.taps import tapped_forward, watched
 from credo.core.squares.tokens import are_given, are_run
-from credo.core.squares.units import UnitUse, first_size, unit_forward
+from credo.core.squares.units import UnitUse, unit_forward
 
 # Entries of per-example gradients that may exist at once, where a parameter's uses must be added before squaring.
 _CHUNK = 1 << 22
@@ -29,17 +33,21 @@ Examples = Callable[[slice], Tensor]
 
 
 @contextmanager
-def square_sums(plan: SquarePlan) -> Iterator[SquareSums]:
+def square_sums(plan: SquarePlan, counted: Counted = EVERY) -> Iterator[SquareSums]:
     """While open, one forward and backward pass of the batch's mean loss also sums squares of per-example gradients.
 
     Inside `substituted`, if weights are substituted. Layers run other forwards meanwhile; all is undone on exit, also
-    after an error. Gradients arrive where they always do.
+    after an error. Gradients arrive where they always do. `counted` says what the mean was taken over.
     """
     plan.check_modes()
-    sums = SquareSums(plan)
+    sums = SquareSums(plan, counted)
     try:
         sums.install()
-        yield sums
+        if not (plan.first_steps.passes and plan.names):
+            yield sums
+            return
+        with output_gradients(plan.model, sums.weight(plan.names[0])) as sums.outputs:
+            yield sums
     finally:
         sums.restore()
 
@@ -47,8 +55,9 @@ def square_sums(plan: SquarePlan) -> Iterator[SquareSums]:
 class SquareSums:
     """What the passes inside `square_sums` have brought so far."""
 
-    def __init__(self, plan: SquarePlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: SquarePlan, counted: Counted = EVERY) -> None:
+        self.plan, self.counted = plan, counted
+        self.balance = balance_of(counted)
         self.active = False
         self.uses: Counter[str] = Counter()
         self.records: dict[str, list[Examples]] = defaultdict(list)
@@ -62,6 +71,7 @@ class SquareSums:
         self._handles: list[Any] = []
         self._totals: dict[str, Tensor] = {}
         self._result: dict[str, Tensor] | None = None
+        self.outputs: OutputGradients | None = None
 
     @property
     def batch_size(self) -> int:
@@ -70,8 +80,15 @@ class SquareSums:
             raise RuntimeError("No layer with wanted parameters has run yet.")
         return self._batch[0]
 
+    @property
+    def examples(self) -> float:
+        """What the sums are to be divided by for a mean: the batch's rows, or as many as were said to count."""
+        return self.counted.of(self.batch_size)
+
     def result(self) -> dict[str, Tensor]:
         """Σᵢ (∂ℓᵢ/∂w)² by name, the loss being the mean of the ℓᵢ; zeros for parameters that the loss does not use.
+
+        With weights it is Σᵢ wᵢ·(∂ℓᵢ/∂w)².
 
         Ends the watching. Raises `PlanChangedError` where a larger module must answer for a parameter: run the pass
         again.
@@ -79,7 +96,9 @@ class SquareSums:
         if self._result is None:
             kinds = {weight.device.type for weight in self._weights.values()}
             with full_precision(kinds.pop() if len(kinds) == 1 else "cpu"):
-                self._result = self._finish()
+                self._result = self._scaled(self._finish())
+            if self.outputs is not None:
+                self.plan.first_steps.check(self.plan.model, self.outputs, self.counted)
         return self._result
 
     # -- what forwards tell ------------------------------------------------------------------------------------
@@ -112,12 +131,18 @@ class SquareSums:
         size = x.shape[0]
         if x.dim() == 1 and size == self.batch_or(size) and not self._are_tokens(path, x):
             return f"belongs to {path}, whose input seems to be the places 0, 1, 2, … and not one token an example"
-        if self._batch is None:
-            self._batch = (size, path or "the network")
-        if size == self._batch[0]:
+        expects, first = self._begin(size, path or "the network")
+        if size == expects:
             return None
-        expected = f"the {self._batch[0]} examples that {self._batch[1]} got"
+        expected = f"the {expects} examples that {first} got"
         return f"belongs to {path}, whose input begins with {size} instead of {expected}"
+
+    def _begin(self, size: int, who: str) -> tuple[int, str]:
+        """The batch's size, which is this one where nobody has seen it yet, and who saw it first."""
+        if self._batch is None:
+            self.counted.check_rows(size)
+            self._batch = (size, who)
+        return self._batch
 
     def _are_tokens(self, path: str, x: Tensor) -> bool:
         """Whether numbers, as many as there are examples, are one token for each."""
@@ -131,8 +156,8 @@ class SquareSums:
 
     def count_unit(self, unit: Any, use: UnitUse, size: int | None) -> None:
         """One more run of a unit."""
-        if use.problem is None and self._batch is None and size is not None:
-            self._batch = (size, unit.title)
+        if use.problem is None and size is not None:
+            self._begin(size, unit.title)
         if use.problem is None:
             self.unit_uses[unit.path].append(use)
         else:
@@ -146,11 +171,11 @@ class SquareSums:
         def forward(*args: Any, **options: Any) -> Any:
             size = first_size(args, options)
             if self.active and torch.is_grad_enabled() and size is not None:
-                self._batch = self._batch or (size, "the network")
+                first, _ = self._begin(size, "the network")
                 self._inputs.append((args, options))
-                if size != self._batch[0]:
+                if size != first:
                     raise ValueError(
-                        f"The loss ran the network on batches of {self._batch[0]} and {size} examples; squares of "
+                        f"The loss ran the network on batches of {first} and {size} examples; squares of "
                         "per-example gradients need the same examples in every call: make several steps instead."
                     )
             return original(*args, **options)
@@ -232,6 +257,13 @@ class SquareSums:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def _scaled(self, squares: dict[str, Tensor]) -> dict[str, Tensor]:
+        """From sums for a mean over all rows to those for the mean that was taken."""
+        if not self.counted.is_plain:
+            factor = (self.examples / self.batch_size) ** 2 / self.balance.mean
+            torch._foreach_mul_([*squares.values()], factor)
+        return squares
+
     def _finish(self) -> dict[str, Tensor]:
         self.restore()  # units run again now, and nobody may look
         arrived = self._squares or self.records or any(u.gradients for uses in self.unit_uses.values() for u in uses)
@@ -288,7 +320,7 @@ class SquareSums:
             found = [use(part) for use in uses]
             for name in names:
                 each = widened(sum((f[name] for f in found[1:]), start=found[0][name]))
-                total, squares = each.sum(0), each.square().sum(0).mul_(size * size)
+                total, squares = each.sum(0), self.balance(each, part).square().sum(0).mul_(size * size)
                 totals[name] = totals[name].add_(total) if name in totals else total
                 self._squares[name] = self._squares[name].add_(squares) if name in self._squares else squares
         return totals

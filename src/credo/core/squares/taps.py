@@ -35,7 +35,8 @@ def tapped_forward(sums: SquareSums, tap: LayerTap, own: dict[str, Any]) -> Call
         if not sums.count(tap.path, x, rule.dims, names):
             return plain(*args, **options)
         use = Use(sums, tap, rule, own)
-        if has_weight and rule.fused is not None and rule.fused.suits(x, own["weight"]):
+        # One pass for gradient and squares is impossible where rows have weights, which only the squares know of.
+        if has_weight and rule.fused is not None and sums.balance.roots is None and rule.fused.suits(x, own["weight"]):
             return _fused_forward(use, rule.fused, x, own, plain)
         out = plain(*args, **options)
         if out.requires_grad:
@@ -100,21 +101,24 @@ class Use:
         if x is None and "weight" in names:
             raise self.sums.came_twice(names["weight"])
         g, scale = widened(g), float(g.shape[0] ** 2)
+        once = self.sums.balance(g)  # several uses are added before they are squared, and balanced then
         if sums is not None:
             known = {"weight": sums.squares, "bias": sums.bias_squares}
         elif x is not None and self.rule.both is not None and uses[names["weight"]] == 1:
-            known = dict(zip(("weight", "bias"), self.rule.both(widened(x.detach()), g, scale), strict=True))
+            known = dict(zip(("weight", "bias"), self.rule.both(widened(x.detach()), once, scale), strict=True))
         else:
             known = {}
         for key, name in names.items():
             squares = known.get(key)
             if squares is not None and uses[name] == 1:
                 self.sums.put(name, squares)
-            elif key == "bias":
-                self._take(name, self.rule.bias(g), scale)
+                continue
+            own = once if uses[name] == 1 else g
+            if key == "bias":
+                self._take(name, self.rule.bias(own), scale)
             else:
                 assert x is not None
-                self._take_weight(name, self.rule.features(widened(x.detach())), g, scale)
+                self._take_weight(name, self.rule.features(widened(x.detach())), own, scale)
 
     def _take(self, name: str, each: Tensor, scale: float) -> None:
         if self.sums.uses[name] == 1:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
+from credo.core.inputs import first_size
 from credo.core.squares.engine import computes_gradient_of
 from credo.core.squares.plan import Unit, all_ways
 from credo.core.weights import substituted
@@ -36,14 +37,6 @@ def unit_forward(sums: SquareSums, unit: Unit, original: Forward) -> Forward:
         return out
 
     return forward
-
-
-def first_size(args: tuple[Any, ...], options: Mapping[str, Any]) -> int | None:
-    """First dimension of the first tensor that has one."""
-    if args and isinstance(args[0], Tensor) and args[0].dim() > 0:  # most often, and much faster
-        return args[0].shape[0]
-    tensors = (leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, Tensor) and leaf.dim() > 0)
-    return next((tensor.shape[0] for tensor in tensors), None)
 
 
 class UnitUse:
