@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.latency import latency_table, measure_latency
 from benchmarks.networks import CLASSES, DATA_SIZE, random_inputs
 from benchmarks.peers import PEERS
 from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, say, table
@@ -23,6 +24,8 @@ from credo.predict.strategies import STRATEGIES
 
 _EPILOG = """\
 Reading the tables
+  Before them, unless --cases names some: the latency of a single input, by milliseconds and in forward passes, of
+  credo.predict and credo.predictor, beside torch.func.vmap over draws that are stored already.
   First: time of one prediction with S draws divided by that of S passes of the deterministic network on the same
   batch in the same round; the median over rounds, then the range of the middle 80 %. Rows "bbb ..." are
   credo.predict with that strategy on a BBB posterior ("auto" is what a user gets), "bbb adaptive" stops drawing for an
@@ -117,9 +120,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         **asdict(effort),
     }
     run = Run("predict_cost", config, options.threads)
+    latency = {} if options.cases else measure_latency(options.rounds or (2 if options.quick else 30))
     numbers = {name: measure(name, case, options.peers, effort) for name, case in cases.items()}
+    if latency:
+        print(latency_table(latency))
     print(tables(numbers))
-    run.finish(numbers, options.json)
+    run.finish({**numbers, **({"latency": latency} if latency else {})}, options.json)
 
 
 def measure(name: str, case: Case, peers: Sequence[str], effort: Effort) -> dict[str, Any]:

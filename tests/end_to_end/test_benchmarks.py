@@ -51,7 +51,7 @@ def test_step_cost_as_a_user_runs_it(tmp_path):
 
 
 def test_predict_cost_as_a_user_runs_it(tmp_path):
-    output, record = run("predict_cost", tmp_path / "predict.json", "--cases", "mlp-200,digits")
+    output, record = run("predict_cost", tmp_path / "predict.json")
     plain, trained = record["numbers"]["mlp-200"], record["numbers"]["digits"]
     assert list(plain["time"]) == [
         "S forward passes",
@@ -69,6 +69,14 @@ def test_predict_cost_as_a_user_runs_it(tmp_path):
     assert full["accuracy"] > 0.5
     assert trained["quality"]["difference"]["nll"] == pytest.approx(adaptive["nll"] - full["nll"])
     assert f"{adaptive['nll']:.4f} ± {adaptive['nll_error']:.4f}" in output
+    latency = record["numbers"]["latency"]
+    assert latency["one forward pass"]["median"] == 1
+    for draws in (1, 8, 32):
+        assert {f"{row}, {draws}" for row in ("bbb, predict", "bbb, predictor")} < latency.keys()
+        own, stored = latency[f"bbb, predictor, {draws}"], latency[f"vmap over stored draws, {draws}"]
+        assert own["milliseconds"] > 0
+        assert own["by_stored"]["low"] <= own["milliseconds"] / stored["milliseconds"] * 2
+    assert f"{latency['bbb, predictor, 32']['by_stored']['median']:.2f}" in output
 
 
 def test_a_wrong_name_says_which_one_was_meant(capsys):

@@ -26,7 +26,7 @@ import credo
 pytestmark = pytest.mark.usefixtures("own_place")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Examples that go with another library, if it is there.
-NEEDED = {"transformers_ivon.py": "transformers"}
+NEEDED = {"transformers_ivon.py": "transformers", "serve_fastapi.py": "fastapi"}
 # Examples that train for minutes and can be told to only show that they run; applications may be longer.
 QUICK = {"gan.py", "super_resolution.py"}
 
@@ -54,6 +54,13 @@ def check_own_loop(names: dict[str, Any], out: str) -> None:
 def check_fit_and_predict(names: dict[str, Any], out: str) -> None:
     assert names["metrics"]["accuracy"] > 0.94
     assert "predicts the same: True" in out
+
+
+def check_serve_fastapi(names: dict[str, Any], out: str) -> None:
+    assert "400 of 400 answers" in out
+    answer = names["together"][0]
+    assert 0 <= answer[0]["label"] <= 9
+    assert 0 < answer[0]["confidence"] <= 1
 
 
 def check_optimizer_loop(names: dict[str, Any], out: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.counts import checked_count
+from credo.core.counts import checked_count, checked_seed
 from credo.core.errors import unknown
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
@@ -54,7 +54,7 @@ class Predictor:
         if way not in WAYS:
             raise ValueError(unknown("way", str(way), WAYS))
         self.draws = posterior.whole_draws(checked_count("draws", draws))
-        self.seed, self.way = int(seed), way
+        self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
         self._kept = self._fixed_draws()
         self._stack = _stacked(self._kept) if way != "loop" else None
