@@ -15,11 +15,12 @@ import typer
 from torch import Tensor
 
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.core.files import write_json, write_text
+from credo.core.files import finite, write_json, write_text
 from credo.data import as_float
 from credo.data.tables import read_table
 from credo.experiments.runs import Run
 from credo.predict import ClassPrediction, RegressionPrediction, predict
+from credo.predict.nonfinite import check_choice
 from credo.training.progress import make_progress
 
 _MOST_ROWS = 20
@@ -32,6 +33,10 @@ def predict_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
     ] = None,
+    on_nonfinite: Annotated[
+        str,
+        typer.Option(help="Rows with NaN or infinite inputs or outputs: 'raise' an error, or 'mark' them by no label."),
+    ] = "raise",
     output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
@@ -48,14 +53,14 @@ def predict_command(
     with errors_explained():
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
+        check_choice(on_nonfinite)
         place = Run(run)
         posterior, facts = place.posterior(), place.facts()
-        x = _fit_shape(_read(inputs), facts, inputs)
+        x = _fit_shape(_read(inputs, gaps=on_nonfinite == "mark"), facts, inputs)
         with make_progress() as bar:
             task = bar.add_task("predicting", total=len(x), text="")
-            prediction = predict(
-                posterior, x, draws=draws, tolerance=tolerance, on_batch=lambda count: bar.advance(task, count)
-            )
+            options: dict[str, Any] = {"draws": draws, "tolerance": tolerance, "on_nonfinite": on_nonfinite}
+            prediction = predict(posterior, x, **options, on_batch=lambda count: bar.advance(task, count))
         rows = _rows(prediction, facts)
         if output is not None:
             _write(output, rows)
@@ -63,25 +68,28 @@ def predict_command(
         if as_json:
             print_json(rows)
             return
-        shown = [[show for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
+        shown = [[finite(show) for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
         print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
         if len(rows) > _MOST_ROWS:
             say(f"{len(rows) - _MOST_ROWS} more rows; --json or --output gives all of them")
 
 
-def _read(path: Path) -> Tensor:
+def _read(path: Path, *, gaps: bool) -> Tensor:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
-        array = _read_csv(path) if path.suffix == ".csv" else _read_array(path)
+        array = _read_csv(path, gaps) if path.suffix == ".csv" else _read_array(path)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # NumPy takes whatever is no array for a pickle, and advises to load it: never a way here.
         reason = "it is neither an array nor a table" if "If you trust" in str(error) else str(error)
         raise ValueError(f"{path} cannot be read as numbers, from .npy, .npz or .csv: {reason}") from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{path} holds NaN or infinite numbers: there is no prediction for them.")
+    if not gaps and not np.isfinite(array).all():
+        raise ValueError(
+            f"{path} holds NaN or infinite numbers: there is no prediction for them. --on-nonfinite mark predicts the "
+            "other rows."
+        )
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)  # torch cannot compare some of the unsigned kinds
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
@@ -100,9 +108,9 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
         return array
 
 
-def _read_csv(path: Path) -> np.ndarray[Any, Any]:
+def _read_csv(path: Path, gaps: bool) -> np.ndarray[Any, Any]:
     table = read_table(path)
-    values: np.ndarray[Any, Any] = table.numbers(list(range(len(table.columns)))).numpy()
+    values: np.ndarray[Any, Any] = table.numbers(list(range(len(table.columns))), gaps=gaps).numpy()
     return values
 
 
@@ -145,8 +153,10 @@ def _rows(prediction: ClassPrediction | RegressionPrediction, facts: dict[str, A
     )
     keys = ("label", "confidence", "total", "aleatoric", "epistemic", "draws", "probs")
     rows = [{"index": i, **dict(zip(keys, values, strict=True))} for i, values in enumerate(columns)]
-    if names:
-        for row in rows:
+    for row in rows:
+        if row["label"] < 0:
+            row["label"] = None  # marked: there is no answer
+        elif names:
             row["label"] = names[row["label"]]
     return rows
 
@@ -169,5 +179,5 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.writer(text)
     keys = [key for key in rows[0] if key != "probs"]
     writer.writerow(keys)
-    writer.writerows([row[key] for key in keys] for row in rows)
+    writer.writerows([finite(row[key]) for key in keys] for row in rows)
     write_text(path, text.getvalue())

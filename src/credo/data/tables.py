@@ -63,9 +63,9 @@ class Table:
     rows: list[tuple[int, list[str]]]
     has_header: bool
 
-    def numbers(self, columns: list[int]) -> Tensor:
-        """Chosen columns as `float64 [rows, columns]`."""
-        values = [[self._number(line, row[i], i) for i in columns] for line, row in self.rows]
+    def numbers(self, columns: list[int], *, gaps: bool = False) -> Tensor:
+        """Chosen columns as `float64 [rows, columns]`; with `gaps`, cells without a finite number are NaN."""
+        values = [[self._number(line, row[i], i, gaps) for i in columns] for line, row in self.rows]
         return torch.tensor(values, dtype=torch.float64).reshape(len(self.rows), len(columns))
 
     def labels(self, column: int) -> list[str]:
@@ -77,8 +77,10 @@ class Table:
                 )
         return [row[column] for _, row in self.rows]
 
-    def _number(self, line: int, cell: str, column: int) -> float:
+    def _number(self, line: int, cell: str, column: int, gaps: bool) -> float:
         value = _as_number(cell)
+        if gaps and (cell.lower() in _GAPS or (value is not None and not math.isfinite(value))):
+            return math.nan
         if value is None or not math.isfinite(value):
             raise ValueError(
                 f"{self.path}, row {line}, column {self.columns[column]!r}: {cell!r} is not a finite number. "

@@ -16,6 +16,7 @@ from credo.core.errors import unknown
 from credo.core.memory import keep_freed
 from credo.core.posterior import Posterior
 from credo.predict.moments import Moments, make_moments, summable
+from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
 from credo.predict.sharding import SHARDS, Numbered, gathered, is_ours, sharing, together
 from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
@@ -37,6 +38,7 @@ def predict(
     strategy: str = "auto",
     seed: int = 0,
     shard: str | None = None,
+    on_nonfinite: str = "raise",
     on_batch: OnBatch | None = None,
 ) -> Any:
     """Predictions averaged over `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
@@ -52,13 +54,19 @@ def predict(
     `shard="draws"` or `"data"` lets the processes of `posterior.team` divide the draws of each batch, or the batches.
     All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has other
     random numbers than one without.
+
+    Rows for which the network's outputs are NaN or infinite have no prediction. `on_nonfinite="raise"` is a
+    `NonFiniteError` that names them; `"mark"` predicts the others: such rows hold NaN, their label is −1, and
+    `prediction.finite` [n] is False for them. A logit of −inf is a probability of 0, which is an answer.
     """
+    check_choice(on_nonfinite)
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
     keep_freed()
     parts: list[Prediction] = []
     plan: Strategy | None = None
     tolerance = tolerance if posterior.is_random else None
     draw_team, data_team = sharing(posterior, shard)
+    faults, rows = InputFaults(), 0
     with evaluating(posterior), posterior.seeded(seed), together(data_team):
         if shard is not None:
             torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
@@ -70,14 +78,16 @@ def predict(
                 plan = choose_strategy(posterior, x, **options, keep=shard is None)
                 if shard is not None:
                     plan = Numbered(plan, posterior, draw_team, seed=seed, shared=shared_draws)
+            rows += len(x)
             if not is_ours(batch, data_team):
                 continue
             with posterior.seeded(seed) if shared_draws else nullcontext():
                 plan.begin(batch)
                 parts.append(_predict_batch(posterior, plan, x, y, draws, tolerance))
+            faults.look(x, parts[-1].finite, first=rows - len(x))
             if on_batch is not None:
                 on_batch(len(x))
-    prediction = concatenate(gathered(parts, data_team))
+    prediction = refuse_or_mark(concatenate(gathered(parts, data_team)), on_nonfinite, faults, data_team)
     if isinstance(prediction, ClassPrediction) and not posterior.is_random:
         return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
     return prediction

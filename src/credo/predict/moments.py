@@ -192,8 +192,11 @@ def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
 
 def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
     """log probabilities [draws, batch, classes] from outputs [draws, batch, ...]."""
-    if isinstance(likelihood, Bernoulli) and outputs.dim() == 2:
-        outputs = outputs.unsqueeze(-1)  # a batch of one would be taken for the dimension of the logit
+    if isinstance(likelihood, Bernoulli):
+        # Infinite log-odds are an overflow, not a certainty.
+        outputs = outputs.where(outputs.isfinite(), torch.nan)
+        # A batch of one would be taken for the dimension of the logit.
+        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
     log_probs = likelihood.log_probs(outputs)
     if log_probs.dim() != 3:
         raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")
