@@ -58,6 +58,7 @@ class _Located(Prior):
     """Priors with a mean and a positive scale, each a number, a vector, or values by name glob."""
 
     kind: str
+    nonnegative = ("scale_vector",)
 
     def __init__(self, mean: Value = 0.0, scale: Value = 1.0) -> None:
         super().__init__()

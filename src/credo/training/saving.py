@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credo.compress.resize import resize_
-from credo.core.errors import FileFormatError, unknown
+from credo.core.errors import FileFormatError, NonFiniteError, unknown
 from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
+from credo.core.sound import listed, unsound, without_std
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.training.packing import pack, unpack_
@@ -34,7 +35,11 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     is JSON of your own, which `describe` gives back.
     """
     path = Path(path)
-    tensors = _unshared(pack(posterior, _tensors(posterior)))
+    whole = _tensors(posterior)
+    problems = unsound(posterior, whole)
+    if problems:
+        raise NonFiniteError(f"Not saved, since it could not be loaded again: {listed(problems)}.")
+    tensors = _unshared(pack(posterior, whole))
     about = {
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
@@ -69,8 +74,15 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
             raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
     _check_tensors(path, _tensors(posterior), tensors)
     _adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
+    _refuse(path, unsound(posterior, tensors))
     posterior.load_state_dict(tensors, strict=False)
+    _refuse(path, without_std(posterior))
     return posterior.eval()
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise FileFormatError(f"{path} holds no posterior: {listed(problems)}.")
 
 
 def describe(path: Path | str) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.errors import FileFormatError
 from credo.core.posterior import Posterior
+from credo.core.sound import listed, unsound, without_std
 from credo.training.checkpoint import newest_checkpoint, parse_checkpoint, save_checkpoint, settle_interrupted
 from credo.training.together import first_does, from_first
 
@@ -59,7 +61,9 @@ class Checkpoints:
         if content is None:
             return Progress()
         state = parse_checkpoint(content, path)
+        _refuse(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])
+        _refuse(path, without_std(self.posterior))
         for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
         progress = Progress(**state["progress"])
@@ -95,6 +99,11 @@ class Checkpoints:
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,
         }
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise FileFormatError(f"{path} holds no state to go on from: {listed(problems)}. Delete it to start again.")
 
 
 def global_generators(device: torch.device) -> list[Tensor]:
