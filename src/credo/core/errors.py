@@ -18,6 +18,10 @@ class NonFiniteError(CredoError, ArithmeticError):
     """Something is NaN or infinite: a loss or gradient, with parameters still the last good ones, or a prediction."""
 
 
+class DivergenceWarning(UserWarning):
+    """Training goes astray, though all its numbers are finite: the message names the arguments to change."""
+
+
 class LostProcessError(CredoError, RuntimeError):
     """Another process of the team was lost, or did not answer in time; parameters are those of the last step."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.counts import is_count
+from credo.core.divergence import Watch
 from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
@@ -72,6 +73,7 @@ class Posterior(nn.Module, ABC):
         self.seed = int(seed)
         self.steps = 0
         self.lr_scale = 1.0
+        self._watch = Watch()
         self._aliases = aliases(model)
         self.register_buffer("kept", None)
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -160,6 +162,12 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def step(self, nll: Nll) -> Terms:
         """One update. `nll(net)` gives the batch's *mean* negative log-likelihood and may be called several times."""
+
+    def _stepped(self, terms: Terms) -> Terms:
+        """Count a step that is done, and warn if training has diverged; the same terms."""
+        self.steps += 1
+        self._watch.after_step(terms.nll, self)
+        return terms
 
     @contextmanager
     def prepared(self, nll: Nll) -> Iterator[Callable[[], Terms]]:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.counts import checked_count, is_count
 from credo.core.descent import OptimizerChoice, scalar_loss
+from credo.core.divergence import compare_draw
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
@@ -176,6 +177,7 @@ class NodeBNN(Posterior):
                 # Only the first pass counts as data for running statistics.
                 with frozen_statistics(self.model) if index else nullcontext():
                     data_term += self._pass(nll, first, index, called) / self.step_draws
+            compare_draw(self, data_term, nll)
             penalty, kl = self._penalty()
             self.descent.check(data_term + penalty, at=self.steps)
             (data_term,) = self.descent.ready(at=self.steps, losses=(data_term,))
@@ -183,8 +185,7 @@ class NodeBNN(Posterior):
 
     def _update(self, terms: Terms) -> Terms:
         self.descent.move(scale=self.lr_scale)
-        self.steps += 1
-        return terms
+        return self._stepped(terms)
 
     def _pass(self, nll: Nll, first: int, index: int, called: set[str]) -> float:
         """The batch's NLL under new nodes; adds this pass's share of all gradients, and the layers that were called."""

@@ -64,6 +64,8 @@ class Checkpoints:
         _refuse(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])
         _refuse(path, without_std(self.posterior))
+        for part, watch in zip(_parts(self.posterior), state.get("watch", ()), strict=False):
+            part._watch.load(watch)
         for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
         progress = Progress(**state["progress"])
@@ -98,7 +100,13 @@ class Checkpoints:
             "posterior": self.posterior.state_dict(),
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,
+            "watch": [part._watch.state() for part in _parts(self.posterior)],
         }
+
+
+def _parts(posterior: Posterior) -> list[Posterior]:
+    """All posteriors in this one, itself too."""
+    return [part for part in posterior.modules() if isinstance(part, Posterior)]
 
 
 def _refuse(path: Path, problems: list[str]) -> None:
