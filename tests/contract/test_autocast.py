@@ -29,11 +29,15 @@ def test_steps_run_and_predictions_are_near_those_of_single_precision(
 ) -> None:
     x, y = torch.randn(18, 4, generator=torch.Generator().manual_seed(0)), torch.arange(18) % 3
     posterior = build(network)
+    # Masks have other random numbers in another precision: at 256 draws two means of probabilities are less than 0.25,
+    # or 5.6 standard errors, apart in all but one of 10^6 runs. Other draws are the same, outputs near 1 have 8 bits.
+    masks = isinstance(posterior, credo.MCDropout)
+    draws, tolerance = (256, 0.25) if masks else (8, 0.03)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for _ in range(2):
             posterior.step(lambda net: F.cross_entropy(net(x), y))
-        found = credo.predict(posterior, x, draws=8, shared_draws=True).probs
-    wanted = credo.predict(posterior, x, draws=8, shared_draws=True).probs
+        found = credo.predict(posterior, x, draws=draws, shared_draws=True).probs
+    wanted = credo.predict(posterior, x, draws=draws, shared_draws=True).probs
     assert found.dtype == torch.float32
     assert not torch.equal(found, wanted)  # autocast was on
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)  # 8 bits of outputs near 1
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)

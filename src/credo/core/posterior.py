@@ -166,6 +166,8 @@ class Posterior(nn.Module, ABC):
     def _stepped(self, terms: Terms) -> Terms:
         """Count a step that is done, and warn if training has diverged; the same terms."""
         self.steps += 1
+        # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
+        torch.clear_autocast_cache()
         self._watch.after_step(terms.nll, self)
         return terms
 

@@ -192,13 +192,24 @@ class NodeBNN(Posterior):
         index = self._draw_number(index, self.step_draws)
         self._reseed(index)
         if self.noise_name == "batch":
-            with self.sampled(self._component_draw((first + index) % self.components)) as net:
-                return self._backward(nll(net))
+            return self._batch_pass(nll, self._component_draw((first + index) % self.components))
         noise = ExampleNoise(self.model, self.nodes, partial(self._example_values, first=first, index=index), called)
         with noise.on():
             value = self._backward(nll(self.model))
         noise.check_reached(nll, self._tried)
         noise.backward()
+        return value
+
+    def _batch_pass(self, nll: Nll, draw: Mapping[str, Tensor]) -> float:
+        """A pass on one weight draw. Its weights are leaves of the loss's graph: reentrant checkpoints make a backward
+        pass of their own for each part, and all of them would go through the graph of the draw.
+        """
+        leaves = {name: weight.detach().requires_grad_() for name, weight in draw.items()}
+        with self.sampled(leaves) as net:
+            value = self._backward(nll(net))
+        reached = [(weight, leaves[name].grad) for name, weight in draw.items() if leaves[name].grad is not None]
+        if reached:
+            torch.autograd.backward([weight for weight, _ in reached], [grad for _, grad in reached])
         return value
 
     def _backward(self, value: Tensor) -> float:
