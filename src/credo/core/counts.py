@@ -1,9 +1,12 @@
-"""Whole numbers that say how many: draws, steps, examples."""
+"""Whether an argument is a number, and a whole one where it says how many: draws, steps, examples."""
 
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, SupportsInt
+
+from torch import Tensor
 
 
 def is_count(value: Any, *, least: int = 1) -> bool:
@@ -18,3 +21,10 @@ def checked_count(name: str, value: Any, *, least: int = 1, what: str = "") -> i
     if not is_count(value, least=least):
         raise ValueError(f"{name}={value!r} must be a whole number{f' of {what}' if what else ''}, {least} or more.")
     return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one real number: not a word, a list, True, or a tensor of several."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +63,8 @@ class Posterior(nn.Module, ABC):
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or isinstance(model, Posterior):
-            raise ValueError(f"{type(self).__name__} needs a network, an nn.Module instance; got {_name(model)}.")
+            wanted = f"{type(self).__name__} needs a network, an nn.Module instance"
+            raise ValueError(f"{wanted}; got {_name(model)}.{_about_groups(model)}")
         check_model(model)
         if not is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
@@ -243,6 +244,15 @@ class Posterior(nn.Module, ABC):
 
 def _name(thing: Any) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _about_groups(given: Any) -> str:
+    if not isinstance(given, Iterable) or isinstance(given, nn.Module):
+        return ""
+    return (
+        " What torch's optimisers take as parameter groups is given by name: lr={'head.*': 0.1, '*': 0.01}, "
+        "prior_precision={'*.bias': 1.0, '*': 10.0}."
+    )
 
 
 class GaussianPosterior(Posterior, ABC):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credo.compress.resize import resize_
 from credo.core.errors import FileFormatError, NonFiniteError, unknown
 from credo.core.files import write_atomically
+from credo.core.likelihood import LIKELIHOODS
 from credo.core.posterior import Posterior
 from credo.core.sound import listed, unsound, without_std
 from credo.methods import METHODS, Ensemble
@@ -150,6 +151,12 @@ def _rebuild(
         return Ensemble(parts)
     network = _network(architecture, model, path)
     options = {**about["options"], **changes}
+    kind = (about["options"].get("likelihood") or {}).get("kind", "categorical")
+    if "likelihood" not in changes and kind not in LIKELIHOODS:
+        raise ValueError(
+            f"{path} holds a posterior with the likelihood {kind!r}, which is not Credo's: pass likelihood=, a new "
+            f"instance of it (Credo's own are {', '.join(LIKELIHOODS)})."
+        )
     return METHODS[about["method"]](network, data_size=about["data_size"], **options)
 
 
