@@ -118,9 +118,9 @@ def good_classifier() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 BAD_STARTS = [
-    ("bbb", {"std_init": 1.0}, "std_init=0.1 or a smaller relative_std"),
+    ("bbb", {"std_init": 3.0}, "std_init=0.3 or a smaller relative_std"),
     ("ivon", {"curvature_init": 0.01, "prior_precision": 0.1}, "curvature_init=1 or temperature=0.01"),
-    ("vogn", {"curvature_init": 0.0, "damping": 0.01}, "temperature=0.01"),
+    ("vogn", {"curvature_init": 0.0, "damping": 1e-3, "prior_precision": 0.01}, "temperature=0.01"),
     ("node-bnn", {"spread": 8.0}, "a smaller std_init"),
 ]
 
@@ -191,5 +191,5 @@ def test_a_loss_that_fails_without_gradients_still_trains() -> None:
         (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
         return loss + slope.square().sum()
 
-    terms = credo.BBB(model, data_size=64, std_init=1.0).step(nll)
-    assert terms.nll > 3
+    terms = credo.BBB(model, data_size=64, std_init=3.0).step(nll)
+    assert terms.nll > 5

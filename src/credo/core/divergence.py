@@ -27,9 +27,9 @@ ABOVE_START = 10.0
 # So many steps in a row: a single bad batch or a spike after a large step recovers sooner.
 STEPS_ABOVE = 20
 # A draw ruins the network if its NLL exceeds the mean's on the same batch by this many times the mean's own size, and
-# by at least so many nats. Common settings stay below 1 and 1.
-DRAW_ABOVE_MEAN = 2.0
-DRAW_NATS = 3.0
+# by at least so many nats: less than 1 % of the probability is left. Even twenty examples make draws better than that.
+DRAW_ABOVE_MEAN = 3.0
+DRAW_NATS = 5.0
 # The advised noise is a tenth of what was found to be too much.
 _LESS_NOISE = 10.0
 
@@ -78,7 +78,9 @@ def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], 
     if posterior._watch.compared or posterior.team is not None:
         return
     posterior._watch.compared = True
-    if not drawn > DRAW_NATS / 2:  # then no mean can be so much better as is asked for below
+    if getattr(posterior, "attack", None) is not None:  # its passes are at the worst weights near a draw
+        return
+    if not drawn > DRAW_NATS * (1 - 1 / DRAW_ABOVE_MEAN):  # no mean, negative ones too, is then so much better
         return
     mean = _mean_loss(posterior, nll)
     if mean is None or not drawn - mean > max(DRAW_NATS, DRAW_ABOVE_MEAN * abs(mean)):
