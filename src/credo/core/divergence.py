@@ -48,7 +48,7 @@ class Watch:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`."""
-        vars(self).update(state)
+        self.start, self.above, self.told = state["start"], state["above"], state["told"]
 
     def after_step(self, nll: float, posterior: Posterior) -> None:
         """Take a step's NLL; warn if it has been far above its start for too long."""
