@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.descent import scalar_loss
-from credo.core.divergence import compare_draw
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
@@ -183,8 +182,6 @@ class NoisyKFAC(Posterior):
             nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll)
-            if self.noisy and self.has_curvature:
-                compare_draw(self, self._gathered.loss / self._gathered.count, nll)
             yield self._ready()
 
     def gather(self, nll: Nll) -> float:
