@@ -8,7 +8,14 @@ from credo.continual.beliefs import compare, merge
 from credo.core.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.counted import Counted
 from credo.core.distribute import distribute
-from credo.core.errors import CredoError, FileFormatError, LostProcessError, NonFiniteError, UnsupportedModelError
+from credo.core.errors import (
+    CredoError,
+    DivergenceWarning,
+    FileFormatError,
+    LostProcessError,
+    NonFiniteError,
+    UnsupportedModelError,
+)
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
@@ -50,6 +57,7 @@ __all__ = [
     "Counted",
     "CredoError",
     "Diagnosis",
+    "DivergenceWarning",
     "Ensemble",
     "FileFormatError",
     "Finding",

@@ -60,8 +60,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """Refused: a posterior is over the network it was made for."""
         if self.param_groups:
             raise ValueError(
-                "This optimiser trains all of its network as one group: give rates by name, lr={'head.*': 0.1, '*': "
-                "0.01}, or make a new optimiser for another network."
+                "This optimiser trains all of its network as one group: give values by name, lr={'head.*': 0.1, '*': "
+                "0.01} and prior_precision={'*.bias': 1.0, '*': 10.0}, or make a new optimiser for another network."
             )
         super().add_param_group(param_group)
 

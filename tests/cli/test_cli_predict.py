@@ -157,3 +157,32 @@ def test_class_names(rows: Rows, kinds_run: Path) -> None:
     found = rows(kinds_run, "a,b\n80,0\n20,0\n")
     assert [row["label"] for row in found] == ["high", "low"]
     assert [len(row["probs"]) for row in found] == [2, 2]
+
+
+def test_rows_without_an_answer_are_marked_and_the_others_predicted(
+    call: Call, rows: Rows, digits_run: Path, gap_run: Path, kinds_run: Path, pixels: Any
+) -> None:
+    images = (pixels / 255).astype(np.float32)
+    wanted = rows(digits_run, images)
+    images[2, 0, 3, 3] = np.nan
+    found = rows(digits_run, images, "--on-nonfinite", "mark")
+    assert [row["label"] for row in found] == [wanted[0]["label"], wanted[1]["label"], None]
+    assert found[1]["probs"] == pytest.approx(wanted[1]["probs"], abs=1e-6)
+    assert found[2]["confidence"] is None
+    means = [row["mean"] for row in rows(gap_run, "0.5\ninf\n", "--on-nonfinite", "mark")]
+    assert isinstance(means[0], float)
+    assert means[1] is None
+    text = "a,b\n50,1\n,1\n"
+    Path("answers.csv").unlink(missing_ok=True)
+    labels = [row["label"] for row in rows(kinds_run, text, "--on-nonfinite", "mark", "--output", "answers.csv")]
+    assert labels[0] in ("high", "low")
+    assert labels[1] is None
+    with Path("answers.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert written[1]["label"] == written[1]["confidence"] == ""
+    assert "–" in call("predict", kinds_run, "inputs.csv", "--on-nonfinite", "mark").stdout
+
+
+def test_an_unknown_way_with_rows_without_an_answer(refused: Callable[..., str], digits_run: Path) -> None:
+    message = refused("predict", digits_run, "inputs.npz", "--on-nonfinite", "skip")
+    assert "Unknown on_nonfinite 'skip'. Possible: mark, raise" in message

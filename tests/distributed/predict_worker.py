@@ -60,8 +60,10 @@ CASES += [
 DRAWS = 12
 
 
-def batches(posterior: Posterior, *, bad: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Three batches, the last one smaller; `bad` is the batch with a label that does not exist."""
+def batches(
+    posterior: Posterior, *, bad: int | None = None, blank: tuple[int, ...] = ()
+) -> list[tuple[Tensor, Tensor]]:
+    """Three batches, the last smaller; `bad` is the batch with a label that does not exist, `blank` are rows of NaN."""
     generator = torch.Generator().manual_seed(5)
     first = next(posterior.model.parameters())
     x = torch.randn(18, 16 if first.dim() == 4 else 4, generator=generator)
@@ -71,6 +73,7 @@ def batches(posterior: Posterior, *, bad: int | None = None) -> list[tuple[Tenso
         y = torch.randint(CLASSES, (18,), generator=generator)
     if bad is not None:
         y[bad * 7] = CLASSES
+    x[list(blank)] = torch.nan
     return list(zip(x.split(7), y.split(7), strict=True))
 
 
@@ -115,7 +118,8 @@ def failing(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
     def attempt(key: str, **options: Any) -> None:
         try:
-            found[key] = predict(posterior, batches(posterior, bad=options.pop("bad", None)), draws=6, **options)
+            given = {name: options.pop(name) for name in ("bad", "blank") if name in options}
+            found[key] = predict(posterior, batches(posterior, **given), draws=6, **options)
         except Exception as error:
             found[key] = f"{type(error).__name__}: {error}"
 
@@ -130,6 +134,7 @@ def failing(rank: int, world: int, folder: Path) -> dict[str, Any]:
     attempt("draws", shard="draws")
     handle.remove()
     attempt("bad label", bad=1, shard="draws")
+    attempt("blank", blank=(8, 16), shard="data")
     attempt("after", shard="draws")
     found["seconds"] = time.perf_counter() - found["seconds"]
     return found

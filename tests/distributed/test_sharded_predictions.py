@@ -84,6 +84,9 @@ def test_what_fails_in_one_process_fails_in_all(folder: Path) -> None:
     assert first["draws"].startswith("CredoError: Another process failed")
     assert first["bad label"].startswith("ValueError: Labels run from")
     assert first["bad label"] == second["bad label"]
+    assert "2 of 18 rows" in first["blank"]  # each of them saw one
+    assert "The inputs of rows 8, 16 are NaN or infinite already" in first["blank"]
+    assert first["blank"] == second["blank"]
     assert_same(first["after"], second["after"])  # they are together still
     assert first["seconds"] < 20
 

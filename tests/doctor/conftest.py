@@ -103,6 +103,7 @@ def _trained(method: str, kind: str, seed: int, changes: tuple[tuple[str, Any], 
     posterior: Posterior = credo.Ensemble([one(100 * seed + i) for i in range(2)]) if ensemble else one(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="data_size=")  # wrong on purpose
+        warnings.simplefilter("ignore", credo.DivergenceWarning)  # so are some starts and rates
         return credo.fit(posterior, loader_of(kind, seed), epochs=epochs, progress=False)
 
 

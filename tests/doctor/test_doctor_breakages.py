@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import credo
@@ -16,7 +17,13 @@ KINDS = [("mlp", 0), ("mlp", 1), ("mlp", 2), ("conv", 0)]
 
 
 def first(diagnosis: Diagnosis) -> tuple[str, str, str | None]:
+    """The first finding, or the one that it gives as its cause."""
     finding = diagnosis.findings[0]
+    if finding.name == "worse-than-constant" and finding.advice.startswith("See "):
+        cause = diagnosis.findings[1]
+        assert finding.advice == f"See {cause.name}: {cause.advice}"
+        assert finding.argument == cause.argument
+        return cause.name, cause.severity, cause.argument
     return finding.name, finding.severity, finding.argument
 
 
@@ -178,7 +185,26 @@ def test_a_tiny_learning_rate(trained: Trained, examine: Examine, kind: str, see
 def test_a_huge_learning_rate(trained: Trained, examine: Examine) -> None:
     for kind in ("mlp", "curve"):
         name, severity, _ = first(examine(trained("map", kind, lr=3.0, optimizer="sgd", clip_norm=1.0), kind))
-        assert (name, severity) == ("not-learned", "alarm")
+        assert name in ("not-learned", "worse-than-constant")
+        assert severity == "alarm"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_diverged_network_is_not_advised_to_expect_its_errors(seed: int) -> None:
+    """IVON's defaults with a small fixed noise: predictions are off by thousands, and no noise level cures that."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(100, 1, generator=generator) * 2 - 1
+    batches = [(x, torch.sin(3 * x))]
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))
+    posterior = credo.IVON(model, data_size=100, likelihood=credo.GaussianNoise(0.1), seed=seed)
+    with pytest.warns(credo.DivergenceWarning):
+        credo.fit(posterior, batches, epochs=60, progress=False)
+    diagnosis = credo.diagnose(posterior, batches)
+    finding = diagnosis.findings[0]
+    assert (finding.name, finding.severity, finding.argument) == ("worse-than-constant", "alarm", "clip=0.01")
+    assert "It is worse than a constant prediction on training data: rmse" in diagnosis.verdict
+    assert not any("GaussianNoise" in (found.argument or "") for found in diagnosis.findings)
 
 
 # -- regression -----------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Every rule on predictions, on both sides of its limits, on facts made by hand."""
 
+from typing import Any
+
 import pytest
 from doctor_facts import changed, interval, named, severity, worse
 
@@ -103,3 +105,33 @@ def test_what_makes_it_unsure(share: float, regression: bool, gap: float, argume
     finding = named(changed(scores=scores, dispersion=found, epochs=10), "underconfident")
     assert finding is not None
     assert finding.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        ({"chance_over_train": worse(-0.4)}, None),
+        ({"chance_over_train": worse(-0.6), "learned": 0.1}, ("alarm", "smaller steps")),
+        ({"chance_over_train": worse(-0.6), "learned": 0.9}, ("alarm", "Let the prior count more")),
+        ({"chance_over_judged": worse(-0.6)}, ("warning", "Let the prior count more")),
+        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "reach": 1.5}, None),
+        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "reach": 3.0}, ("alarm", "smaller steps")),
+    ],
+    ids=str,
+)
+def test_worse_than_a_constant_is_the_first_finding(scores: dict[str, Any], wanted: tuple[str, str] | None) -> None:
+    facts = changed(scores=scores)
+    found = named(facts, "worse-than-constant")
+    if wanted is None:
+        assert found is None
+        return
+    assert found == judge(facts)[0]
+    assert found.severity == wanted[0]
+    assert wanted[1] in found.advice
+
+
+def test_a_cause_that_is_known_explains_what_a_constant_beats() -> None:
+    facts = changed(scores={"chance_over_train": worse(-3.0), "learned": 0.1}, counts={"data_size": 10})
+    first, second, *_ = judge(facts)
+    assert (first.name, second.name) == ("worse-than-constant", "data-size")
+    assert first.argument == second.argument == "data_size=1000"

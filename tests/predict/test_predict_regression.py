@@ -115,16 +115,6 @@ def test_targets_of_another_shape_are_refused(x: Tensor, mlp: Network) -> None:
         credo.predict(posterior, [(x, torch.zeros(23))], draws=2)
 
 
-def test_outputs_that_are_not_finite_reach_the_result_and_are_named_by_the_metrics(x: Tensor, mlp: Network) -> None:
-    posterior = credo.BBB(mlp(3, 1), data_size=10, likelihood="gaussian")
-    broken = x.clone()
-    broken[4] = torch.nan
-    prediction = credo.predict(posterior, [(broken, torch.zeros(23, 1))], draws=2)
-    assert prediction.mean.isnan().squeeze(-1).nonzero().tolist() == [[4]]
-    with pytest.raises(ValueError, match="not finite"):
-        credo.measure(prediction)
-
-
 def test_adaptive_draws_stop_where_the_mean_is_known(mlp: Network, slow_outputs: Slow) -> None:
     """The error is that of the mean as a share of the predictive std; noise makes a rough mean good enough."""
     network = nn.Linear(1, 1)

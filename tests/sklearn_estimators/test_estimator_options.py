@@ -159,3 +159,14 @@ def test_verbose_shows_nothing_off_a_terminal(capfd: pytest.CaptureFixture[str])
     loud, silent = quick(verbose=1).fit(X, Y), quick().fit(X, Y)
     assert capfd.readouterr() == ("", "")
     assert [r.loss for r in loud.history_] == [r.loss for r in silent.history_]
+
+
+def test_rows_that_overflow_in_the_network_are_refused() -> None:
+    model = quick("map", epochs=1, standardize=False).fit(X, Y)
+    with torch.no_grad():
+        for parameter in model.posterior_.model.parameters():
+            parameter.fill_(100.0)
+    rows = X[:9].copy()
+    rows[[5, 7]] = 1e308
+    with pytest.raises(credo.NonFiniteError, match=r"2 of 9 rows .* rows 5, 7 are finite"):
+        model.predict(rows)

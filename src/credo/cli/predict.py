@@ -13,7 +13,7 @@ import typer
 from torch import Tensor
 
 from credo.cli.output import errors_explained, print_json, print_table, say
-from credo.core.files import write_json, write_text
+from credo.core.files import finite, write_json, write_text
 from credo.data import as_float
 from credo.data.arrays import read_array
 from credo.data.columns import Columns
@@ -22,6 +22,7 @@ from credo.data.tables import read_table
 from credo.experiments.runs import Run
 from credo.experiments.units import in_target_units, network_inputs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
+from credo.predict.nonfinite import check_choice
 from credo.training.progress import make_progress
 
 _MOST_ROWS = 20
@@ -35,6 +36,10 @@ def predict_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
     ] = None,
+    on_nonfinite: Annotated[
+        str,
+        typer.Option(help="Rows with NaN or infinite inputs or outputs: 'raise' an error, or 'mark' them by no label."),
+    ] = "raise",
     output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
@@ -51,14 +56,14 @@ def predict_command(
     with errors_explained():
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
+        check_choice(on_nonfinite)
         place = Run(run)
         posterior, facts = place.posterior(), place.facts()
-        x = _inputs(inputs, facts)
+        x = _inputs(inputs, facts, mark=on_nonfinite == "mark")
         with make_progress() as bar:
             task = bar.add_task("predicting", total=len(x), text="")
-            prediction = predict(
-                posterior, x, draws=draws, tolerance=tolerance, on_batch=lambda count: bar.advance(task, count)
-            )
+            options: dict[str, Any] = {"draws": draws, "tolerance": tolerance, "on_nonfinite": on_nonfinite}
+            prediction = predict(posterior, x, **options, on_batch=lambda count: bar.advance(task, count))
         rows = _rows(in_target_units(prediction, facts), facts)
         if output is not None:
             _write(output, rows)
@@ -66,22 +71,25 @@ def predict_command(
         if as_json:
             print_json(rows)
             return
-        shown = [[show for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
+        shown = [[finite(show) for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
         print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
         if len(rows) > _MOST_ROWS:
             say(f"{len(rows) - _MOST_ROWS} more rows; --json or --output gives all of them")
 
 
-def _inputs(path: Path, facts: dict[str, Any]) -> Tensor:
-    """What the network takes, from a table by its columns or from an array by its shape."""
+def _inputs(path: Path, facts: dict[str, Any], *, mark: bool) -> Tensor:
+    """What the network takes, from a table by its columns or from an array by its shape.
+
+    With `mark`, gaps are infinite: rows that the network has no answer for.
+    """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
     columns = facts.get("columns")
     if "columns" not in facts and facts["input_mean"] is not None:
         _warn_of_earlier_version(facts, path)
     if path.suffix != ".csv" or columns is None:
-        return network_inputs(_fit_shape(_read(path), facts, path), facts)
-    values, notes = read_rows(path, Columns.from_dict(columns))
+        return network_inputs(_fit_shape(_read(path, mark=mark), facts, path), facts)
+    values, notes = read_rows(path, Columns.from_dict(columns), mark=mark)
     for note in notes:
         say(note)
     return network_inputs(values, facts)
@@ -101,19 +109,24 @@ def _warn_of_earlier_version(facts: dict[str, Any], path: Path) -> None:
             )
 
 
-def _read(path: Path) -> Tensor:
-    array = _read_csv(path) if path.suffix == ".csv" else read_array(path)
+def _read(path: Path, *, mark: bool) -> Tensor:
+    array = _read_csv(path, mark) if path.suffix == ".csv" else read_array(path)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{path} holds NaN or infinite numbers: there is no prediction for them.")
+    if mark and array.dtype.kind == "f":
+        array = np.where(np.isnan(array), np.inf, array)
+    elif not np.isfinite(array).all():
+        raise ValueError(
+            f"{path} holds NaN or infinite numbers: there is no prediction for them. --on-nonfinite mark predicts the "
+            "other rows."
+        )
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)  # torch cannot compare some of the unsigned kinds
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _read_csv(path: Path) -> np.ndarray[Any, Any]:
-    values: np.ndarray[Any, Any] = read_table(path).numbers().numpy()
+def _read_csv(path: Path, mark: bool) -> np.ndarray[Any, Any]:
+    values: np.ndarray[Any, Any] = read_table(path).numbers(mark=mark).numpy()
     return values
 
 
@@ -156,8 +169,10 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
     )
     keys = ("label", "confidence", "total", "aleatoric", "epistemic", "draws", "probs")
     rows = [{"index": i, **dict(zip(keys, values, strict=True))} for i, values in enumerate(columns)]
-    if names:
-        for row in rows:
+    for row in rows:
+        if row["label"] < 0:
+            row["label"] = None  # marked: there is no answer
+        elif names:
             row["label"] = names[row["label"]]
     return rows
 
@@ -178,5 +193,5 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.writer(text)
     keys = [key for key in rows[0] if key != "probs"]
     writer.writerow(keys)
-    writer.writerows([row[key] for key in keys] for row in rows)
+    writer.writerows([finite(row[key]) for key in keys] for row in rows)
     write_text(path, text.getvalue())

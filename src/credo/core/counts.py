@@ -1,9 +1,12 @@
-"""Whole numbers: those that say how many (draws, steps, examples), and seeds."""
+"""Whether an argument is a number; a whole one where it says how many (draws, steps, examples); a seed."""
 
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, SupportsInt
+
+from torch import Tensor
 
 
 def is_count(value: Any, *, least: int = 1) -> bool:
@@ -27,3 +30,10 @@ def checked_seed(value: Any) -> int:
     if not is_count(value, least=-(2**63)) or int(value) >= 2**64:
         raise ValueError(f"seed={value!r} must be a whole number from −2⁶³ to 2⁶⁴ − 1.")
     return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one real number: not a word, a list, True, or a tensor of several."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)

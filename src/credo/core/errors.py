@@ -15,7 +15,11 @@ class UnsupportedModelError(CredoError, ValueError):
 
 
 class NonFiniteError(CredoError, ArithmeticError):
-    """A loss or gradient became NaN or infinite; parameters still hold the last good values."""
+    """Something is NaN or infinite: a loss or gradient, with parameters still the last good ones, or a prediction."""
+
+
+class DivergenceWarning(UserWarning):
+    """Training goes astray, though all its numbers are finite: the message names the arguments to change."""
 
 
 class LostProcessError(CredoError, RuntimeError):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.counted import EVERY, Counted
+from credo.core.counts import is_number
 from credo.core.errors import unknown
 from credo.core.weights import inverse_softplus_number
 
@@ -116,12 +117,17 @@ class GaussianNoise(Likelihood):
 
     def __init__(self, std: float = 1.0, *, learn: bool = False, heteroscedastic: bool = False) -> None:
         super().__init__()
+        if not is_number(std):
+            raise ValueError(
+                f"std={std!r:.80} must be one positive number, the noise of all outputs: one of its own for each is "
+                "not possible yet. Scale targets to have it alike, or let the network give it (heteroscedastic=True)."
+            )
         if not (math.isfinite(std) and std > 0):
             raise ValueError(f"std={std} must be positive.")
         if learn and heteroscedastic:
             raise ValueError("learn and heteroscedastic exclude each other: the network gives the noise already.")
         self.learn, self.heteroscedastic = learn, heteroscedastic
-        rho = torch.tensor(inverse_softplus_number(std))
+        rho = torch.tensor(inverse_softplus_number(float(std)))
         self.noise_rho = nn.Parameter(rho, requires_grad=learn)
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,11 +169,25 @@ def make_likelihood(given: Likelihood | Mapping[str, Any] | str | None) -> Likel
         return Categorical()
     if isinstance(given, Likelihood):
         return given
+    if not isinstance(given, str | Mapping):
+        raise ValueError(_not_a_likelihood(given))
     options = {"kind": given} if isinstance(given, str) else dict(given)
     kind = options.pop("kind", "categorical")
-    if kind not in LIKELIHOODS:
+    if str(kind) not in LIKELIHOODS:
         raise ValueError(unknown("likelihood", str(kind), LIKELIHOODS))
     try:
         return LIKELIHOODS[kind](**options)
     except TypeError as error:
         raise ValueError(f"Likelihood {kind!r}: {error}.") from error
+
+
+def _not_a_likelihood(given: object) -> str:
+    possible = (
+        f"{', '.join(map(repr, LIKELIHOODS))}, a description such as {{'kind': 'gaussian', 'std': 0.1}}, or an object"
+    )
+    if isinstance(given, type) and issubclass(given, Likelihood):
+        return f"likelihood={given.__name__} is a class: give an object of it, {given.__name__}(...)."
+    return (
+        f"likelihood={given!r:.80} is none: possible are {possible} such as credo.GaussianNoise(0.1). A loss of "
+        "your own goes into step(nll) or fit(..., nll=), a distribution into a class derived from credo.Likelihood."
+    )

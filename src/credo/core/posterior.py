@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from credo.core.counted import Counted
 from credo.core.counts import checked_seed, is_count
+from credo.core.divergence import TrainingWatch
 from credo.core.errors import UnsupportedModelError
 from credo.core.guard import Guard, exclusive_context, exclusively
 from credo.core.likelihood import Likelihood, make_likelihood
@@ -83,7 +84,8 @@ class Posterior(nn.Module, ABC):
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module) or isinstance(model, Posterior):
-            raise ValueError(f"{type(self).__name__} needs a network, an nn.Module instance; got {_name(model)}.")
+            wanted = f"{type(self).__name__} needs a network, an nn.Module instance"
+            raise ValueError(f"{wanted}; got {_name(model)}.{_about_groups(model)}")
         check_model(model)
         if not is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
@@ -94,6 +96,7 @@ class Posterior(nn.Module, ABC):
         self.seed = checked_seed(seed)
         self.steps = 0
         self.lr_scale = 1.0
+        self._watch = TrainingWatch()
         self._aliases = aliases(model)
         self.register_buffer("kept", None)
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -310,6 +313,14 @@ class Posterior(nn.Module, ABC):
             weights: How often each row counts in the loss, [rows], which then is Σ wᵢ·ℓᵢ / examples.
         """
 
+    def _stepped(self, terms: Terms) -> Terms:
+        """Count a step that is done, and warn if training has diverged; the same terms."""
+        self.steps += 1
+        # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
+        torch.clear_autocast_cache()
+        self._watch.after_step(terms.nll, self)
+        return terms
+
     @contextmanager
     def prepared(
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
@@ -397,6 +408,15 @@ def _checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name(thing: Any) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _about_groups(given: Any) -> str:
+    if not isinstance(given, Iterable) or isinstance(given, nn.Module):
+        return ""
+    return (
+        " What torch's optimisers take as parameter groups is given by name: lr={'head.*': 0.1, '*': 0.01}, "
+        "prior_precision={'*.bias': 1.0, '*': 10.0}."
+    )
 
 
 class GaussianPosterior(Posterior, ABC):

@@ -58,6 +58,7 @@ class _Located(Prior):
     """Priors with a mean and a positive scale, each a number, a vector, or values by name glob."""
 
     kind: str
+    nonnegative = ("scale_vector",)
 
     def __init__(self, mean: Value = 0.0, scale: Value = 1.0) -> None:
         super().__init__()
@@ -298,6 +299,11 @@ def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior |
         return given
     if isinstance(given, int | float):
         return Gaussian(std=float(given))
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"prior={given!r:.80} is none: give a Gaussian's standard deviation, an object such as credo.Laplace(0.1), "
+            "or a description, {'kind': 'laplace', 'b': 0.1}."
+        )
     options = {key: _placeholder(value) for key, value in given.items()}
     kind = options.pop("kind", "gaussian")
     if kind not in PRIORS:

@@ -60,10 +60,18 @@ class Column:
         """Names of the network's inputs: the column's own, or `color=red` and so on, one for each category."""
         return (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
 
-    def values(self, cell: Cell, gaps: Gaps) -> list[float]:
-        """The inputs that a cell becomes; NaN for a gap that is to be filled."""
+    def values(self, cell: Cell, gaps: Gaps, *, mark: bool = False) -> list[float]:
+        """The inputs that a cell becomes; NaN for a gap that is to be filled, infinite with `mark` for one that is not.
+
+        Args:
+            cell: one of this column.
+            gaps: what a cell without a value is.
+            mark: whether gaps, and numbers that are not finite, stand for an answer that there is not.
+        """
         if cell.is_gap and gaps == "mean":
             return [math.nan] * len(self.input_names)
+        if mark and (cell.is_gap or (cell.number is not None and not math.isfinite(cell.number))):
+            return [math.inf] * len(self.input_names)
         if self.categories is None:
             return [self._number(cell)]
         if cell.text not in self.categories:
@@ -120,10 +128,19 @@ class Columns:
         """Which of the network's inputs are numbers, `bool [inputs]`; the others are 0 or 1."""
         return torch.tensor([column.categories is None for column in self.inputs for _ in column.input_names])
 
-    def encode(self, cells: Sequence[Sequence[Cell]]) -> Tensor:
-        """Rows of cells, in the order of `inputs`, as `float64 [rows, inputs]`; NaN for gaps that are to be filled."""
+    def encode(self, cells: Sequence[Sequence[Cell]], *, mark: bool = False) -> Tensor:
+        """Rows of cells, in the order of `inputs`, as `float64 [rows, inputs]`; NaN for gaps that are to be filled.
+
+        Args:
+            cells: row by row.
+            mark: whether other gaps are infinite instead of an error.
+        """
         rows = [
-            [value for column, cell in zip(self.inputs, row, strict=True) for value in column.values(cell, self.gaps)]
+            [
+                v
+                for column, cell in zip(self.inputs, row, strict=True)
+                for v in column.values(cell, self.gaps, mark=mark)
+            ]
             for row in cells
         ]
         return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(self.input_names))

@@ -11,7 +11,7 @@ from credo.data.columns import Columns
 from credo.data.tables import Table, read_table
 
 
-def read_rows(path: Path, columns: Columns) -> tuple[Tensor, list[str]]:
+def read_rows(path: Path, columns: Columns, *, mark: bool = False) -> tuple[Tensor, list[str]]:
     """(inputs `float64 [rows, inputs]`, not yet standardised, and what the user should be told).
 
     A header decides which column is which, in whatever order; a column called like the target is left out. Without a
@@ -20,6 +20,7 @@ def read_rows(path: Path, columns: Columns) -> tuple[Tensor, list[str]]:
     Args:
         path: the new table.
         columns: those of the training table.
+        mark: whether gaps that are not filled are infinite instead of an error.
     """
     # Without names and numbers, nothing tells a header from a row of categories.
     header = False if not columns.has_header and all(c.categories for c in columns.inputs) else None
@@ -28,7 +29,7 @@ def read_rows(path: Path, columns: Columns) -> tuple[Tensor, list[str]]:
         raise ValueError(f"{path} holds no input.")
     by_name = table.has_header and columns.has_header
     places = _by_name(table, columns) if by_name else _by_order(table, columns)
-    return columns.encode(table.cells(places)), _notes(table, columns)
+    return columns.encode(table.cells(places), mark=mark), _notes(table, columns)
 
 
 def _by_name(table: Table, columns: Columns) -> list[int]:

@@ -96,10 +96,10 @@ class Table:
         """One column from top to bottom."""
         return [cell for (cell,) in self.cells([index])]
 
-    def numbers(self) -> Tensor:
-        """All columns as `float64 [rows, columns]`; a cell that is no number is an error."""
+    def numbers(self, *, mark: bool = False) -> Tensor:
+        """All columns as `float64 [rows, columns]`; a cell that is no number is an error, or infinite with `mark`."""
         columns = Columns(tuple(Column(name) for name in self.columns), None, "raise")
-        return columns.encode(self.cells(range(len(self.columns))))
+        return columns.encode(self.cells(range(len(self.columns))), mark=mark)
 
 
 def read_table(

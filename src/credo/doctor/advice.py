@@ -22,6 +22,26 @@ def at_chance(facts: Facts) -> bool:
     return gain.low <= 0 or (gain.value < limits.GAIN_NATS and gradient_clear(facts))
 
 
+def diverged(facts: Facts) -> bool:
+    """Predictions of training targets that are far beyond what any of these are, and worse than a constant."""
+    scores = facts.scores
+    return (scores.reach or 0.0) >= limits.CONSTANT_REACH and scores.chance_over_train.error.high < 0
+
+
+def beaten_by_constant(facts: Facts) -> str | None:
+    """On which data the NLL of a constant prediction is clearly better: "training", "held-out", or none."""
+    gaps = {"training": facts.scores.chance_over_train, "held-out": facts.scores.chance_over_judged}
+    beaten = (where for where, gap in gaps.items() if gap is not None and gap.nll.high <= -limits.CONSTANT_NATS)
+    return next(beaten, None)
+
+
+def smaller_steps(facts: Facts) -> str | None:
+    """The argument that keeps training from diverging: clipping where the method's own is off, else a lower rate."""
+    rate = facts.method.lr
+    lower = None if rate is None else facts.method.argument("lr", float(f"{rate / 10:.1g}"))
+    return facts.method.argument("clip", 0.01) or lower
+
+
 def failed(facts: Facts) -> bool:
     """Little was learned where more was to be had: no better than a constant, or than a twin that did learn."""
     gap = facts.scores.ensemble_over_twin

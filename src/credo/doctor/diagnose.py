@@ -141,6 +141,7 @@ def _measure(
             twin=None if twin is None else forecast(twin, judged, draws=on_test.draws, seed=seed),
             train=on_train,
             train_targets=train.y,
+            held_out=judged is not train,
         ),
         statistics=statistics_found,
         dispersion=dispersion(on_test),

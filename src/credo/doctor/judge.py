@@ -39,6 +39,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for rule in CAUSES:
         found += rule(facts)
+    found = [*rules_prediction.worse_than_constant(facts, found), *found]
     for rule in CONSEQUENCES:
         if not any(finding.severity == "alarm" for finding in found):
             found += rule(facts)

@@ -21,6 +21,13 @@ TEMPERATURE_WARNING = 1.5
 LEARNED_LITTLE = 0.5
 LEARNED_WELL = 0.9
 
+# Worse than a constant by this many nats, 40 % of the probability of every truth: a network that learned nothing is
+# within a tenth of a nat.
+CONSTANT_NATS = 0.5
+# RMSE over the targets' own root mean square: about 1 for an untrained network, whose outputs are near 0; one that
+# diverged is far beyond.
+CONSTANT_REACH = 2.0
+
 # Running statistics over the last ~20 batches scatter by a few hundredths of a standard deviation around their
 # expectation, and healthy networks show at most 0.1; a quarter is beyond that.
 STATISTICS_SHIFT = 0.25

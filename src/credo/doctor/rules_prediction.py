@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from credo.doctor import limits
-from credo.doctor.advice import cooler, longer, matters, noise_argument, still_learning, wanted_std
+from credo.doctor.advice import (
+    beaten_by_constant,
+    cooler,
+    diverged,
+    longer,
+    matters,
+    noise_argument,
+    smaller_steps,
+    still_learning,
+    wanted_std,
+)
 from credo.doctor.facts import Facts
 from credo.doctor.findings import Finding
 
 
+def worse_than_constant(facts: Facts, causes: Sequence[Finding]) -> Iterator[Finding]:
+    """What a constant prediction beats: until that is repaired nothing finer is worth a look.
+
+    The first alarm among the `causes` that were found explains it, and its advice is taken.
+    """
+    where = "training" if diverged(facts) else beaten_by_constant(facts)
+    if where is None:
+        return
+    scores, score = facts.scores, facts.scores.train if where == "training" else facts.scores.ensemble
+    constant = "the class frequencies" if scores.metric == "accuracy" else "the targets' mean and standard deviation"
+    text = (
+        f"It is worse than a constant prediction on {where} data: {scores.metric} {score.metric:.3g} and NLL "
+        f"{score.nll:.3g}, where {constant} alone have {scores.chance.metric:.3g} and {scores.chance.nll:.3g}."
+    )
+    cause = next((finding for finding in causes if finding.severity == "alarm"), None)
+    sure = scores.learned >= limits.LEARNED_LITTLE
+    if cause is not None:
+        advice, argument = f"See {cause.name}: {cause.advice}", cause.argument
+    elif where == "training" and not sure:
+        advice = "Training diverged, or inputs and targets do not belong together: start again with smaller steps."
+        argument = smaller_steps(facts)
+    else:
+        text += " Its answers are better than that, but it is far too sure of them."
+        advice, argument = _more_doubt(facts)
+    severity = "alarm" if where == "training" else "warning"
+    yield Finding("worse-than-constant", severity, text, advice, argument)
+
+
 def noise_level(facts: Facts) -> Iterator[Finding]:
     """A regression whose fixed observation noise does not fit its own training data."""
-    if not facts.method.fixed_noise_level:
-        return
+    if not facts.method.fixed_noise_level or diverged(facts):
+        return  # noise of the size of a diverged network's errors is no cure
     found, limit = facts.train_dispersion.surprise, limits.NOISE_LEVEL
     if 1 / limit <= found.value <= limit:
         return

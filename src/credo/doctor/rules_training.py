@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from credo.doctor import limits
-from credo.doctor.advice import cooler, failed, matters, noise_argument, still_learning, wanted_std
+from credo.doctor.advice import cooler, diverged, failed, matters, noise_argument, still_learning, wanted_std
 from credo.doctor.facts import Facts
 from credo.doctor.findings import Finding, times
 from credo.doctor.scores import learned_share
@@ -154,6 +154,8 @@ def no_uncertainty(facts: Facts) -> Iterator[Finding]:
     share, balance = facts.dispersion.epistemic_share, facts.objective.noise_balance
     if not facts.method.random or share >= limits.EPISTEMIC_LITTLE or still_learning(facts):
         return
+    if diverged(facts):
+        return  # beside such errors any σ is small
     known_small = balance is not None and balance < limits.NOISE_TOO_SMALL
     if balance is not None and not known_small:
         return  # so sure by right: the data leave no room

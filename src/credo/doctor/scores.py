@@ -38,7 +38,9 @@ class Scores:
     `draw` is the average of single draws, `lowest` and `highest` the metric's range over them. `chance` is the best
     constant forecast on training targets, and `learned` the share of its error that the ensemble takes away there:
     1 is perfect, 0 is chance; where the data are noisy nobody comes near 1. `chance_over_train` is how much worse than
-    the ensemble the constant is on the same examples. `mean` is None for a mixture, which has no mean network.
+    the ensemble the constant is on the same examples, `chance_over_judged` on those to judge by, if these are others.
+    `reach` is the RMSE on training data over the root mean square of the targets, None for classes. `mean` is None for
+    a mixture, which has no mean network.
     """
 
     metric: str
@@ -55,6 +57,8 @@ class Scores:
     ensemble_over_twin: Gap | None
     mean_over_twin: Gap | None
     chance_over_train: Gap
+    chance_over_judged: Gap | None = None
+    reach: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers by name; each score under the metric's own name."""
@@ -63,8 +67,14 @@ class Scores:
             score: Score | None = getattr(self, name)
             result[name] = None if score is None else {self.metric: score.metric, "nll": score.nll}
         result["draw"] |= {f"lowest_{self.metric}": self.lowest, f"highest_{self.metric}": self.highest}
-        result["learned"] = self.learned
-        for name in ("ensemble_over_mean", "ensemble_over_twin", "mean_over_twin", "chance_over_train"):
+        result |= {"learned": self.learned, "reach": self.reach}
+        for name in (
+            "ensemble_over_mean",
+            "ensemble_over_twin",
+            "mean_over_twin",
+            "chance_over_train",
+            "chance_over_judged",
+        ):
             gap: Gap | None = getattr(self, name)
             result[name] = None if gap is None else {"nll": bounds(gap.nll), "error": bounds(gap.error)}
         return result
@@ -76,9 +86,18 @@ def bounds(interval: Interval) -> dict[str, float]:
 
 
 def scores(
-    draws: Forecast, *, mean: Forecast | None, twin: Forecast | None, train: Forecast, train_targets: Tensor
+    draws: Forecast,
+    *,
+    mean: Forecast | None,
+    twin: Forecast | None,
+    train: Forecast,
+    train_targets: Tensor,
+    held_out: bool = True,
 ) -> Scores:
-    """The table that says where quality is lost: in the mean network, by the noise, or nowhere."""
+    """The table that says where quality is lost: in the mean network, by the noise, or nowhere.
+
+    `held_out` says whether `draws` is on other examples than `train`.
+    """
     constant = constant_forecast(train, train_targets)
     chance = score(constant)
     metric_of_draws = draws.metric_of_draws
@@ -97,6 +116,8 @@ def scores(
         ensemble_over_twin=None if twin is None else gap(draws, twin),
         mean_over_twin=None if mean is None or twin is None else gap(mean, twin),
         chance_over_train=gap(constant, train),
+        reach=_reach(train),
+        chance_over_judged=gap(constant_forecast(train, train_targets, draws), draws) if held_out else None,
     )
 
 
@@ -119,14 +140,25 @@ def learned_share(metric: str, value: float, chance: float) -> float:
     return 1 - (value / chance) ** 2 if chance > 0 else 1.0
 
 
-def constant_forecast(train: Forecast, targets: Tensor) -> Forecast:
-    """The best constant forecast of these targets, as a forecast of one network."""
+def _reach(train: Forecast) -> float | None:
+    if not isinstance(train, ValueForecast):
+        return None
+    return train.metric / max(float(train.targets.square().mean().sqrt()), 1e-300)
+
+
+def constant_forecast(train: Forecast, targets: Tensor, judged: Forecast | None = None) -> Forecast:
+    """The best constant forecast of these training targets, as a forecast of one network; or on other examples.
+
+    There every class counts once more than it was seen: one that was not must not cost everything.
+    """
     if isinstance(train, ClassForecast):
-        shares = train.labels.bincount(minlength=train.probs.shape[-1]).double() / len(train.labels)
-        probs = shares.expand(1, len(train.labels), -1)
-        return ClassForecast(shares.log()[train.labels].unsqueeze(0), 1, probs, train.labels)
-    y = targets.double().cpu()
-    mean, std = y.mean(0), y.var(0, correction=0).clamp_min(1e-300).sqrt()
+        labels = judged.labels if isinstance(judged, ClassForecast) else train.labels
+        counts = train.labels.bincount(minlength=train.probs.shape[-1]).double() + (judged is not None)
+        shares = counts / counts.sum()
+        return ClassForecast(shares.log()[labels].unsqueeze(0), 1, shares.expand(1, len(labels), -1), labels)
+    known = targets.double().cpu()
+    y = judged.targets if isinstance(judged, ValueForecast) else known
+    mean, std = known.mean(0), known.var(0, correction=0).clamp_min(1e-300).sqrt()
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
     rows = density.reshape(1, len(y), -1).sum(-1)
     return ValueForecast(rows, 1, mean.expand(1, *y.shape), std.expand(1, *y.shape), y)

@@ -116,6 +116,12 @@ def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]
 def _known(prediction: Prediction) -> tuple[Tensor, Tensor]:
     if prediction.targets is None or prediction.log_likelihood is None:
         raise ValueError("Metrics need targets: predict from batches of (inputs, targets).")
+    lost = int((~prediction.finite).sum())
+    if lost:
+        raise ValueError(
+            f"{lost} of {len(prediction)} rows have no prediction: the network's outputs for them are not finite. "
+            "Leave the rows where prediction.finite is False out of the inputs and predict again to measure the others."
+        )
     if not bool(torch.isfinite(prediction.log_likelihood).all()):
         raise ValueError("The prediction holds NaN or infinite values: the network's outputs are not finite.")
     return prediction.targets, prediction.log_likelihood

@@ -22,6 +22,7 @@ from credo.core.batchnorm import statistics_kept_on_error
 from credo.core.counted import Counted, weighed
 from credo.core.counts import checked_count
 from credo.core.descent import Descent, OptimizerChoice, plain_name
+from credo.core.divergence import compare_draw
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
@@ -193,6 +194,7 @@ class BBB(DrawnGradients):
             plain = self.noise_name == "weights" and self.closed_form
             fused = plain and self._is_free and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
             data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
+            compare_draw(self, data_term, nll)
             squared = () if squares is None else (*means.values(), self.rho)
             losses = (data_term, kl)
             data_term, kl = self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared, losses=losses)
@@ -201,8 +203,7 @@ class BBB(DrawnGradients):
 
     def _update(self, terms: Terms) -> Terms:
         self.descent.move(scale=self.lr_scale)
-        self.steps += 1
-        return terms
+        return self._stepped(terms)
 
     def _locate(self, name: str, gradient: Tensor) -> str:
         if name != "rho":

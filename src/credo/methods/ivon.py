@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.counted import Counted
+from credo.core.counts import is_number
 from credo.core.descent import check_dense, scalar_loss
 from credo.core.errors import unknown
 from credo.core.kernels import flat
@@ -82,6 +83,11 @@ class IVON(NaturalGaussian):
         if weight_decay is not None:
             if prior is not None or prior_precision is not None:
                 raise ValueError("weight_decay, prior_precision and prior exclude each other.")
+            if not is_number(weight_decay):
+                raise ValueError(
+                    f"weight_decay={weight_decay!r:.80} must be one number. Values by name are those of the prior's "
+                    "precision, weight_decay·data_size/temperature: prior_precision={'*.bias': 1.0, '*': 10.0}."
+                )
             if not 0 < weight_decay < math.inf:
                 raise ValueError(f"weight_decay={weight_decay} must be positive: it is the prior's precision·τ/N.")
             prior_precision = weight_decay * data_size / temperature

@@ -118,6 +118,7 @@ class KroneckerBlock(Block):
     """A layer's weight and bias: C = A ⊗ G, damped by shares (Martens and Grosse 2015)."""
 
     averages = ("inputs", "outputs")
+    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
     inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
     inputs: Tensor
     outputs: Tensor
@@ -195,6 +196,7 @@ class DiagonalBlock(Block):
     """One parameter whose entries are independent; its curvature is the mean square of single examples' gradients."""
 
     averages = ("curvature",)
+    nonnegative = ("curvature", "root")
     inverses = ("root",)
     curvature: Tensor
     root: Tensor

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from credo.core.batchnorm import statistics_kept_on_error
+from credo.core.divergence import compare_draw
 from credo.core.inputs import same_inputs
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value
@@ -107,6 +108,11 @@ class NaturalGaussian(GaussianPosterior, ABC):
     def _std(self) -> Tensor:
         """Standard deviations as one vector."""
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether draws differ from the mean."""
+        return self.has_curvature
+
     # -- training --------------------------------------------------------------------------------------------
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
@@ -123,6 +129,8 @@ class NaturalGaussian(GaussianPosterior, ABC):
             nll = same_inputs(nll) if self._has_passes else nll
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll, examples=examples, weights=weights)
+            if self.is_noisy:
+                compare_draw(self, self._gathered.loss / self._gathered.shares, nll)
             yield self._ready()
 
     @property
@@ -171,10 +179,9 @@ class NaturalGaussian(GaussianPosterior, ABC):
             self.has_curvature = True
             kl = parts[0].inspect(replace(updates[0], decay=1.0), found.gradients, curvatures)[0]
         penalty = self._penalty(kl)
-        self.steps += 1
         nll = found.loss / found.shares
         found.clear()
-        return Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl)
+        return self._stepped(Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
 
     @abstractmethod
     def _updates(self, found: Gathered) -> tuple[Update, Update]:

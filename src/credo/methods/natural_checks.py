@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from credo.core.counts import checked_count
+from credo.core.counts import checked_count, is_number
 from credo.core.descent import is_finite, loss_message, plain_name
 from credo.core.errors import NonFiniteError
 from credo.core.posterior import Posterior
@@ -46,6 +46,14 @@ def check_augmentation(factor: float) -> None:
 
 def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, temperature: float) -> None:
     """Refuse hyper-parameters that cannot be meant."""
+    for name, value in {
+        "momentum": momentum,
+        "curvature_decay": decay,
+        "damping": damping,
+        "temperature": temperature,
+    }.items():
+        if not is_number(value):
+            raise ValueError(f"{name}={value!r:.80} must be one number.")
     for name, value in (("momentum", momentum), ("curvature_decay", decay)):
         if not 0 <= value < 1:
             raise ValueError(f"{name}={value} must lie in [0, 1).")

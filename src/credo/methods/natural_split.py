@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from credo.core.counts import is_number
 from credo.core.prior import Gaussian, Prior, Value, make_prior
 from credo.core.weights import Layout, Random, all_names, parameters_at, random_names
 from credo.methods.natural_update import Part
@@ -95,6 +96,11 @@ def gaussian_prior(
 
 def _each(value: Value, function: Any) -> Value:
     for entry in value.values() if isinstance(value, Mapping) else (value,):
+        if not (is_number(entry) or isinstance(entry, Tensor)):
+            raise ValueError(
+                f"prior_precision={value!r:.80} must be a positive number, a tensor with an entry for each random "
+                "weight, or such values by parameter name, {'*.bias': 1.0, '*': 10.0}."
+            )
         if not bool((torch.as_tensor(entry) > 0).all()):
             raise ValueError(f"prior_precision={value} must be positive.")
     if isinstance(value, Mapping):

@@ -26,6 +26,7 @@ from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.counted import Counted, weighed
 from credo.core.counts import checked_count, is_count
 from credo.core.descent import OptimizerChoice, scalar_loss
+from credo.core.divergence import compare_draw
 from credo.core.inputs import same_inputs
 from credo.core.kernels import flat
 from credo.core.kl_weights import KLWeight, make_kl_weight
@@ -180,6 +181,7 @@ class NodeBNN(Posterior):
                 # Only the first pass counts as data for running statistics.
                 with frozen_statistics(self._net) if index else nullcontext():
                     data_term += self._pass(nll, first, index, called) / self.step_draws
+            compare_draw(self, data_term, nll)
             penalty, kl = self._penalty()
             self.descent.check(data_term + penalty, at=self.steps)
             (data_term,) = self.descent.ready(at=self.steps, losses=(data_term,))
@@ -187,23 +189,33 @@ class NodeBNN(Posterior):
 
     def _update(self, terms: Terms) -> Terms:
         self.descent.move(scale=self.lr_scale)
-        self.steps += 1
-        return terms
+        return self._stepped(terms)
 
     def _pass(self, nll: Nll, first: int, index: int, called: set[str]) -> float:
         """The batch's NLL under new nodes; adds this pass's share of all gradients, and the layers that were called."""
         index = self._draw_number(index, self.step_draws)
         self._reseed(index)
         if self.noise_name == "batch":
-            draw = self._component_draw((first + index) % self.components)
-            with substituted(self._net, draw, self._aliases) as net:
-                return self._backward(nll(net))
+            return self._batch_pass(nll, self._component_draw((first + index) % self.components))
         noise = ExampleNoise(self._net, self.nodes, partial(self._example_values, first=first, index=index), called)
         with noise.on():
             value = self._backward(nll(self._net))
         self.guard.check_used(noise.is_used)
         noise.check_reached(nll, self._tried)
         noise.backward()
+        return value
+
+    def _batch_pass(self, nll: Nll, draw: Mapping[str, Tensor]) -> float:
+        """A pass on one weight draw. Its weights are leaves of the loss's graph: reentrant checkpoints make a backward
+        pass of their own for each part, and all of them would go through the graph of the draw.
+        """
+        leaves = {name: weight.detach().requires_grad_() for name, weight in draw.items()}
+        with substituted(self._net, leaves, self._aliases) as net:
+            value = self._backward(nll(net))
+        self.guard.check_used(any(leaf.grad is not None for leaf in leaves.values()))
+        reached = [(weight, leaves[name].grad) for name, weight in draw.items() if leaves[name].grad is not None]
+        if reached:
+            torch.autograd.backward([weight for weight, _ in reached], [grad for _, grad in reached])
         return value
 
     def _backward(self, value: Tensor) -> float:

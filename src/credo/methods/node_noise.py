@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from credo.core.batchnorm import frozen_statistics
 from credo.core.errors import UnsupportedModelError
@@ -99,8 +100,9 @@ class ExampleNoise:
                 'of which: call the network once in the loss, or give noise="batch".'
             )
         if not self._open and not is_running():
-            # Also inside of reentrant checkpoints, which run without gradients first.
-            with torch.enable_grad():
+            # Also inside of checkpoints: reentrant ones run without gradients first, the others count the tensors that
+            # their part saves, and a part that is run again does not draw.
+            with torch.enable_grad(), saved_tensors_hooks(torch.detach, torch.detach):
                 values = self.draw(rows)
                 leaf = values.detach().requires_grad_()
                 self._parts = _split(leaf, self.nodes)

@@ -296,10 +296,9 @@ class NoisyKFAC(Posterior):
                 parameters[name].sub_(piece)
         self.renewals += bool(self._gathered.curvatures)
         move_likelihood(self.descent, scale=self.lr_scale)
-        self.steps += 1
         self._last_scale = self.lr_scale
         self._gathered.clear()
-        return terms
+        return self._stepped(terms)
 
     def _rule(self) -> Rule:
         options = self._config

@@ -99,8 +99,7 @@ class MAP(Posterior):
 
     def _update(self, terms: Terms) -> Terms:
         self.descent.move(scale=self.lr_scale)
-        self.steps += 1
-        return terms
+        return self._stepped(terms)
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, a predicate as the names it chose; a custom optimiser is not kept."""

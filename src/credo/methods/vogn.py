@@ -54,6 +54,8 @@ class VOGN(NaturalGaussian):
     with those at the worst weights near another; so far an experiment.
     """
 
+    nonnegative = ("curvature",)
+
     def __init__(
         self,
         model: nn.Module,

@@ -19,6 +19,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.team import Team
 from credo.predict.moments import Moments, make_moments, summable
+from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
 from credo.predict.sharding import SHARDS, Numbered, gathered, is_ours, sharing, together
 from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
@@ -41,6 +42,7 @@ def predict(
     strategy: str = "auto",
     seed: int = 0,
     shard: str | None = None,
+    on_nonfinite: str = "raise",
     on_batch: OnBatch | None = None,
 ) -> Any:
     """Predictions averaged over `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
@@ -56,23 +58,27 @@ def predict(
     `shard="draws"` or `"data"` lets the processes of `posterior.team` divide the draws of each batch, or the batches.
     All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has other
     random numbers than one without.
+
+    Rows for which the network's outputs are NaN or infinite have no prediction. `on_nonfinite="raise"` is a
+    `NonFiniteError` that names them; `"mark"` predicts the others: such rows hold NaN, their label is −1, and
+    `prediction.finite` [n] is False for them. A logit of −inf is a probability of 0, which is an answer.
     """
+    check_choice(on_nonfinite)
     draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
     seed = checked_seed(seed)
     keep_freed()
-    task = _Task(draws, shared_draws, tolerance, strategy, seed, shard, on_batch)
+    task = _Task(draws, shared_draws, tolerance, strategy, seed, shard, on_batch, on_nonfinite)
     if shard is not None:
         torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
     batches = batches_of(inputs, batch_size)
     first = next(batches, None)
     given = [] if first is None else [first]
     try:
-        parts = task.run(posterior, chain(given, batches))
+        prediction = task.run(posterior, chain(given, batches))
     except NotIsolatedError:  # by the first pass of all, so that no second batch has been read; now by the lock
         if shard is not None:
             raise
-        parts = task.run(posterior, chain(given, batches))
-    prediction = concatenate(parts)
+        prediction = task.run(posterior, chain(given, batches))
     if isinstance(prediction, ClassPrediction) and not posterior.is_random:
         return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
     return prediction
@@ -89,25 +95,29 @@ class _Task:
     seed: int
     shard: str | None
     on_batch: OnBatch | None
+    on_nonfinite: str
 
-    def run(self, posterior: Posterior, batches: Iterable[Batch]) -> list[Prediction]:
-        """The prediction of every batch, in order."""
+    def run(self, posterior: Posterior, batches: Iterable[Batch]) -> Prediction:
+        """The prediction of all batches, in order."""
         parts: list[Prediction] = []
         plan: Strategy | None = None
         draw_team, data_team = sharing(posterior, self.shard)
+        faults, rows = InputFaults(), 0
         with evaluating(posterior, self.seed) as frozen, together(data_team):
             for batch, (x, y) in enumerate(batches):
                 x = x.to(frozen.device)
                 y = None if y is None else y.to(frozen.device)
                 plan = self._plan(frozen, x, draw_team) if plan is None else plan
+                rows += len(x)
                 if not is_ours(batch, data_team):
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     plan.begin(batch)
                     parts.append(self._batch(frozen, plan, x, y))
+                faults.look(x, parts[-1].finite, first=rows - len(x))
                 if self.on_batch is not None:
                     self.on_batch(len(x))
-        return gathered(parts, data_team)
+        return refuse_or_mark(concatenate(gathered(parts, data_team)), self.on_nonfinite, faults, data_team)
 
     def _plan(self, frozen: Posterior, x: Tensor, team: Team | None) -> Strategy:
         options: dict[str, Any] = {"name": self.strategy, "draws": self.draws, "shared": self.shared_draws}
@@ -125,10 +135,11 @@ class _Task:
         chunk = plan.rounded(chunk) if tolerance is None else chunk
         while done < self.draws and len(rows):
             count = min(chunk, self.draws - done)
-            outputs = summable(plan.outputs(x if len(rows) == len(x) else x[rows], count))
+            all_rows = len(rows) == len(x)
+            outputs = summable(plan.outputs(x if all_rows else x[rows], count))
             if moments is None:
                 moments = make_moments([part.likelihood for part in frozen.parts], outputs, y)
-            moments.add(outputs, rows)
+            moments.add(outputs, slice(None) if all_rows else rows)
             done += count
             if tolerance is not None and done < self.draws:
                 rows = plan.agreed(rows[moments.error()[rows] > tolerance])

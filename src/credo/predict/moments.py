@@ -18,8 +18,8 @@ class Moments(ABC):
     count: Tensor
 
     @abstractmethod
-    def add(self, outputs: Tensor, rows: Tensor) -> None:
-        """Take outputs [draws, len(rows), ...] of some draws for the given rows of the batch."""
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
+        """Take outputs [draws, rows, ...] of some draws for the given rows of the batch; a slice of all is quicker."""
 
     @abstractmethod
     def error(self) -> Tensor:
@@ -46,9 +46,9 @@ class ClassMoments(Moments):
         self.total, self.squares = torch.zeros_like(log_probs), torch.zeros_like(log_probs)
         self.log_total = torch.full_like(self.entropy_origin, -torch.inf)
         self.entropy_total = torch.zeros_like(self.entropy_origin)
-        self.entropies: list[tuple[Tensor, Tensor]] = []
+        self.entropies: list[tuple[Tensor | slice, Tensor]] = []
 
-    def add(self, outputs: Tensor, rows: Tensor) -> None:
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
         """Fold in the class probabilities of some draws."""
         log_probs = class_log_probs(self.likelihood, _wide(outputs))
         probs = log_probs.exp()
@@ -127,7 +127,7 @@ class RegressionMoments(Moments):
         self.total, self.squares, self.noise = (torch.zeros_like(mean) for _ in range(3))
         self.log_total = mean.new_full((outputs.shape[1],), -torch.inf)
 
-    def add(self, outputs: Tensor, rows: Tensor) -> None:
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
         """Fold in the predicted means and noise of some draws."""
         mean, std = map(_wide, self._moments(_wide(outputs)))
         shifted = mean - self.origin[rows]
@@ -199,8 +199,11 @@ def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
 
 def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
     """log probabilities [draws, batch, classes] from outputs [draws, batch, ...]."""
-    if isinstance(likelihood, Bernoulli) and outputs.dim() == 2:
-        outputs = outputs.unsqueeze(-1)  # a batch of one would be taken for the dimension of the logit
+    if isinstance(likelihood, Bernoulli):
+        # Infinite log-odds are an overflow, not a certainty.
+        outputs = outputs.where(outputs.isfinite(), torch.nan)
+        # A batch of one would be taken for the dimension of the logit.
+        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
     log_probs = likelihood.log_probs(outputs)
     if log_probs.dim() != 3:
         raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")

@@ -16,6 +16,7 @@ from credo.core.posterior import Posterior
 from credo.core.weights import Draw, substituted
 from credo.predict.engine import batches_of, check_posterior
 from credo.predict.moments import make_moments, summable
+from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
 from credo.predict.passes import Passes
 from credo.predict.result import ClassPrediction, Prediction, concatenate
 
@@ -63,15 +64,22 @@ class Predictor:
             raise ValueError("way='vmap' needs draws that are sets of weights and fit into memory: use way='auto'.")
 
     @torch.no_grad()
-    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> Any:
+    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024, on_nonfinite: str = "raise") -> Any:
         """Predictions for a tensor of inputs, or for an iterable of batches, each a tensor or (inputs, targets).
 
         Args:
             inputs: A tensor is cut into batches here.
             batch_size: Rows of a tensor that are predicted at once.
+            on_nonfinite: Rows whose outputs are NaN or infinite `"raise"` an error that names them, or are `"mark"`ed,
+                as by `predict`.
         """
-        rows = checked_count("batch_size", batch_size)
-        prediction = concatenate([self._batch(x, y) for x, y in batches_of(inputs, rows)])
+        check_choice(on_nonfinite)
+        parts, faults, rows = [], InputFaults(), 0
+        for x, y in batches_of(inputs, checked_count("batch_size", batch_size)):
+            parts.append(self._batch(x, y))
+            faults.look(x, parts[-1].finite, first=rows)
+            rows += len(x)
+        prediction = refuse_or_mark(concatenate(parts), on_nonfinite, faults, None)
         if isinstance(prediction, ClassPrediction) and not self._posterior.is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
@@ -89,7 +97,7 @@ class Predictor:
             outputs = self._outputs(x)
         outputs = summable(outputs)
         moments = make_moments([part.likelihood for part in self._posterior.parts], outputs, y)
-        moments.add(outputs, torch.arange(len(x), device=x.device))
+        moments.add(outputs, slice(None))
         return moments.result()
 
     def _outputs(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,12 @@ class Prediction:
     """What classification and regression have in common.
 
     `draws_used` [n] counts weight draws per input; `targets` are those the loader gave, if any; `log_likelihood` [n]
-    is log p̄(target) under the whole mixture of draws, None without targets.
+    is log p̄(target) under the whole mixture of draws, None without targets. `finite` [n] says which rows are usable;
+    the others, which `predict(..., on_nonfinite="mark")` leaves in, hold NaN.
     """
+
+    _answer: ClassVar[tuple[str, ...]] = ()
+    """The tensors that hold a NaN or infinity if any draw did."""
 
     draws_used: Tensor
     targets: Tensor | None
@@ -28,6 +32,14 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.draws_used)
+
+    @property
+    def finite(self) -> Tensor:
+        """Which rows have an answer, [n]: no draw's outputs for them are NaN or infinite."""
+        usable = torch.ones(len(self), dtype=torch.bool)
+        for name in self._answer:
+            usable &= getattr(self, name).isfinite().reshape(len(self), -1).all(-1)
+        return usable
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
@@ -44,6 +56,8 @@ class ClassPrediction(Prediction):
     `mc_error` [n] estimates the standard error of the least certain class probability over another set of draws.
     """
 
+    _answer = ("probs",)
+
     probs: Tensor
     mean_entropy: Tensor
     mutual_information: Tensor
@@ -54,8 +68,8 @@ class ClassPrediction(Prediction):
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class."""
-        return self.probs.argmax(-1)
+        """The most probable class; −1 for rows that are not `finite`."""
+        return self.probs.argmax(-1).masked_fill(~self.finite, -1)
 
     @property
     def confidence(self) -> Tensor:
@@ -98,6 +112,8 @@ class ClassPrediction(Prediction):
 @dataclass(frozen=True, repr=False)
 class RegressionPrediction(Prediction):
     """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic²."""
+
+    _answer = ("mean", "aleatoric", "epistemic")
 
     mean: Tensor
     aleatoric: Tensor

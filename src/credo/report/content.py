@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from credo.core.counts import checked_count
-from credo.core.errors import CredoError
+from credo.core.errors import CredoError, NonFiniteError
 from credo.core.records import read_json
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
@@ -211,7 +211,7 @@ def _blamed_on(folder: Path) -> Iterator[None]:
     """A complaint about values says which of several runs it is about."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, NonFiniteError) as error:
         if str(folder) in str(error):
             raise
         raise ValueError(f"{folder}: {error}") from error

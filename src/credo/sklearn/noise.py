@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from credo.core.counts import is_number
 from credo.core.errors import unknown
 from credo.core.likelihood import GaussianNoise
 from credo.core.weights import inverse_softplus
@@ -46,7 +47,7 @@ def make_noise(choice: str | float, spread: NDArray[Any], unit: NDArray[Any]) ->
             return GaussianNoise(heteroscedastic=True)
         stds: NDArray[Any] = _START * np.where(spread > 0, spread, 1.0)
     else:
-        if not 0 < choice < float("inf"):
+        if not (is_number(choice) and 0 < choice < float("inf")):
             raise ValueError(f"noise={choice} must be positive: the noise's standard deviation in the targets' units.")
         stds = choice / unit
     learn = isinstance(choice, str)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from credo.compress.resize import resize_
 from credo.core.errors import CredoError, FileFormatError, unknown
+from credo.core.likelihood import LIKELIHOODS
 from credo.core.posterior import Posterior
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
@@ -86,6 +87,12 @@ def rebuild(
         return Ensemble(parts)
     network = _network(architecture, model, path)
     options = {**about["options"], **changes}
+    kind = (about["options"].get("likelihood") or {}).get("kind", "categorical")
+    if "likelihood" not in changes and kind not in LIKELIHOODS:
+        raise FileFormatError(
+            f"{path} holds a posterior with the likelihood {kind!r}, which is not Credo's: pass likelihood=, a new "
+            f"instance of it (Credo's own are {', '.join(LIKELIHOODS)})."
+        )
     return METHODS[about["method"]](network, data_size=about["data_size"], **options)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.errors import FileFormatError
+from credo.core.errors import FileFormatError, NonFiniteError
 from credo.core.files import write_atomically
 from credo.core.posterior import Posterior
+from credo.core.sound import listed, unsound, without_std
 from credo.core.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.training.packing import pack, unpack_
@@ -37,7 +38,11 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         extra: JSON of your own, which `describe` gives back.
     """
     path = Path(path)
-    tensors = _unshared(pack(posterior, _tensors(posterior)))
+    whole = _tensors(posterior)
+    problems = unsound(posterior, whole)
+    if problems:
+        raise NonFiniteError(f"Not saved, since it could not be loaded again: {listed(problems)}.")
+    tensors = _unshared(pack(posterior, whole))
     about = {
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
@@ -68,8 +73,15 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
             tensors = _unpacked(path, posterior, tensors)
         _check_tensors(path, _tensors(posterior), tensors)
         adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
+        _refuse(path, unsound(posterior, tensors))
         posterior.load_state_dict(tensors, strict=False)
+        _refuse(path, without_std(posterior))
     return posterior.eval()
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise FileFormatError(f"{path} holds no posterior: {listed(problems)}.")
 
 
 def describe(path: Path | str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.errors import FileFormatError
 from credo.core.kernels.build import used
 from credo.core.posterior import Posterior
+from credo.core.sound import listed, unsound, without_std
 from credo.training.checkpoint import (
     check_kernels,
     newest_checkpoint,
@@ -72,7 +74,11 @@ class Checkpoints:
             return Progress()
         state = parse_checkpoint(content, path)
         check_kernels(path, state)
+        _refuse(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])
+        _refuse(path, without_std(self.posterior))
+        for part, watch in zip(self.posterior.all_posteriors(), state.get("watch", ()), strict=False):
+            part._watch.load(watch)
         for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
         progress = Progress(**state["progress"])
@@ -108,6 +114,7 @@ class Checkpoints:
             "posterior": self.posterior.state_dict(),
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,
+            "watch": [part._watch.state() for part in self.posterior.all_posteriors()],
         }
 
 
@@ -115,6 +122,11 @@ def progress_at(path: Path) -> Progress | None:
     """How far the newest checkpoint at `path` is; None if there is none."""
     content = newest_checkpoint(path)
     return None if content is None else Progress(**parse_checkpoint(content, path)["progress"])
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise FileFormatError(f"{path} holds no state to go on from: {listed(problems)}. Delete it to start again.")
 
 
 def global_generators(device: torch.device) -> list[Tensor]:
