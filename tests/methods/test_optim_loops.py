@@ -110,7 +110,7 @@ def test_hooks_of_torch_run(make: Make) -> None:
 
 
 def test_further_groups_are_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"one group: give rates by name"):
+    with pytest.raises(ValueError, match=r"one group: give values by name"):
         make().add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
 
