@@ -143,7 +143,7 @@ def _second(port: int, asked: Asked) -> None:
 def contenders(asked: Asked, method: str) -> dict[str, Contender]:
     """One process alone, twice, both together with half the batch or the whole of it each, and their exchange."""
     net = NETS[asked.net]
-    found = {name: Contender(_steps(step_of(_posterior(method, net)), net), None) for name in (ALONE, AGAIN)}
+    found = {name: Contender(_steps(step_of(_alone(method, net)), net), None) for name in (ALONE, AGAIN)}
     for name, share in ((STRONG, 2), (WEAK, 1)):
         posterior = _posterior(method, net, members=2 if name == STRONG else 4)
         team = distribute(posterior, compress=asked.compress, timeout=_WAIT)
@@ -151,6 +151,13 @@ def contenders(asked: Asked, method: str) -> dict[str, Contender]:
     if method != ENSEMBLE:
         found[EXCHANGE] = Contender(_reduction(method, net, found[STRONG].team), found[STRONG].team)
     return found
+
+
+def _alone(method: str, net: Net) -> Posterior:
+    """One that steps by itself, though there is another process."""
+    posterior = _posterior(method, net)
+    distribute(posterior, independent=True)
+    return posterior
 
 
 def _posterior(method: str, net: Net, members: int = 2) -> Posterior:

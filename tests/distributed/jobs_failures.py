@@ -104,7 +104,7 @@ def one_member_overflows(rank: int, world: int, folder: Path) -> dict[str, Any]:
     posterior.step(lambda net: F.cross_entropy(net(x[0]), y[0]))
     before, message = numbers(posterior), ""
     try:
-        posterior.step(lambda net: F.cross_entropy(net(x[1]), y[1]) * (1e37 if net is members[1].model else 1.0))
+        posterior.step(lambda net: F.cross_entropy(net(x[1]), y[1]) * (1e37 if members[1].owns(net) else 1.0))
     except NonFiniteError as error:
         message = str(error)
     same = all(torch.equal(value, before[key]) for key, value in numbers(posterior).items())

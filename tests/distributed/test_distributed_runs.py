@@ -127,7 +127,7 @@ def test_the_process_group_is_left_before_python_ends(tmp_path: Path) -> None:
     script = tmp_path / "watched.py"
     script.write_text(
         "import atexit, sys, torch.distributed as dist\n"
-        "atexit.register(lambda: print('left:', not dist.is_initialized(), file=sys.stderr))\n"
+        "atexit.register(lambda: print(f'left: {not dist.is_initialized()}', file=sys.stderr))\n"
         "from credo.cli import main\n"
         "main()\n"
     )
