@@ -137,3 +137,14 @@ def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> 
         credo.predictor(conv())
     with pytest.raises(ValueError, match="empty"):
         credo.predictor(METHODS["bbb"]())(X[:0])
+
+
+def test_one_network_is_summarised_as_many_equal_ones_are() -> None:
+    posterior = METHODS["map"]()
+    one = credo.predict(posterior, [(X, Y)])
+    several = credo.predict(credo.Ensemble([posterior, credo.MAP(conv(), data_size=10)]), [(X, Y)])
+    for name in ("probs", "total", "aleatoric", "epistemic", "log_likelihood", "entropy_deviation"):
+        torch.testing.assert_close(getattr(one, name), getattr(several, name), rtol=1e-5, atol=1e-6)
+    for name in ("covariance", "entropy", "entropy-deviation"):
+        torch.testing.assert_close(one.uncertainty(name).aleatoric, several.uncertainty(name).aleatoric)
+    assert one.mc_error.tolist() == [0.0] * 10

@@ -138,7 +138,8 @@ class _Task:
             all_rows = len(rows) == len(x)
             outputs = summable(plan.outputs(x if all_rows else x[rows], count))
             if moments is None:
-                moments = make_moments([part.likelihood for part in frozen.parts], outputs, y)
+                own = [part.likelihood for part in frozen.parts]
+                moments = make_moments(own, outputs, y, single=self.draws == 1 and not frozen.is_random)
             moments.add(outputs, slice(None) if all_rows else rows)
             done += count
             if tolerance is not None and done < self.draws:

@@ -108,6 +108,43 @@ class ClassMoments(Moments):
         return value.to(self.dtype).cpu()
 
 
+class OneClassDraw(Moments):
+    """The prediction of a single network, of which nothing need be summed: a few operations instead of fifty."""
+
+    def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
+        self.likelihood, self.dtype = likelihood, outputs.dtype
+        self.log_probs = class_log_probs(likelihood, _wide(outputs))[0]
+        self.targets = None if targets is None else class_labels(targets, *self.log_probs.shape)
+        self.count = torch.ones(len(self.log_probs), dtype=torch.long)
+
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
+        """Nothing: the only draw is known."""
+
+    def error(self) -> Tensor:
+        """None that could be seen from one draw."""
+        return torch.zeros(len(self.log_probs))
+
+    def result(self) -> ClassPrediction:
+        """All uncertainty is aleatoric."""
+        probs = self.log_probs.exp()
+        probs = probs / probs.sum(-1, keepdim=True)
+        chosen = None if self.targets is None else self.log_probs.gather(-1, self.targets.unsqueeze(-1)).squeeze(-1)
+        entropy = _entropy(probs, self.log_probs).to(self.dtype).cpu()
+        none = torch.zeros_like(entropy)
+        return ClassPrediction(
+            draws_used=self.count,
+            targets=None if self.targets is None else self.targets.cpu(),
+            log_likelihood=None if chosen is None else chosen.to(self.dtype).cpu(),
+            probs=probs.to(self.dtype).cpu(),
+            mean_entropy=entropy,
+            mutual_information=none,
+            entropy_deviation=none,
+            aleatoric_by_class=(probs * (1 - probs)).to(self.dtype).cpu(),
+            epistemic_by_class=torch.zeros(probs.shape, dtype=self.dtype),
+            mc_error=none,
+        )
+
+
 class RegressionMoments(Moments):
     """Sums of means, of their squares, and of noise variances.
 
@@ -225,11 +262,16 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
     return labels
 
 
-def make_moments(likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None) -> Moments:
-    """The sums that belong to a likelihood; a mixture's draws are of its members in turn, each with its own."""
+def make_moments(
+    likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None, *, single: bool = False
+) -> Moments:
+    """The sums that belong to a likelihood; a mixture's draws are of its members in turn, each with its own.
+
+    `single` says that there is one network and no other draw to come.
+    """
     first = likelihoods[0]
     if isinstance(first, ClassLikelihood):
-        return ClassMoments(first, outputs, targets)
+        return (OneClassDraw if single else ClassMoments)(first, outputs, targets)
     gaussian = [one for one in likelihoods if isinstance(one, GaussianNoise)]
     if len(gaussian) == len(likelihoods):
         return RegressionMoments(gaussian, outputs, targets)

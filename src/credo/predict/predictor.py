@@ -87,8 +87,9 @@ class Predictor:
     def _batch(self, x: Tensor, y: Tensor | None) -> Prediction:
         if not len(x):
             raise ValueError("An empty batch cannot be predicted.")
-        x = x.to(self._posterior.device)
-        y = None if y is None else y.to(self._posterior.device)
+        device = self._posterior.device
+        x = x.to(device)
+        y = None if y is None else y.to(device)
         try:
             outputs = self._outputs(x)
         except NotIsolatedError:  # by the first pass of all: a copy would answer with the weights of the original
@@ -96,14 +97,16 @@ class Predictor:
             self._original.guard.is_isolated = False
             outputs = self._outputs(x)
         outputs = summable(outputs)
-        moments = make_moments([part.likelihood for part in self._posterior.parts], outputs, y)
+        own = [part.likelihood for part in self._posterior.parts]
+        moments = make_moments(own, outputs, y, single=self.draws == 1 and not self._posterior.is_random)
         moments.add(outputs, slice(None))
         return moments.result()
 
     def _outputs(self, x: Tensor) -> Tensor:
         """Outputs [draws, batch, …] of all networks."""
         # Tensors of the copy never change: threads may share them.
-        with self._posterior.snapshot(seed=self.seed, private=False) as view:
+        seed = self.seed if self._posterior.is_random else None
+        with self._posterior.snapshot(seed=seed, private=False) as view:
             if view.training:  # the original, in place of a copy that could not be made
                 view.eval()
             wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH

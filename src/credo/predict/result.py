@@ -148,6 +148,8 @@ def concatenate(parts: list[P]) -> P:
     """One prediction from those of consecutive batches."""
     if not parts:
         raise ValueError("Nothing to predict: there was no input.")
+    if len(parts) == 1:
+        return parts[0]
     merged: dict[str, Any] = {}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]

@@ -20,8 +20,6 @@ from credo.core.network.references import NotFollowed, bare_copy, follow, is_cop
 
 _TENSORS = ("_parameters", "_buffers")
 _HOOKS = tuple(key for key in nn.Module().__dict__ if "hook" in key and key != "_is_full_backward_hook")
-# Those that act in a forward or backward pass; the others follow them, or belong to state dicts.
-_ACTING = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = {*_TENSORS, "_modules", *_HOOKS}
 
 
@@ -168,8 +166,8 @@ class Skeleton(NotFollowed):
 
     def _take_hooks(self, pair: _Pair) -> None:
         theirs, ours = pair.original.__dict__, pair.copy.__dict__
-        has_hooks = any(theirs[key] for key in _ACTING)
-        if has_hooks or pair.has_hooks or any(ours[key] for key in _ACTING):
+        has_hooks = _has_hooks(theirs)
+        if has_hooks or pair.has_hooks or _has_hooks(ours):
             for key in _HOOKS:
                 hooks = theirs[key]
                 ours[key] = type(hooks)(zip(hooks, follow([*hooks.values()], self._table), strict=True))
@@ -231,6 +229,15 @@ class Skeleton(NotFollowed):
         """Where the original's weights lie that have others in their place here."""
         own = {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.copy)}
         return {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.original)} - own - {0}
+
+
+def _has_hooks(attributes: Mapping[str, Any]) -> bool:
+    return bool(
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
+    )
 
 
 def private_network(model: nn.Module) -> nn.Module:
