@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit format clean
+.PHONY: demo test lint types unit slow format clean
 
 demo: $(VENV)/.run
 	$(BIN)/credo demo
@@ -19,7 +19,10 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+slow: $(VENV)/.dev  # whole grids that `make test` runs a part of
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -15,7 +15,7 @@ from credo.data import Batches, load_dataset
 try:
     from fastapi import FastAPI, HTTPException
 except ImportError:
-    raise SystemExit("This example needs FastAPI: pip install fastapi httpx") from None
+    raise SystemExit("This example needs FastAPI: pip install fastapi httpx uvicorn") from None
 
 digits = load_dataset("digits")
 torch.manual_seed(0)
@@ -30,9 +30,12 @@ app = FastAPI()
 @app.post("/predict")
 def predict(images: list[list[float]]) -> list[dict[str, int | float]]:
     """Label, confidence and epistemic uncertainty of each image, 64 grey values in 0 … 1."""
-    if not images or any(len(image) != 64 for image in images):
-        raise HTTPException(422, "Send a list of images with 64 values each.")
-    found = predictor(torch.tensor(images).view(-1, 1, 8, 8))
+    if not images or any(len(image) != 64 or not 0 <= min(image) <= max(image) <= 1 for image in images):
+        raise HTTPException(422, "Send a list of images, 64 values in 0 … 1 each.")
+    try:
+        found = predictor(torch.tensor(images).view(-1, 1, 8, 8))
+    except credo.NonFiniteError as error:
+        raise HTTPException(422, str(error)) from error
     rows = zip(found.labels.tolist(), found.confidence.tolist(), found.epistemic.tolist(), strict=True)
     return [{"label": label, "confidence": sure, "epistemic": doubt} for label, sure, doubt in rows]
 

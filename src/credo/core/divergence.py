@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import DivergenceWarning
+from credo.core.network.isolation import NotIsolatedError
 from credo.core.weights import substituted
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def _mean_loss(posterior: Posterior, nll: Callable[[nn.Module], Tensor]) -> floa
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices), _copied_inputs(net) as copies, kept:
             value = float(nll(net))
+    except NotIsolatedError:
+        raise
     except Exception:  # a loss that needs gradients, or inputs that a pass has changed
         return None
     return value if all(copy._version == 0 for copy in copies) else None

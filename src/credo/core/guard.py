@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -73,13 +73,13 @@ class Guard(NotFollowed):
 
     # -- private copies for prediction ----------------------------------------------------------------------------
 
-    def take(self, posterior: Posterior, *, private: bool) -> Skeleton | None:
+    def take(self, posterior: Posterior, copies: str) -> Skeleton | None:
         """A copy of the posterior that is up to date, or None if there cannot be one. To be called under the lock."""
         while self.is_isolated:
             try:
                 parts = self.parts(posterior)
                 skeleton = self._free.pop() if self._free else self._new(posterior, posterior.model, parts)
-                skeleton.refresh(private=private)
+                skeleton.refresh(copies)
                 return skeleton
             except ChangedStructureError:
                 self._free.clear()
@@ -87,10 +87,10 @@ class Guard(NotFollowed):
                 self.is_isolated = False
         return None
 
-    def give_back(self, skeleton: Skeleton, *, private: bool) -> None:
+    def give_back(self, skeleton: Skeleton, copies: str) -> None:
         """Keep a copy for whoever comes next."""
         self.is_watched = self.is_watched and skeleton.is_watched
-        if private:
+        if copies != "none":
             skeleton.share()
         if len(self._free) < _MOST_COPIES:
             self._free.append(skeleton)
@@ -154,25 +154,27 @@ class Guard(NotFollowed):
         return self._parts
 
     def exclusive(self, posterior: Posterior) -> AbstractContextManager[None]:
-        """While open, no other thread changes the posterior or takes a copy of it."""
-        if self.holds_draw:
-            raise RuntimeError("A draw is in the network's place already: trials, steps and draws do not nest.")
-        return _exclusive([part.guard for part in self.parts(posterior)])
+        """While open, no other thread changes the posterior or takes a copy of it.
+
+        Raises RuntimeError if the network itself holds a draw that this very thread has put there.
+        """
+        guards = {id(part.guard): part.guard for part in self.parts(posterior)}
+        return _exclusive(
+            [guards[key] for key in sorted(guards)]
+        )  # in one order for all: two can't wait for each other
 
 
 @contextmanager
 def _exclusive(guards: list[Guard]) -> Iterator[None]:
-    for guard in guards:
-        guard.lock.__enter__()
-        if guard.lock.depth == 1:
-            guard.began()
-    try:
-        yield
-    finally:
-        for guard in reversed(guards):
+    with ExitStack() as stack:
+        for guard in guards:
+            stack.enter_context(guard.lock)
+            if guard.holds_draw:  # with the lock, so it is this thread's
+                raise RuntimeError("A draw is in the network's place already: trials, steps and draws do not nest.")
             if guard.lock.depth == 1:
-                guard.ended()
-            guard.lock.__exit__()
+                guard.began()
+                stack.callback(guard.ended)
+        yield
 
 
 def exclusively(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,6 +50,9 @@ class ClassLikelihood(Likelihood, ABC):
         """log probabilities [..., classes] from outputs of one or several draws."""
 
 
+_IGNORED = -100  # what F.cross_entropy leaves out of its mean
+
+
 class Categorical(ClassLikelihood):
     """One of several classes; outputs are logits [batch, classes] (or [batch, positions, classes])."""
 
@@ -67,6 +70,11 @@ class Categorical(ClassLikelihood):
                 f"Labels run from {int(y.min())} to {int(y.max())}, but the network has outputs for "
                 f"{outputs.shape[-1]} classes, counted from 0."
             ) from error
+
+    def counted(self, y: Tensor) -> Counted:
+        """Rows whose label is −100, torch's `ignore_index`, do not count."""
+        ignored = int((y == _IGNORED).sum()) if y.dim() == 1 else 0
+        return Counted(len(y) - ignored) if ignored else EVERY
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """log softmax."""

@@ -24,7 +24,7 @@ from credo.core.network.skeleton import Skeleton
 from credo.core.parallel import check_alone
 from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
 from credo.core.team import Team
-from credo.core.weights import Draw, aliases, check_model, substituted
+from credo.core.weights import Draw, aliases, check_model, parameters_at, substituted
 
 Nll = Callable[[nn.Module], Tensor]
 # Methods that change a posterior or read what a step changes: every implementation of them holds the lock.
@@ -182,7 +182,7 @@ class Posterior(nn.Module, ABC):
         return nullcontext()
 
     @contextmanager
-    def snapshot(self, *, seed: int | None = None, private: bool = True) -> Iterator[Self]:
+    def snapshot(self, *, seed: int | None = None, copies: str = "trained") -> Iterator[Self]:
         """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
 
         It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
@@ -190,13 +190,14 @@ class Posterior(nn.Module, ABC):
 
         Args:
             seed: Start of its random numbers; None goes on with those of the posterior.
-            private: Copy what training changes. False shares all tensors, so that gradients reach the original's.
+            copies: Which tensors are copied: `"trained"` what training changes, `"parameters"` not the buffers, so that
+                passes in train mode move running statistics, `"none"`. Gradients reach the original's parameters.
         """
         if self.guard.is_private:
             yield self
             return
         with self.guard.exclusive(self):
-            skeleton = self.guard.take(self, private=private)
+            skeleton = self.guard.take(self, copies)
             if skeleton is not None:
                 self._give_generators(skeleton, seed)
         if skeleton is None:
@@ -211,9 +212,9 @@ class Posterior(nn.Module, ABC):
             raise
         finally:
             with self.guard.exclusive(self):
-                if not private:
+                if copies == "parameters":
                     skeleton.write_back()
-                self.guard.give_back(skeleton, private=private)
+                self.guard.give_back(skeleton, copies)
 
     def _give_generators(self, skeleton: Skeleton, seed: int | None) -> None:
         for part in self.guard.parts(self):
@@ -240,10 +241,10 @@ class Posterior(nn.Module, ABC):
     def frozen_copy(self) -> Self:
         """A copy for predictions, which does not change when training goes on, and may be used by several threads.
 
-        Cheaper than `copy.deepcopy`: optimiser states and frozen weights are not copied.
+        Cheaper than `copy.deepcopy`: optimiser states are not copied.
         """
         with self.guard.exclusive(self):
-            skeleton = self.guard.take(self, private=True)
+            skeleton = self.guard.take(self, "all")
             if skeleton is None:
                 return copy.deepcopy(self)
             for part in self.all_posteriors():
@@ -275,9 +276,9 @@ class Posterior(nn.Module, ABC):
         Use the network that this yields: the posterior's own `model` stays at the mean. Gradients reach the posterior's
         parameters unless they are switched off, and passes in train mode update its running statistics.
         """
-        # Passes in train mode are meant to move running statistics.
-        shared = torch.is_grad_enabled() or any(module.training for module in self.model.modules())
-        with self.snapshot(private=not shared) as copy, copy.sampled_in_place(draw) as net:
+        trains = any(module.training for module in self.model.modules())
+        copies = "parameters" if trains else "trained"
+        with self.snapshot(copies=copies) as copy, copy.sampled_in_place(draw) as net:
             yield net
 
     @contextmanager
@@ -292,8 +293,27 @@ class Posterior(nn.Module, ABC):
     def _with_draw(self, weights: Draw, in_place: bool) -> Iterator[nn.Module]:
         """The network that a training pass runs on with these weights; the user's own one if `in_place`."""
         net = self.model if in_place else self._net
-        with substituted(net, weights, self._aliases), self.guard.holding(in_place):
+        unread, held = self._means_unread(weights, in_place), self.guard.holding(in_place)
+        with unread, substituted(net, weights, self._aliases), held:
             yield net
+
+    @contextmanager
+    def _means_unread(self, weights: Iterable[str], in_place: bool = False) -> Iterator[None]:
+        """Raises NotIsolatedError if a pass inside gives the network's own parameters a gradient instead of the draw's.
+
+        So a loss that also calls the module itself is run again, with the draw in the module.
+        """
+        if in_place or not self.guard.is_isolated or self.guard.is_private:
+            yield
+            return
+        own = [*parameters_at(self.model, weights).values()]
+        before = [(p.grad, None if p.grad is None else p.grad._version) for p in own]
+        yield
+        for parameter, (gradient, version) in zip(own, before, strict=True):
+            now = parameter.grad
+            if now is not gradient or (now is not None and now._version != version):
+                parameter.grad = gradient if now is not gradient else None
+                raise NotIsolatedError
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """One stochastic pass."""

@@ -91,7 +91,9 @@ class Column:
         return value
 
 
-_FILLED = "data.gaps=mean, which takes the mean of the training rows"
+_FILLED = (
+    "data.gaps=mean, which takes the mean of the training rows (`credo predict --on-nonfinite mark` skips the row)"
+)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class DrawnGradients(GaussianPosterior):
         with frozen_statistics(self._net) if index and not every else nullcontext():
             if self.noise_name == "weights":
                 # Backward with the draw still in place: checkpointed parts of a network run again there.
-                with substituted(self._net, weights, self._aliases) as net:
+                with self._means_unread(weights), substituted(self._net, weights, self._aliases) as net:
                     result = backward(nll(net))
             else:
                 assert std is not None

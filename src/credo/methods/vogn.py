@@ -198,7 +198,7 @@ class VOGN(NaturalGaussian):
         """`share` of the loss and of what is gathered at these weights."""
         part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
         self.plan = self.plan.on(self._net)
-        with frozen_statistics(self._net) if frozen else nullcontext():
+        with frozen_statistics(self._net) if frozen else nullcontext(), self._means_unread(weights):
             found = gradients_and_squares(self.plan, weights, self._checked(part), counted, self.guard.check_used)
         # A loss times the share has squares times its square.
         return _Pass(found.loss, found.gradients, found.squares, 1 / ((found.examples or 1.0) * share))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -191,7 +192,10 @@ def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **optio
 @contextmanager
 def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
     """The posterior as it is now, in eval mode, with random numbers that start from `seed`: for one thread alone."""
-    with posterior.snapshot(seed=seed) as frozen:
+    # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
+    # else can be using it; beside other threads that would take numbers from theirs.
+    alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
+    with posterior.snapshot(seed=seed) as frozen, alone:
         frozen.eval()
         yield frozen
 

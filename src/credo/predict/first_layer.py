@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.layers import RULES
+from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.taps import covered_layers, parameter_names
 from credo.core.weights import Draw, substituted
@@ -29,6 +30,8 @@ def first_layer(posterior: Posterior, x: Tensor) -> tuple[str, nn.Module] | None
             with posterior.sampled(draw), _recorded(layers) as fired:
                 model(x[:2].clone())  # a network may write into its input
             seen.append(fired)
+    except NotIsolatedError:
+        raise
     except Exception:  # whatever the network says, it says it again in the real pass
         return None
     if not seen[0] or not draw:

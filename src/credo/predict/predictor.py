@@ -58,7 +58,8 @@ class Predictor:
         self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
         self._kept = self._fixed_draws()
-        self._stack = _stacked(self._kept) if way != "loop" else None
+        by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
+        self._stack = _stacked(self._kept) if way != "loop" and by_weights else None
         self._can_stack: bool | None = None if self._stack else False
         if way == "vmap" and self._stack is None:
             raise ValueError("way='vmap' needs draws that are sets of weights and fit into memory: use way='auto'.")
@@ -106,7 +107,7 @@ class Predictor:
         """Outputs [draws, batch, …] of all networks."""
         # Tensors of the copy never change: threads may share them.
         seed = self.seed if self._posterior.is_random else None
-        with self._posterior.snapshot(seed=seed, private=False) as view:
+        with self._posterior.snapshot(seed=seed, copies="none") as view:
             if view.training:  # the original, in place of a copy that could not be made
                 view.eval()
             wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH
@@ -139,18 +140,21 @@ class Predictor:
         plain = self._one_by_one(view, x)
         try:
             outputs = torch.func.vmap(one)(stack)
-            self._can_stack = outputs.shape == plain.shape and torch.allclose(outputs, plain, rtol=1e-3, atol=1e-4)
+            same = outputs.shape == plain.shape
+            self._can_stack = same and torch.allclose(outputs, plain, rtol=1e-3, atol=1e-4, equal_nan=True)
         except NotIsolatedError:
             raise
         except _IMPOSSIBLE as error:
             if self.way == "vmap":
                 raise ValueError(f"way='vmap': torch.func.vmap cannot run this network ({error}).") from error
             self._can_stack = False
+        if self.way == "vmap" and not self._can_stack:
+            raise ValueError("way='vmap': this network gives other answers under torch.func.vmap; use way='auto'.")
         return outputs if self._can_stack else None
 
     def _fixed_draws(self) -> list[dict[str, Tensor]] | None:
         """The networks; None where they are too large to be kept, or are not sets of weights."""
-        with torch.no_grad(), self._posterior.snapshot(seed=self.seed, private=False) as view:
+        with torch.no_grad(), self._posterior.snapshot(seed=self.seed, copies="none") as view:
             size = sum(tensor.numel() * tensor.element_size() for tensor in view.draw().values())
             if not 0 < size * self.draws <= _MOST_BYTES:
                 return None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from credo.core.kernels import flat
 from credo.core.layers import RULES, output_variance
+from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.taps import parameter_names
 from credo.core.weights import Draw, Layout, substituted
@@ -276,6 +277,8 @@ def _can_batch(posterior: Posterior, x: Tensor, run: Passes) -> bool:
             with posterior.seeded(0):
                 strategy.restart()
                 results.append(strategy.outputs(x[:2], 1))
+    except NotIsolatedError:
+        raise
     except Exception:  # whatever the network says, it says it again in the real pass
         return False
     same_precision = results[0].dtype == results[1].dtype  # autocast does not reach into vmap
@@ -297,6 +300,8 @@ def _likes_channels_last(posterior: Posterior, x: Tensor) -> bool:
         with substituted(posterior.model, posterior.draw(), posterior._aliases) as net:
             plain = net(x[:2].clone())
             others = [net(x[:rows].clone(memory_format=torch.channels_last)) for rows in (2, 1)]
+    except NotIsolatedError:
+        raise
     except Exception:  # `view` in a network refuses this layout, say
         return False
     if not isinstance(plain, Tensor) or plain.dim() == 0 or len(plain) != len(x[:2]):

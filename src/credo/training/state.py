@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import FileFormatError
-from credo.core.kernels.build import used
+from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior
 from credo.core.sound import listed, unsound, without_std
 from credo.training.checkpoint import (
@@ -110,7 +110,7 @@ class Checkpoints:
     def _state(self, progress: Progress) -> dict[str, Any]:
         return {
             "fingerprint": self.fingerprint,
-            "kernels": used(),
+            "kernels": {name: library(name) is not None for name in used()},
             "posterior": self.posterior.state_dict(),
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,

@@ -105,3 +105,129 @@ def test_a_posterior_in_use_can_be_copied_and_pickled(method: type[credo.Posteri
     assert posterior.step(loss) == twin.step(loss)
     assert twin.model[0].weight is not posterior.model[0].weight
     assert torch.equal(twin.model[0].weight, posterior.model[0].weight)
+
+
+def test_the_default_strategy_answers_at_draws(posterior: credo.Posterior) -> None:
+    wanted = credo.predict(plain(), X, draws=200, strategy="loop").probs
+    found = credo.predict(posterior, X, draws=200)
+    assert found.epistemic.min() > 1e-3  # the mean network would have none
+    torch.testing.assert_close(found.probs, wanted, rtol=0.2, atol=0.1)
+
+
+def test_other_threads_wait_for_a_network_that_is_used_itself(posterior: credo.Posterior) -> None:
+    posterior.step(loss)
+    wanted = credo.predict(posterior, X, draws=4).probs
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: credo.predict(posterior, X, draws=4).probs, range(100)))
+    assert all(torch.equal(probs, wanted) for probs in found)
+
+
+def test_predictions_wait_while_an_optimiser_holds_a_draw() -> None:
+    net = plain().model
+    optimizer = credo.optim.VOGN(net, data_size=6)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(credo.predict, optimizer.posterior, X, draws=2) for _ in range(20)]
+        for _ in range(20):
+            optimizer.step(lambda: F.cross_entropy(net(X), Y))
+        assert all(future.result().probs.isfinite().all() for future in waiting)
+
+
+@pytest.mark.parametrize("method", [credo.BBB, credo.IVON])  # VOGN refuses it: no row has such a gradient
+def test_a_loss_of_both_networks_counts_for_the_draw(method: type[credo.Posterior]) -> None:
+    def made() -> credo.Posterior:
+        torch.manual_seed(0)
+        return method(nn.Sequential(nn.Linear(4, 3)), data_size=6)
+
+    first, second = made(), made()
+    for _ in range(3):
+        terms = first.step(lambda net: loss(net) + sum(p.square().sum() for p in first.model.parameters()))
+        assert terms == second.step(lambda net: loss(net) + sum(p.square().sum() for p in net.parameters()))
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("places", torch.arange(len(x)))
+        return self.layer(x)
+
+
+def test_a_buffer_that_a_pass_makes_belongs_to_the_network_and_frees_the_lock() -> None:
+    posterior = credo.BBB(Lazy(), data_size=6)
+    posterior.step(loss)
+    assert posterior.model.places.tolist() == [0, 1, 2, 3, 4, 5]
+    posterior.step(loss)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(credo.predict, posterior, X, draws=2).result(timeout=20).probs.shape == (6, 3)
+
+
+def test_two_ensembles_of_the_same_members_do_not_wait_for_each_other() -> None:
+    members = [credo.MAP(nn.Linear(4, 3), data_size=6) for _ in range(2)]
+    pair = [credo.Ensemble(members), credo.Ensemble(members[::-1])]
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(credo.predict, pair[index % 2], X) for index in range(60)]
+        assert all(len(future.result(timeout=30)) == 6 for future in futures)
+
+
+def test_a_pass_with_gradients_sees_the_weights_of_one_whole_step() -> None:
+    torch.manual_seed(0)
+    posterior = credo.MAP(nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)), data_size=6, lr=0.1).eval()
+    allowed = [posterior(X).detach()]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(lambda: posterior(X).detach()) for _ in range(200)]
+        for _ in range(40):
+            posterior.step(loss)
+            allowed.append(posterior(X).detach())
+        found = [future.result() for future in waiting]
+    assert all(any(torch.equal(output, step) for step in allowed) for output in found)
+    posterior(X).sum().backward()
+    assert posterior.model[0].weight.grad.any()
+
+
+def test_a_list_of_layers_that_changes_in_place_is_followed() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.active, self.cache = [self.first, self.last], None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.cache is None:
+                self.cache = float(x.sum())
+            for layer in self.active:
+                x = layer(x)
+            return x + self.cache
+
+    posterior = credo.MAP(Stack(), data_size=6)
+    credo.predict(posterior, X)
+    posterior.model.active[:] = [posterior.model.last]
+    wanted = posterior.model.last(X) + float((X + 1).sum())
+    found = credo.predict(posterior, X + 1).probs
+    assert not torch.allclose(found, wanted.softmax(-1))  # another input: the cache is not that of the call before
+    torch.testing.assert_close(found, (posterior.model.last(X + 1) + float((X + 1).sum())).softmax(-1).detach())
+
+
+def test_the_owner_of_a_hook_hears_of_predictions_also_if_it_knows_the_network() -> None:
+    class Recorder:
+        def __init__(self, net: nn.Module) -> None:
+            self.net, self.count = net, 0
+            net.register_forward_hook(self.heard)
+
+        def heard(self, *_: object) -> None:
+            self.count += 1
+
+    posterior = credo.MAP(nn.Linear(4, 3), data_size=6)
+    recorder = Recorder(posterior.model)
+    credo.predict(posterior, X)
+    assert recorder.count == 1
+
+
+def test_labels_that_are_left_out_count_for_nothing() -> None:
+    y = Y.clone()
+    y[:4] = -100
+    few, masked = (credo.VOGN(plain().model, data_size=6) for _ in range(2))
+    credo.fit(few, [(X[4:], Y[4:])], epochs=2, progress=False)
+    credo.fit(masked, [(X, y)], epochs=2, progress=False)
+    torch.testing.assert_close(few.curvature, masked.curvature)

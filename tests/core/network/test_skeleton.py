@@ -153,7 +153,7 @@ def test_private_tensors_do_not_follow_the_original() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     model[0].bias.requires_grad_(False)
     skeleton = Skeleton(model)
-    skeleton.refresh(private=True)
+    skeleton.refresh("trained")
     before = model(X)
     with torch.no_grad():
         model[0].weight.add_(1.0)
@@ -278,7 +278,7 @@ class ByGlobal(nn.Module):
 
 def test_a_network_that_reads_a_global_variable_is_found_out_by_its_first_pass() -> None:
     skeleton = Skeleton(ByGlobal())
-    skeleton.refresh(private=True)
+    skeleton.refresh("trained")
     with pytest.raises(NotIsolatedError, match="global variable"):
         skeleton.module(X)
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

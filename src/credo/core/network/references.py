@@ -46,6 +46,17 @@ def follow(values: Sequence[Any], table: Mapping[int, Any]) -> list[Any]:
     return [copies.of(value) for value in values]
 
 
+def follow_hook(hook: Any, table: Mapping[int, Any]) -> Any:
+    """A hook for the copies: methods of a replaced module, and functions that hold one, follow it; all else is shared.
+
+    So the owner of a hook, a recorder say, hears of passes of the copies as of those of the original.
+    """
+    if isinstance(hook, MethodType):
+        return MethodType(hook.__func__, table[id(hook.__self__)]) if id(hook.__self__) in table else hook
+    held = hook.__closure__ or () if isinstance(hook, FunctionType) else ()
+    return follow([hook], table)[0] if any(id(_contents(cell)) in table for cell in held) else hook
+
+
 def _explored(values: Iterable[Any], table: Mapping[int, Any]) -> dict[int, tuple[Any, list[Any]]]:
     """Every object that can be reached, by id, with the objects it refers to."""
     nodes: dict[int, tuple[Any, list[Any]]] = {}
@@ -81,7 +92,8 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):
-        return [*map(_contents, value.__closure__ or ()), *(value.__defaults__ or ())]
+        named = (value.__kwdefaults__ or {}).values()
+        return [*map(_contents, value.__closure__ or ()), *(value.__defaults__ or ()), *named]
     if isinstance(value, tuple) or type(value) in _SEQUENCES:
         return list(value) if len(value) <= _LONGEST else []
     if type(value) in _MAPPINGS:
@@ -146,7 +158,8 @@ class _Copies:
         new_cells = [CellType() if id(_contents(cell)) in self.leading else cell for cell in cells]
         defaults = None if value.__defaults__ is None else tuple(map(self.of, value.__defaults__))
         new = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, tuple(new_cells) or None)
-        new.__kwdefaults__, new.__qualname__ = value.__kwdefaults__, value.__qualname__
+        named = {key: self.of(entry) for key, entry in (value.__kwdefaults__ or {}).items()}
+        new.__kwdefaults__, new.__qualname__ = named or None, value.__qualname__
         new.__dict__.update(value.__dict__)
         self._kept(value, new)
         for cell, new_cell in zip(cells, new_cells, strict=True):
@@ -167,6 +180,10 @@ def bare_copy(value: Any) -> Any:
     Raises TypeError where that is impossible (classes written in C).
     """
     new = object.__new__(type(value))
+    for kind in type(value).__mro__:
+        for slot in vars(kind).get("__slots__", ()):
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                object.__setattr__(new, slot, getattr(value, slot))
     new.__dict__.update(value.__dict__)
     return new
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from threading import get_ident
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from credo.core.errors import CredoError
 from credo.core.network.isolation import Watch
-from credo.core.network.references import NotFollowed, bare_copy, follow, is_copyable
+from credo.core.network.references import NotFollowed, bare_copy, follow, follow_hook, is_copyable
 
 _TENSORS = ("_parameters", "_buffers")
 _HOOKS = tuple(key for key in nn.Module().__dict__ if "hook" in key and key != "_is_full_backward_hook")
@@ -36,7 +37,7 @@ class ChangedStructureError(CredoError, RuntimeError):
 class _Pair:
     """A module, its copy, and the attributes of the module as they were when they were last looked at."""
 
-    __slots__ = ("copy", "has_hooks", "kind", "length", "original", "seen", "set")
+    __slots__ = ("buffers", "copied", "copy", "has_hooks", "kind", "length", "original", "seen", "set")
 
     def __init__(self, original: nn.Module, copy: nn.Module) -> None:
         self.original, self.copy, self.kind = original, copy, type(original)
@@ -44,6 +45,8 @@ class _Pair:
         self.length = -1
         self.seen: dict[str, Any] = {}
         self.set: dict[str, Any] = {}  # what the copy was given for each
+        self.buffers: dict[str, Tensor | None] = {}  # and for each buffer
+        self.copied: set[str] = set()
 
 
 class Skeleton(NotFollowed):
@@ -99,11 +102,13 @@ class Skeleton(NotFollowed):
 
     # -- following the original -----------------------------------------------------------------------------------
 
-    def refresh(self, *, private: bool = False) -> None:
+    def refresh(self, copies: str = "none") -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
         Args:
-            private: Copy what training may change, trainable parameters and buffers, instead of sharing it.
+            copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
+                `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
+                are switched on, reach the original's parameters through the copies.
 
         Raises:
             ChangedStructureError: If modules, parameters or buffers have been added, removed or replaced by others.
@@ -111,14 +116,16 @@ class Skeleton(NotFollowed):
         changed = [pair for pair in self._pairs if self._is_changed(pair)]
         if changed:
             self._follow_attributes(changed)
-        tensors = _Clones() if private else None
+        tensors = _Clones(frozen=copies == "all")
+        copied = {"none": (), "parameters": _TENSORS[:1], "trained": _TENSORS, "all": _TENSORS}[copies]
         for pair in self._pairs:
-            pair.copy.__dict__["training"] = pair.original.__dict__["training"]
+            _reset_attributes(pair)
             self._take_hooks(pair)
             for key in _TENSORS:
                 theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
                 if theirs:
-                    ours.update(theirs if tensors is None else tensors.of(theirs))
+                    ours.update(tensors.of(theirs) if key in copied else theirs)
+            pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
         if self.is_watched:
@@ -143,7 +150,7 @@ class Skeleton(NotFollowed):
             raise ChangedStructureError("The network has other parameters than before.")
         if theirs["_buffers"].keys() != ours["_buffers"].keys():
             raise ChangedStructureError("The network has other buffers than before.")
-        if len(theirs) != pair.length:
+        if len(theirs) != pair.length or pair.copied:
             return True
         return any(theirs.get(key, self) is not value for key, value in pair.seen.items())
 
@@ -154,15 +161,18 @@ class Skeleton(NotFollowed):
             theirs = pair.original.__dict__
             for key in pair.seen.keys() - theirs.keys():
                 pair.copy.__dict__.pop(key, None)
-                del pair.seen[key]
+                pair.copied.discard(key)
+                del pair.seen[key], pair.set[key]
             for key, value in theirs.items():
-                if key not in _OWN and pair.seen.get(key, self) is not value:
+                if key not in _OWN and (key in pair.copied or pair.seen.get(key, self) is not value):
                     found.append((pair, key))
                     values.append(value)
             pair.length = len(theirs)
         for (pair, key), value, new in zip(found, values, follow(values, self._table), strict=True):
             pair.seen[key] = value
             pair.copy.__dict__[key] = pair.set[key] = new
+            if new is not value and not isinstance(value, nn.Module | MethodType):
+                pair.copied.add(key)  # its entries may change in place
 
     def _take_hooks(self, pair: _Pair) -> None:
         theirs, ours = pair.original.__dict__, pair.copy.__dict__
@@ -170,7 +180,7 @@ class Skeleton(NotFollowed):
         if has_hooks or pair.has_hooks or _has_hooks(ours):
             for key in _HOOKS:
                 hooks = theirs[key]
-                ours[key] = type(hooks)(zip(hooks, follow([*hooks.values()], self._table), strict=True))
+                ours[key] = type(hooks)((number, follow_hook(hook, self._table)) for number, hook in hooks.items())
         pair.has_hooks = has_hooks
 
     # -- changes of a training pass -------------------------------------------------------------------------------
@@ -180,8 +190,9 @@ class Skeleton(NotFollowed):
         for pair in self._of_network:
             ours, theirs = pair.copy.__dict__, pair.original.__dict__
             for name, buffer in ours["_buffers"].items():
-                if buffer is not theirs["_buffers"][name]:
+                if buffer is not pair.buffers.get(name, self):
                     theirs["_buffers"][name] = buffer
+            pair.buffers = dict(ours["_buffers"])
             for key, given in pair.set.items():
                 value = ours.get(key, given)
                 if value is not given and _is_plain(value):
@@ -205,7 +216,11 @@ class Skeleton(NotFollowed):
         handles: list[Any] = []
 
         def enter(network: nn.Module, args: tuple[Any, ...]) -> None:
-            forbidden = self._replaced_storages() if self.is_watched else set()
+            if not self.is_watched:
+                for handle in handles:
+                    handle.remove()
+                return
+            forbidden = self._replaced_storages()
             if forbidden:  # else all weights are the original's, and there is nothing to be seen
                 watches[get_ident()] = watch = Watch(forbidden)
                 watch.__enter__()  # type: ignore[no-untyped-call]
@@ -216,10 +231,7 @@ class Skeleton(NotFollowed):
             watch = watches.pop(get_ident(), None)
             if watch is not None:
                 watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self.is_watched = False
-            if not self.is_watched:
-                for handle in handles:
-                    handle.remove()
+                self.is_watched = self.is_watched and output is None  # there is none after an error
 
         enter.watches_first_pass = True  # type: ignore[attr-defined]
         handles.append(self._network.register_forward_pre_hook(enter))
@@ -229,6 +241,17 @@ class Skeleton(NotFollowed):
         """Where the original's weights lie that have others in their place here."""
         own = {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.copy)}
         return {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.original)} - own - {0}
+
+
+def _reset_attributes(pair: _Pair) -> None:
+    """Undo what passes have assigned since the last refresh: the original decides, also by setting a cache to None."""
+    ours = pair.copy.__dict__
+    for key, given in pair.set.items():
+        if ours.get(key, pair) is not given:
+            ours[key] = given
+    if len(ours) > pair.length:
+        for key in [key for key in ours if key not in pair.set and key not in _OWN]:
+            del ours[key]
 
 
 def _has_hooks(attributes: Mapping[str, Any]) -> bool:
@@ -252,9 +275,10 @@ def private_network(model: nn.Module) -> nn.Module:
 
 
 class _Clones:
-    """Copies of tensors that training changes, one for each tensor however often it is used."""
+    """Copies of tensors that training changes (of `frozen` ones, too), one for each however often it is used."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: bool) -> None:
+        self.frozen = frozen
         self.made: dict[int, Tensor] = {}
 
     def of(self, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -262,11 +286,15 @@ class _Clones:
 
     def _copied(self, tensor: Tensor) -> Tensor:
         is_parameter = isinstance(tensor, nn.Parameter)
-        if is_parameter and not tensor.requires_grad:
+        if is_parameter and not (tensor.requires_grad or self.frozen):
             return tensor
         if id(tensor) not in self.made:
-            clone = tensor.detach().clone()
-            self.made[id(tensor)] = nn.Parameter(clone) if is_parameter else clone
+            if is_parameter and tensor.requires_grad and torch.is_grad_enabled():
+                new = tensor.clone()  # in the graph, so that gradients reach the original
+            else:
+                clone = tensor.detach().clone()
+                new = nn.Parameter(clone, requires_grad=tensor.requires_grad) if is_parameter else clone
+            self.made[id(tensor)] = new
         return self.made[id(tensor)]
 
 
@@ -285,4 +313,6 @@ def _is_plain(value: Any) -> bool:
     """Whether an attribute may go back to the original: no module, and no tensor that holds a graph."""
     if isinstance(value, Tensor):
         return not value.requires_grad
-    return isinstance(value, int | float | complex | str | bytes | type(None) | list | tuple | torch.Size)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | complex | str | bytes | type(None))

@@ -45,12 +45,14 @@ def _miscounted(outputs: OutputGradients, counted: Counted, size: int) -> str | 
     rows = outputs.rows(size)
     if rows is None or counted.weights is not None:
         return None
+    rows = rows.cpu() | outputs.certain(size)  # rows that are answered for sure count, though nothing is left to learn
     found = int(rows.sum())
     if found == 0:  # a loss that has nothing to learn says nothing about what counts
         return None
     advice = (
         f"If the loss is a mean over the others only (ignore_index, a mask), give step(nll, examples={found}), or "
-        "weights= with a 0 for each row that does not count; curvature is wrong by the ratio of the two numbers. If "
+        "weights= with a 0 for each row that does not count; else curvature, a mean of squares, is wrong by the ratio of "
+        "the two numbers. If "
         "rows without a gradient count all the same (a hinge loss, an output that is cut off), ignore this."
     )
     missing = f"{size - found} of {size} rows have no gradient at the network's output"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from credo.core.network.isolation import NotIsolatedError
 from credo.core.squares.outputs import Call
 
 
@@ -25,6 +26,8 @@ def rows_interact(model: nn.Module, call: Call, size: int) -> bool | None:
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             return _interact(_shadow(model), call, size)
+    except NotIsolatedError:
+        raise
     except Exception:  # a network that cannot be copied or run once more trains all the same
         return None
 

@@ -24,6 +24,11 @@ class Call:
     options: dict[str, Any]
     outputs: int = 0
     nonzero: dict[int, Tensor] = field(default_factory=dict)
+    certain: list[Tensor] = field(default_factory=list)
+
+
+# Logits this far apart have a largest probability of 1 in float32: 1 − e⁻¹⁵ differs from it by three roundings.
+_CERTAIN = 15.0
 
 
 class OutputGradients:
@@ -52,6 +57,11 @@ class OutputGradients:
         found = [mask.flatten(1).any(1) if mask.dim() > 1 else mask for mask in self._masks() if len(mask) == size]
         return torch.stack([mask.to(found[0].device) for mask in found]).any(0) if found else None
 
+    def certain(self, size: int) -> Tensor:
+        """Which rows have outputs so far apart that the gradient of a cross-entropy rounds to zero, [rows]."""
+        found = [rows for call in self.calls for rows in call.certain if len(rows) == size]
+        return torch.stack(found).any(0) if found else torch.zeros(size, dtype=torch.bool)
+
     def counts(self) -> set[int]:
         """How many positions of the outputs have a gradient, whichever dimension the classes are in, if any is."""
         masks = list(self._masks())
@@ -70,12 +80,23 @@ class OutputGradients:
             if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.requires_grad:
                 leaf.register_hook(partial(self._arrived, call, call.outputs))
                 call.outputs += 1
+                call.certain.append(_is_certain(leaf.detach()))
 
     def _arrived(self, call: Call, index: int, gradient: Tensor | None) -> None:
         # None: an output of several of one function that the loss does not use.
         if gradient is not None and computes_gradient_of(self.weight):
             mask = gradient.detach() != 0
             call.nonzero[index] = mask | call.nonzero[index] if index in call.nonzero else mask
+
+
+def _is_certain(outputs: Tensor) -> Tensor:
+    if outputs.dim() < 2 or outputs.shape[-1] < 2:
+        return torch.zeros(len(outputs), dtype=torch.bool)
+    best = (
+        outputs.float().flatten(1, -2).topk(2, -1).values if outputs.dim() > 2 else outputs.float().topk(2, -1).values
+    )
+    gap = best[..., 0] - best[..., 1]
+    return (gap if gap.dim() == 1 else gap.amin(-1)).cpu() > _CERTAIN
 
 
 @contextmanager
