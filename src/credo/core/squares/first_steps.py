@@ -51,9 +51,9 @@ def _miscounted(outputs: OutputGradients, counted: Counted, size: int) -> str | 
         return None
     advice = (
         f"If the loss is a mean over the others only (ignore_index, a mask), give step(nll, examples={found}), or "
-        "weights= with a 0 for each row that does not count; else curvature, a mean of squares, is wrong by the ratio of "
-        "the two numbers. If "
-        "rows without a gradient count all the same (a hinge loss, an output that is cut off), ignore this."
+        "weights= with a 0 for each row that does not count; else curvature, a mean of squares, is wrong by the ratio "
+        "of the two numbers. If rows without a gradient count all the same (a hinge loss, an output that is cut off), "
+        "ignore this."
     )
     missing = f"{size - found} of {size} rows have no gradient at the network's output"
     if counted.examples is None:
