@@ -89,7 +89,7 @@ class Guard(NotFollowed):
 
     def give_back(self, skeleton: Skeleton, copies: str) -> None:
         """Keep a copy for whoever comes next."""
-        self.is_watched = self.is_watched and skeleton.is_watched
+        self.is_watched = self.is_watched and not skeleton.is_verified
         if copies != "none":
             skeleton.share()
         if len(self._free) < _MOST_COPIES:
@@ -129,7 +129,7 @@ class Guard(NotFollowed):
     def ended(self) -> None:
         """A step has ended: what its passes assigned to the network belongs to the original."""
         if self._training is not None and not self._is_stale:
-            self.is_watched = self.is_watched and self._training.is_watched
+            self.is_watched = self.is_watched and not self._training.is_verified
             self._training.write_back()
         self._is_stale = True
 

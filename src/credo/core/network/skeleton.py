@@ -94,6 +94,7 @@ class Skeleton(NotFollowed):
         self._of_network = [pair for pair in self._pairs if id(pair.original) in inside]
         self._recurrent = [copy for copy in copies if isinstance(copy, nn.RNNBase)]
         self.is_watched, self._patience = watched, _PATIENCE
+        self.is_verified = False  # a pass at other weights has read none of the original's
         self._follow_attributes(self._pairs)
 
     def copy_of(self, module: nn.Module) -> Any:
@@ -171,7 +172,7 @@ class Skeleton(NotFollowed):
         for (pair, key), value, new in zip(found, values, follow(values, self._table), strict=True):
             pair.seen[key] = value
             pair.copy.__dict__[key] = pair.set[key] = new
-            if new is not value and not isinstance(value, nn.Module | MethodType):
+            if new is not value and not isinstance(value, nn.Module | MethodType | NotFollowed):
                 pair.copied.add(key)  # its entries may change in place
 
     def _take_hooks(self, pair: _Pair) -> None:
@@ -231,7 +232,8 @@ class Skeleton(NotFollowed):
             watch = watches.pop(get_ident(), None)
             if watch is not None:
                 watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self.is_watched = self.is_watched and output is None  # there is none after an error
+                self.is_verified = output is not None  # there is none after an error
+                self.is_watched = self.is_watched and not self.is_verified
 
         enter.watches_first_pass = True  # type: ignore[attr-defined]
         handles.append(self._network.register_forward_pre_hook(enter))
