@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from credo.core.counted import EVERY, Counted
 from credo.core.counts import checked_count
 from credo.core.errors import unknown
-from credo.core.likelihood import Likelihood
+from credo.core.likelihood import Categorical, Likelihood
 from credo.core.posterior import Posterior
 from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
 from credo.training.loop import Loop
@@ -81,7 +81,10 @@ def train(
     """
     team = posterior.team
     counts = _counts(posterior, nll, examples, weights)
-    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counts))
+    # Labels that are left out are few: the number of rows says what data_size should be about.
+    counted = counts is not None and type(posterior.likelihood) is not Categorical
+    counted = counted or examples is not None or weights is not None
+    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
@@ -139,7 +142,7 @@ def _check(
     monitor: str,
     patience: int | None,
     schedule: str | Schedule,
-    counts: BatchCounts | None,
+    counted: bool,
 ) -> None:
     check_loader(loader)
     if monitor not in MONITORS:
@@ -155,7 +158,7 @@ def _check(
         raise ValueError("The loader has no batches.")
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
-    check_scale(posterior, loader, counted=counts is not None)
+    check_scale(posterior, loader, counted=counted)
     check_shares(posterior.team, loader)
     check_whole(posterior.team, validation)
     check_statistics(posterior, loader)
