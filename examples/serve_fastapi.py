@@ -15,7 +15,7 @@ from credo.data import Batches, load_dataset
 try:
     from fastapi import FastAPI, HTTPException
 except ImportError:
-    raise SystemExit("This example needs FastAPI: pip install fastapi httpx uvicorn") from None
+    raise SystemExit("This example needs FastAPI: pip install fastapi httpx2 uvicorn") from None
 
 digits = load_dataset("digits")
 torch.manual_seed(0)
