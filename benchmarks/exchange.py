@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from credo.core.layers import RULES
+from credo.core.network.layer_table import RULES
 
 SCALAR = 4
 """Bytes of an entry: single precision."""

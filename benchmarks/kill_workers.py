@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from credo.core.errors import FileFormatError
-from credo.core.files import earlier, write_json
+from credo.core.support.files import earlier, write_json
 from credo.experiments.runs import versions
-from credo.training.checkpoint import load_checkpoint
+from credo.training.files.checkpoint import load_checkpoint
 
 METRICS = ("accuracy", "nll", "ece")
 

@@ -26,7 +26,7 @@ from benchmarks.quality_tables import image_losses, method_table, packed, qualit
 from benchmarks.quality_tasks import DRAWS, TASKS, Contender, Options, Task
 from benchmarks.report import Run, count, names_of, say, table
 from credo import NonFiniteError
-from credo.core.files import finite, write_json
+from credo.core.support.files import finite, write_json
 from credo.evaluate import nll
 
 FOLDER = Path("results/benchmarks/quality")

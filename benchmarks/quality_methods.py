@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.quality_tasks import DRAWS, Contender, Options, Task, Trained
 from credo import METHODS, Ensemble, Posterior, fit, predict
 from credo.data import Batches
-from credo.experiments.sizes import numbers_needed
+from credo.experiments.parameter_counts import numbers_needed
 
 MEMBERS = 5
 

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.peers import PEERS, installed
 from credo.core.errors import unknown
-from credo.core.files import write_json
 from credo.core.kernels.build import enabled
+from credo.core.support.files import write_json
 
 MISSING = "not installed"
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import credo
 from benchmarks.methods import posterior_of
 from benchmarks.networks import Net, random_batches
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
 from credo.data import Batches, load_dataset
 from credo.models import build_model
 

@@ -23,9 +23,9 @@ from benchmarks.networks import NETS, Net, random_batches
 from benchmarks.report import Run, milliseconds, names_of, parser_for, progress, table
 from benchmarks.rounding import rounding
 from benchmarks.timing import Ratio, Work, block_length, interleave, ratio, repeated
-from credo.core.distribute import distribute, join
+from credo.core.distributed.process_group import COMPRESSIONS, Team
+from credo.core.distributed.setup import distribute, join
 from credo.core.posterior import Posterior
-from credo.core.team import COMPRESSIONS, Team
 from credo.methods import Ensemble
 
 _EPILOG = """\

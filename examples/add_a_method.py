@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.core.descent import Descent
+from credo.core.network.flat_layout import Layout
+from credo.core.optimizer_step import Descent
 from credo.core.posterior import Nll
-from credo.core.weights import Layout
 from credo.data import Batches, load_dataset
 
 

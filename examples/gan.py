@@ -11,15 +11,16 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from dcgan import dcgan_discriminator, dcgan_generator
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.core.files import write_json
+from credo.core.support.files import write_json
 from credo.data import Batches, DataMissingError, Dataset, Split, as_float, load_dataset
 from credo.experiments.runs import versions
-from credo.models import build_model, dcgan_discriminator, dcgan_generator
+from credo.models import build_model
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--seed", type=int, default=0, help="of both GANs: networks, noise, order of images")

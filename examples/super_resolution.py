@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import PIL
 import torch
+from espcn import enlarged, espcn, reduced
 from matplotlib.cbook import get_sample_data
 from matplotlib.figure import Figure
 from PIL import Image
@@ -20,11 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import credo
-from credo.core.files import write_json
+from credo.core.support.files import write_json
 from credo.data import Batches, Split
 from credo.experiments.runs import versions
-from credo.models import espcn
-from credo.models.espcn import enlarged, reduced
 
 UPSCALE, SIDE, STRIDE, LARGEST = 3, 51, 21, 639
 IMAGES = 400  # of a folder at most: all of them are in memory, a large one with 1.6 MB

@@ -4,10 +4,9 @@ A posterior is a module around your untouched network; it can draw weights, make
 """
 
 from credo import optim
-from credo.continual.beliefs import compare, merge
-from credo.core.batchnorm import frozen_statistics, refresh_statistics
-from credo.core.counted import Counted
-from credo.core.distribute import distribute
+from credo.continual.gaussian_algebra import compare, merge
+from credo.core.distributed.process_group import Team
+from credo.core.distributed.setup import distribute
 from credo.core.errors import (
     CredoError,
     DivergenceWarning,
@@ -16,11 +15,12 @@ from credo.core.errors import (
     NonFiniteError,
     UnsupportedModelError,
 )
+from credo.core.example_counts import Counted
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
+from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
+from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
-from credo.core.squares.run import per_example_squares
-from credo.core.team import Team
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
 from credo.methods import (

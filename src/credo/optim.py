@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from credo import methods
-from credo.core.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.counted import Counted
-from credo.core.inputs import InputWatch
+from credo.core.example_counts import Counted
+from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
+from credo.core.network.inplace_inputs import InputWatch
+from credo.core.per_example.plan import PlanChangedError
 from credo.core.posterior import Posterior, Terms
-from credo.core.squares.plan import PlanChangedError
-from credo.methods.natural_checks import check_loss
+from credo.methods.natural.validate import check_loss
 
 Closure = Callable[[], Any]
 

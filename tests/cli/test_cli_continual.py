@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reproductions.studies import STUDIES
 
 from credo.continual import learn_jointly
 from credo.experiments import continual
 from credo.experiments.continual import make_continual
-from credo.experiments.reproduce import STUDIES
 from credo.report.continual import render_continual
 
 Call = Callable[..., Any]

@@ -91,7 +91,7 @@ def test_numbers_that_cannot_be_stored_are_printed(
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr("credo.core.files._create", read_only)
+        patch.setattr("credo.core.support.files._create", read_only)
         result = call(command, run, "--draws", 4, *options)
     assert result.stdout == wanted
     assert "could not be written" in result.stderr

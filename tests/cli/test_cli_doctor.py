@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from credo.cli.doctor import print_diagnosis
+from credo.cli.commands.doctor import print_diagnosis
 from credo.doctor import Diagnosis, Finding
 from credo.experiments.diagnosis import diagnose_run
 from credo.experiments.runs import Run

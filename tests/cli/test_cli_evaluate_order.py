@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from credo.cli import evaluate
+from credo.cli.commands import evaluate
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import credo
-from credo.core.files import write_text
+from credo.core.support.files import write_text
 from credo.data import Batches, load_dataset
 from credo.experiments.folders import recorded
 from credo.experiments.runs import Run

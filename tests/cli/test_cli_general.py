@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import credo
-from credo.cli import main, train
+from credo.cli import main
 from credo.cli.app import app
+from credo.cli.commands import train
 from credo.experiments.runs import Run
 from credo.methods import METHODS
 from credo.models import MODELS

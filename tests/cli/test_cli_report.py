@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from credo.cli import demo
+from credo.cli.commands import demo
 from credo.experiments.runs import Run, evaluate_run
 
 Call = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from credo.cli import evaluate
+from credo.cli.commands import evaluate
 
 Call = Callable[..., Any]
 Refused = Callable[..., str]

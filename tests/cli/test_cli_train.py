@@ -135,7 +135,7 @@ def test_a_signal_saves_and_exits_with_its_code(
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr("credo.cli.train.say", say)
+        patch.setattr("credo.cli.commands.train.say", say)
         call("train", *QUICK, "--run", "here", code=code)
     assert said[-1].startswith("Training was asked to stop and did, after step 1 of 1 of epoch 2; the state is in here")
     assert said[-1].endswith("the same call or command goes on from there.")

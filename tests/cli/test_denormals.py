@@ -5,8 +5,7 @@ import sys
 
 import pytest
 import torch
-
-from credo.experiments.reproduce.tables import _start_worker
+from reproductions.jobs import _start_worker
 
 PROGRAM = """
 import sys

@@ -22,7 +22,7 @@ from credo.continual import (
     split_tasks,
     tasks_of,
 )
-from credo.core.counted import Counted
+from credo.core.example_counts import Counted
 from credo.core.likelihood import Categorical
 from credo.data import Split, load_dataset
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.core.counts import checked_count, is_count
+from credo.core.support.validate import checked_count, is_count
 from credo.evaluate import sample_study
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from credo import optim
 from credo.core.errors import CredoError
-from credo.core.inputs import InputWatch
+from credo.core.network.inplace_inputs import InputWatch
 from credo.core.posterior import Posterior
 from credo.methods import BBB, IVON, MAP, VOGN, Ensemble, MCDropout, NoisyKFAC
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.batchnorm import frozen_statistics, refresh_statistics
+from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.methods import BBB, MAP, Ensemble
 
 LAYERS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from credo.core.descent import OPTIMIZERS, Descent
 from credo.core.errors import NonFiniteError
+from credo.core.optimizer_step import OPTIMIZERS, Descent
 
 
 def network() -> nn.Sequential:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from credo.core.files import finite, write_atomically, write_json, write_text
+from credo.core.support.files import finite, write_atomically, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.counted import Counted
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import gradients_and_squares, per_example_squares
+from credo.core.example_counts import Counted
+from credo.core.per_example.api import gradients_and_squares, per_example_squares
+from credo.core.per_example.plan import SquarePlan
 
 ROWS = 8
 X = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0))

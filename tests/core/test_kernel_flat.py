@@ -8,7 +8,8 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from credo.core.kernels import activations, flat
+from credo.core.kernels import flat
+from credo.core.kernels import row_scaling as activations
 from credo.core.kernels.build import library
 
 pytestmark = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")

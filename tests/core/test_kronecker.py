@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
-from credo.core.kronecker import (
+from credo.core.kronecker.factors import (
     damping_shares,
     from_matrix,
     inverse_diagonal,
@@ -97,8 +97,10 @@ def test_patches_come_in_chunks_of_examples_with_the_same_sum(monkeypatch: pytes
     layer, x, g = made(*CONVS["groups"])
     whole = moment_sums(layer, x, g, bias=True)
     calls = []
-    monkeypatch.setattr("credo.core.kronecker._CHUNK", 1)
-    monkeypatch.setattr("credo.core.kronecker.patches", lambda layer, x: calls.append(len(x)) or patches(layer, x))
+    monkeypatch.setattr("credo.core.kronecker.factors._CHUNK", 1)
+    monkeypatch.setattr(
+        "credo.core.kronecker.factors.patches", lambda layer, x: calls.append(len(x)) or patches(layer, x)
+    )
     for one, other in zip(whole[:2], moment_sums(layer, x, g, bias=True)[:2], strict=True):
         torch.testing.assert_close(one, other)
     assert calls == [1, 1]

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.kronecker_layers import kronecker_layers
-from credo.core.kronecker_taps import CurvaturePlan
-from credo.core.squares.run import per_example_squares
-from credo.core.weights import aliases
+from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.layer_rules import kronecker_layers
+from credo.core.network.flat_layout import aliases
+from credo.core.per_example.api import per_example_squares
 
 Loss = Callable[[nn.Module], Tensor]
 

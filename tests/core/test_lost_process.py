@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from credo.core.distributed.collectives import Link
 from credo.core.errors import LostProcessError
-from credo.core.link import Link
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed import HashStore, TCPStore
 
 import credo
-from credo.core import meeting
-from credo.core.distribute import join
+from credo.core.distributed import rendezvous as meeting
+from credo.core.distributed.setup import join
 
 WAIT = timedelta(seconds=20)
 
@@ -88,7 +88,7 @@ def test_alone_there_is_nobody_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_division_is_refused_before_anybody_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who left after the meeting would break the connections of the others, who then see a lost process instead."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("credo.core.distribute._world", lambda *given: pytest.fail("it went to the meeting"))
+    monkeypatch.setattr("credo.core.distributed.setup._world", lambda *given: pytest.fail("it went to the meeting"))
     posterior = credo.Ensemble([credo.BBB(nn.Linear(2, 1), data_size=4, seed=seed) for seed in range(2)])
     with pytest.raises(ValueError, match="mc_groups=2 does not divide the 1 processes of each member"):
         credo.distribute(posterior, mc_groups=2)

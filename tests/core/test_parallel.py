@@ -17,7 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import credo
-from credo.core.distribute import distribute, join
+from credo.core.distributed.setup import distribute, join
 from credo.core.errors import UnsupportedModelError
 from credo.core.posterior import Posterior
 from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC

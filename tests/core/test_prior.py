@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from credo.core.network.flat_layout import Layout
 from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture, make_prior
-from credo.core.weights import Layout
 from credo.methods import BBB, MAP
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.weights import (
+from credo.core.network.flat_layout import (
     Layout,
     check_model,
     inverse_softplus,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from credo.core.errors import FileFormatError
-from credo.core.records import read_json, read_json_lines, read_text, read_toml
+from credo.core.support.json_files import read_json, read_json_lines, read_text, read_toml
 
 Reader = Callable[[Path], Any]
 NEEDS = {"test": dict, "seconds": (int, float)}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.counted import Counted
-from credo.core.squares.run import GradientSums, per_example_squares
+from credo.core.example_counts import Counted
+from credo.core.per_example.api import GradientSums, per_example_squares
 
 ROWS = 6
 WEIGHTS = torch.tensor([2.0, 0.0, 1.0, 3.0, 1.0, 0.0])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.squares.run import GradientSums, per_example_squares
+from credo.core.per_example.api import GradientSums, per_example_squares
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])

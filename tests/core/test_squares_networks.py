@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import gradients_and_squares, per_example_squares
+from credo.core.per_example.api import gradients_and_squares, per_example_squares
+from credo.core.per_example.plan import SquarePlan
 
 
 def mean_loss(out: Tensor) -> Tensor:

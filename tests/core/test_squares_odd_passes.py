@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import per_example_squares
-from credo.core.squares.sums import square_sums
+from credo.core.per_example.accumulate import square_sums
+from credo.core.per_example.api import per_example_squares
+from credo.core.per_example.plan import SquarePlan
 
 
 def test_gradients_by_the_inputs_are_the_usual_ones() -> None:

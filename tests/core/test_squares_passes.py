@@ -6,10 +6,10 @@ from squares_small import nll, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import gradients_and_squares, per_example_squares
-from credo.core.squares.sums import square_sums
-from credo.core.weights import substituted
+from credo.core.network.flat_layout import substituted
+from credo.core.per_example.accumulate import square_sums
+from credo.core.per_example.api import gradients_and_squares, per_example_squares
+from credo.core.per_example.plan import SquarePlan
 
 
 def leaves(net: nn.Module) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import credo
-from credo.core.squares.cells import is_recurrent
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import per_example_squares
-from credo.core.squares.sums import square_sums
+from credo.core.per_example.accumulate import square_sums
+from credo.core.per_example.api import per_example_squares
+from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.rnn_cells import is_recurrent
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "tanh": nn.RNN,

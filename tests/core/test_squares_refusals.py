@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.squares.plan import SquarePlan, check_squares
-from credo.core.squares.run import per_example_squares
-from credo.core.squares.sums import square_sums
+from credo.core.per_example.accumulate import square_sums
+from credo.core.per_example.api import per_example_squares
+from credo.core.per_example.plan import SquarePlan, check_squares
 
 
 def mean_loss(out: Tensor) -> Tensor:

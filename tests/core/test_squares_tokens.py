@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.errors import UnsupportedModelError
-from credo.core.squares.plan import SquarePlan
-from credo.core.squares.run import gradients_and_squares, per_example_squares
+from credo.core.per_example.api import gradients_and_squares, per_example_squares
+from credo.core.per_example.plan import SquarePlan
 
 RUN, OTHERS = torch.tensor([[3.0, 0.5, -1.0], [4.0, 1.0, 2.0]]), torch.tensor([[4.0, 2.0, 0.1], [2.0, -1.0, 1.0]])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from credo.core.taps import LayerUseError, covered_layers, tapped
+from credo.core.network.layer_hooks import LayerUseError, covered_layers, tapped
 
 
 def add_one(path: str):

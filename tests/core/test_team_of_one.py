@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.distribute import _divided, distribute, join
+from credo.core.distributed.batch_shard import Rows
+from credo.core.distributed.collectives import Link, _packed, _unpacked
+from credo.core.distributed.setup import _divided, distribute, join
+from credo.core.distributed.sync_batchnorm import SyncedBatchNorm1d
 from credo.core.errors import NonFiniteError, UnsupportedModelError
-from credo.core.link import Link, _packed, _unpacked
-from credo.core.rows import Rows
-from credo.core.sync_batchnorm import SyncedBatchNorm1d
 from credo.methods import BBB, MAP, VOGN, Ensemble
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from credo.data.arrays import read_array
 from credo.data.errors import DataCorruptError
+from credo.data.formats.arrays import read_array
 
 GOOD = np.arange(64.0, dtype=np.float32).reshape(2, 4, 8)
 

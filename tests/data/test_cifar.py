@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from credo.data import DataCorruptError, DataMissingError, load_dataset
-from credo.data.cifar import CIFAR10_LAYOUTS, CIFAR100_LAYOUTS
-from credo.data.safe_pickle import load_plain_pickle
+from credo.data.formats.cifar import CIFAR10_LAYOUTS, CIFAR100_LAYOUTS
+from credo.data.formats.safe_pickle import load_plain_pickle
 
 
 class Python2Pickler(pickle._Pickler):  # the pure Python one: its table of writers can be changed

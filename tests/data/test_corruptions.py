@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.data import CORRUPTIONS, SEVERITIES, corrupt, corruption_kinds
-from credo.data.corruptions_blur import defocus, motion, moved, smooth, zoom
+from credo.data.corruptions.blur import defocus, motion, moved, smooth, zoom
 
 KINDS = list(CORRUPTIONS)
 FIXED = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg", "gaussian-blur", "saturate"}
@@ -220,7 +220,7 @@ def test_elastic_moves_parts_smoothly_and_changes_no_colours(severity: int) -> N
 def test_a_call_in_parts_is_the_same_for_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
     x = photographs(6)
     whole = corrupt(x, "contrast", 4)
-    monkeypatch.setattr("credo.data.corruptions._PART", 2 * x[:1].numel())
+    monkeypatch.setattr("credo.data.corruptions.registry._PART", 2 * x[:1].numel())
     assert torch.equal(corrupt(x, "contrast", 4), whole)
     noisy = corrupt(x, "gaussian-noise", 4)
     assert torch.equal(noisy, corrupt(x, "gaussian-noise", 4))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from credo.data import DATASETS, DataFile, DatasetSpec, Download, DownloadError, dataset_status, download
-from credo.data.idx import load_idx
+from credo.data.formats.idx import load_idx
 
 
 def md5(content: bytes) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from credo.data import DataCorruptError, DataMissingError, load_dataset
-from credo.data.idx import read_idx
+from credo.data.formats.idx import read_idx
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from credo.data.columns import Column, Columns
-from credo.data.new_rows import read_rows
+from credo.data.tables.columns import Column, Columns
+from credo.data.tables.new_rows import read_rows
 
 NAMED = Columns((Column("a"), Column("color", ("blue", "red"))), "y", "raise")
 UNNAMED = Columns((Column("0"), Column("1", ("blue", "red"))), None, "raise")

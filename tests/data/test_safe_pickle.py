@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credo.data import DataCorruptError, safe_pickle
-from credo.data.safe_pickle import load_plain_pickle
+from credo.data import DataCorruptError
+from credo.data.formats import safe_pickle
+from credo.data.formats.safe_pickle import load_plain_pickle
 
 LATIN1 = b"c_codecs\nencode\n"
 ARRAY = b"cnumpy\nndarray\n"

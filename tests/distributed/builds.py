@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
 from credo.methods import (

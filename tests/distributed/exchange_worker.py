@@ -12,7 +12,7 @@ from benchmarks.methods import posterior_of, step_of
 from forks import run
 from torch import nn
 
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
 
 
 def network() -> nn.Module:

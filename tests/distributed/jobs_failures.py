@@ -13,7 +13,7 @@ from builds import BUILDS, data, normed, numbers, steps_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
 from credo.core.errors import NonFiniteError
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.methods import KFAC, MAP, Ensemble

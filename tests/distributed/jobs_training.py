@@ -28,7 +28,7 @@ from forks import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
 from credo.methods import MAP, Ensemble
 from credo.optim import PosteriorOptimizer

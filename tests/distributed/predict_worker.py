@@ -17,7 +17,7 @@ from forks import run
 from torch import Tensor, nn
 
 from credo.cli.app import app
-from credo.core.distribute import distribute, join
+from credo.core.distributed.setup import distribute, join
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import Posterior
 from credo.methods import BBB, MAP, Ensemble, MCDropout, NodeBNN, NoisyKFAC

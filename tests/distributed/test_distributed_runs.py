@@ -17,7 +17,7 @@ import torch
 from one_process import credo_here
 from safetensors.torch import load_file
 
-from credo.training.checkpoint import load_checkpoint
+from credo.training.files.checkpoint import load_checkpoint
 
 EPOCHS, STEPS = 4, 41  # 1,294 examples in batches of 32
 TRAIN = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.kill_workers import make_record, place_of
 
-from credo.training.checkpoint import save_checkpoint
+from credo.training.files.checkpoint import save_checkpoint
 
 OPTIONS = argparse.Namespace(times=2, tolerance=1e-6, folder=Path("x"))
 ROW = {"seed": 0, "epochs": 3, "accuracy": 0.9, "nll": 0.3, "ece": 0.1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from credo.experiments.advised import setting_of
+from credo.experiments.advice_options import setting_of
 from credo.experiments.config import make_experiment
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import Categorical, GaussianNoise
-from credo.doctor.dispersion import Dispersion, dispersion, ratio
-from credo.doctor.forecast import make_forecast
+from credo.doctor.measure.dispersion import Dispersion, dispersion, ratio
+from credo.doctor.measure.predictive import make_forecast
 
 
 def classes(sharpness: float, n: int = 4000) -> Dispersion:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.core.weights import inverse_softplus
-from credo.doctor.gradients import crossed, gradient_noise
-from credo.doctor.objective import noise_pull, objective
-from credo.doctor.sample import Sample, take
+from credo.core.network.flat_layout import inverse_softplus
+from credo.doctor.measure.gradients import crossed, gradient_noise
+from credo.doctor.measure.objective import noise_pull, objective
+from credo.doctor.subset import Sample, take
 
 
 def summary(g: Tensor) -> tuple[float, float, float, float]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import credo
-from credo.core.weights import inverse_softplus
-from credo.doctor.layers import kl_each, layer_states, quantiles, whole_state
+from credo.core.network.flat_layout import inverse_softplus
+from credo.doctor.measure.layers import kl_each, layer_states, quantiles, whole_state
 
 
 def linear(mean: torch.Tensor, std: torch.Tensor, **options: Any) -> credo.BBB:

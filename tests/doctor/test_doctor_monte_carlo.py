@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import Categorical, GaussianNoise
-from credo.doctor.forecast import Forecast, make_forecast
-from credo.doctor.monte_carlo import monte_carlo, nll_errors, within_variance
-from credo.doctor.sample import take
+from credo.doctor.measure.monte_carlo import monte_carlo, nll_errors, within_variance
+from credo.doctor.measure.predictive import Forecast, make_forecast
+from credo.doctor.subset import take
 
 SETS, DRAWS, N = 400, 16, 200
 
@@ -105,7 +105,7 @@ def test_nothing_random_has_no_error(forecasts: Any) -> None:
 
 def test_wanted_draws_keep_what_they_promise(trained: Callable[..., Any], loaders: Any) -> None:
     """With as many draws as suggested, no more are wanted (up to the noise of the estimate: one doubling)."""
-    from credo.doctor.forecast import forecast
+    from credo.doctor.measure.predictive import forecast
 
     posterior = trained("bbb", "mlp", std_init=0.1, temperature=1.0)
     test = take(loaders("mlp")[1], most=300)

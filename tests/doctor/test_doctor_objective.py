@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import credo
-from credo.doctor.objective import history_of, kl_weight, last_quarter_drop, objective
+from credo.doctor.measure.objective import history_of, kl_weight, last_quarter_drop, objective
 
 
 def small(**options: Any) -> credo.BBB:

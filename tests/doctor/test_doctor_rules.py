@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from doctor_facts import HEALTHY, changed, interval, named, poor, statistics, worse
 
-from credo.doctor import limits
+from credo.doctor import thresholds as limits
 from credo.doctor.advice import wanted_std
-from credo.doctor.judge import judge
+from credo.doctor.run_rules import judge
 
 
 def test_nothing_is_found_in_a_healthy_one() -> None:

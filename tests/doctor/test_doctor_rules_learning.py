@@ -3,8 +3,8 @@
 import pytest
 from doctor_facts import ARGUMENTS, CLASSES, changed, interval, named, poor, severity, worse
 
-from credo.doctor.judge import judge
-from credo.doctor.objective import History
+from credo.doctor.measure.objective import History
+from credo.doctor.run_rules import judge
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from doctor_facts import changed, interval, named, severity, worse
 
-from credo.doctor.judge import judge
-from credo.doctor.scores import Gap, Score
+from credo.doctor.measure.scores import Gap, Score
+from credo.doctor.run_rules import judge
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from doctor_facts import CLASSES, changed, layer, named, poor, severity, statistics, worse
 
 from credo.doctor.advice import wanted_std
-from credo.doctor.judge import judge
+from credo.doctor.run_rules import judge
 
 
 @pytest.mark.parametrize(

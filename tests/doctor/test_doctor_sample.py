@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from credo.data import Batches, Split
-from credo.doctor.sample import take
+from credo.doctor.subset import take
 
 
 def numbered(n: int) -> Split:

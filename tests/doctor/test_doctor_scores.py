@@ -9,9 +9,9 @@ import torch
 
 import credo
 from credo.core.posterior import Posterior
-from credo.doctor.forecast import forecast, make_forecast, mean_forecast
-from credo.doctor.sample import Sample, take
-from credo.doctor.scores import gap, learned_share, scores
+from credo.doctor.measure.predictive import forecast, make_forecast, mean_forecast
+from credo.doctor.measure.scores import gap, learned_share, scores
+from credo.doctor.subset import Sample, take
 
 Trained = Callable[..., Posterior]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.posterior import Posterior
-from credo.doctor.forecast import forecast
-from credo.doctor.sample import take
-from credo.doctor.statistics import fresh_statistics, shifts, statistics
+from credo.doctor.measure.predictive import forecast
+from credo.doctor.measure.statistics import fresh_statistics, shifts, statistics
+from credo.doctor.subset import take
 
 Trained = Callable[..., Posterior]
 

@@ -27,10 +27,10 @@ from pages import ROOT, run_command
 
 import credo
 from credo.cli.app import app
-from credo.cli.listing import catalogue
+from credo.cli.commands.listing import catalogue
 from credo.experiments.config import Training, make_experiment, prepare
-from credo.methods.bbb import KL_NAMES, NOISE_NAMES
-from credo.methods.initial import MEAN_INITS
+from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
+from credo.methods.bbb.init import MEAN_INITS
 from credo.predict.strategies import STRATEGIES
 from credo.predict.uncertainty import DECOMPOSITIONS
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from pages import ROOT
+from reproductions.studies import STUDIES
 
-from credo.experiments.reproduce import STUDIES, tables
+from reproductions import jobs as tables
 
 PUBLISHED = [
     (study, key)

@@ -8,8 +8,8 @@ from torch import nn
 
 import credo
 from credo.data import Batches, Split
-from credo.doctor.layers import layer_states, whole_state
-from credo.doctor.objective import noise_pull
+from credo.doctor.measure.layers import layer_states, whole_state
+from credo.doctor.measure.objective import noise_pull
 from credo.methods import BBB
 
 FORMS = pytest.mark.parametrize("spread", ["free", "relative", "relative-layer"])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.likelihood import Bernoulli, GaussianNoise
-from credo.methods.kfac import KFAC
-from credo.methods.kfac_blocks import KroneckerBlock
+from credo.methods.kfac.blocks import KroneckerBlock
+from credo.methods.kfac.kfac import KFAC
 
 # -- the curvature --------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def test_drawn_labels_give_the_fisher_matrix_of_a_classifier(kind: str) -> None:
 
 
 def test_a_bernoulli_likelihood_draws_both_labels() -> None:
-    from credo.methods.kfac_labels import sampled_targets
+    from credo.methods.kfac.sampled_fisher import sampled_targets
 
     generator = torch.Generator().manual_seed(0)
     drawn = sampled_targets(Bernoulli(), torch.full((20000, 1), math.log(3.0)), generator)

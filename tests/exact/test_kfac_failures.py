@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import credo
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
-from credo.methods.kfac import KFAC
-from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.kfac.kfac import KFAC
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
 
 # -- drawn labels ---------------------------------------------------------------------------------------------------
 

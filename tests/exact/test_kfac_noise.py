@@ -11,8 +11,8 @@ from torch import distributions as D
 from torch.nn import functional as F
 
 from credo.core.prior import Gaussian
-from credo.methods.kfac_blocks import KroneckerBlock
-from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.kfac.blocks import KroneckerBlock
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
 
 
 def trained(**options: Any) -> NoisyKFAC:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from credo.core.likelihood import GaussianNoise
 from credo.core.prior import Gaussian
-from credo.methods.kfac import KFAC
-from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.kfac.kfac import KFAC
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
 
 NOISE_STD, PRIOR_STD, PRIOR_MEAN, N = 0.5, 0.8, 0.3, 60
 

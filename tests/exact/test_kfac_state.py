@@ -12,8 +12,8 @@ from torch import nn
 import credo
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import GaussianPosterior
-from credo.methods.kfac import KFAC
-from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.kfac.kfac import KFAC
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
 
 
 @pytest.mark.parametrize("method", [KFAC, NoisyKFAC])

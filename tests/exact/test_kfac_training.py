@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from credo.core.likelihood import GaussianNoise
 from credo.data import load_dataset
 from credo.methods import MAP
-from credo.methods.kfac import KFAC
-from credo.methods.kfac_blocks import KroneckerBlock
-from credo.methods.noisy_kfac import NoisyKFAC
+from credo.methods.kfac.blocks import KroneckerBlock
+from credo.methods.kfac.kfac import KFAC
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
 from credo.models import build_model
 
 # -- schedules ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from credo.core.kl_weights import KL_WEIGHTS, make_kl_weight
+from credo.core.kl_schedule import KL_WEIGHTS, make_kl_weight
 from credo.methods import BBB
 
 

@@ -7,7 +7,7 @@ import torch
 from scipy import integrate
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
 
-from credo.methods.node_terms import KINDS, TERMS, bhattacharyya, cross_entropy, entropy_bound
+from credo.methods.node.elbo_terms import KINDS, TERMS, bhattacharyya, cross_entropy, entropy_bound
 
 S = 0.3
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from credo.core.taps import tapped
+from credo.core.network.layer_hooks import tapped
 from credo.methods import BBB
-from credo.methods.activation_noise import NOISES
+from credo.methods.bbb.activation_noise import NOISES
 
 CASES = {
     "linear": (lambda: nn.Linear(4, 3), (2, 4)),

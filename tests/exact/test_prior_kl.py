@@ -8,8 +8,8 @@ from scipy import integrate
 from torch import distributions as D
 from torch import nn
 
+from credo.core.network.flat_layout import Layout
 from credo.core.prior import Gaussian, Laplace, Prior, ScaleMixture
-from credo.core.weights import Layout
 from credo.methods import BBB
 
 SHAPES = {"0.weight": (3, 2), "0.bias": (3,), "1.weight": (1, 3), "1.bias": (1,)}

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import credo
 from credo.compress import compact, prune
-from credo.experiments.sizes import parameter_counts
+from credo.experiments.parameter_counts import parameter_counts
 from credo.methods import BBB
-from credo.methods.weight_kl import ard_kl
+from credo.methods.bbb.kl import ard_kl
 
 FORMS = pytest.mark.parametrize("spread", ["relative", "relative-layer"])
 

@@ -9,8 +9,8 @@ import credo
 from credo.data import Batches, Split, corrupt, load_dataset
 from credo.evaluate import ece, nll
 from credo.experiments.config import in_order
+from credo.experiments.corruption_study import shift_rows, shift_run, shift_study
 from credo.experiments.runs import Run
-from credo.experiments.shift import shift_rows, shift_run, shift_study
 from credo.models import build_model
 
 
@@ -60,7 +60,7 @@ def test_a_part_of_the_examples_has_every_class(posterior: credo.Posterior, monk
         measured.append(part)
         return in_order(part)
 
-    monkeypatch.setattr("credo.experiments.shift.in_order", recorded)
+    monkeypatch.setattr("credo.experiments.corruption_study.in_order", recorded)
     found = shift_study(posterior, test, kinds=("fog",), severities=(2,), examples=50)
     assert found["examples"] == 50
     foggy, clean = measured

@@ -3,16 +3,16 @@
 import dataclasses
 from typing import Any
 
-from credo.doctor.dispersion import Dispersion
-from credo.doctor.facts import Counts, Facts, Method
 from credo.doctor.findings import Finding
-from credo.doctor.gradients import GradientNoise
-from credo.doctor.judge import judge
-from credo.doctor.layers import LayerState
-from credo.doctor.monte_carlo import MonteCarlo
-from credo.doctor.objective import Objective
-from credo.doctor.scores import Gap, Score, Scores
-from credo.doctor.statistics import NormState, Statistics
+from credo.doctor.measure.dispersion import Dispersion
+from credo.doctor.measure.gradients import GradientNoise
+from credo.doctor.measure.layers import LayerState
+from credo.doctor.measure.monte_carlo import MonteCarlo
+from credo.doctor.measure.objective import Objective
+from credo.doctor.measure.scores import Gap, Score, Scores
+from credo.doctor.measure.statistics import NormState, Statistics
+from credo.doctor.measurements import Counts, Facts, Method
+from credo.doctor.run_rules import judge
 from credo.evaluate.intervals import Interval
 
 ARGUMENTS = frozenset({"temperature", "std_init", "kl_weight", "noise", "draws", "data_size"})

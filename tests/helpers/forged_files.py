@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from credo.training.saving import _digest
+from credo.training.files.saving import _digest
 
 
 def split(raw: bytes) -> tuple[dict[str, Any], bytes]:

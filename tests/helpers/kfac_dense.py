@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.kronecker import damping_shares
-from credo.methods.kfac_blocks import KroneckerBlock
+from credo.core.kronecker.factors import damping_shares
+from credo.methods.kfac.blocks import KroneckerBlock
 
 DOUBLE = torch.float64
 

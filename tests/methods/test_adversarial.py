@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo import BBB, VOGN, AdversarialSampling, UnsupportedModelError, load, save
+from credo.core.network.flat_layout import substituted
 from credo.core.prior import Laplace, ScaleMixture
-from credo.core.weights import substituted
-from credo.methods.adversarial import make_attack
+from credo.methods.adversarial_sampling import make_attack
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)

@@ -9,11 +9,11 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.network.flat_layout import substituted
+from credo.core.network.layer_hooks import tapped
 from credo.core.prior import ScaleMixture
-from credo.core.taps import tapped
-from credo.core.weights import substituted
 from credo.methods import BBB
-from credo.methods.activation_noise import NOISES
+from credo.methods.bbb.activation_noise import NOISES
 
 ACTIVATION = pytest.mark.parametrize("noise", ["lrt", "flipout"])
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import credo
 import credo.optim
-from credo.methods import kfac_labels
+from credo.methods.kfac import sampled_fisher as kfac_labels
 
 ROWS, KEPT = 8, torch.tensor([0, 3, 4, 6, 7])
 X = torch.randn(ROWS, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.squares import engine
+from credo.core.per_example import autograd_state as engine
 from credo.methods import MCDropout
 
 Run = Callable[..., Any]
@@ -128,7 +128,7 @@ def test_reentrant_and_nested_checkpoints_are_right_or_refused(
         return lambda function, *inputs: inner(lambda x: x * inner(function, x.tanh()).tanh(), *inputs)
 
     if silent:  # as in a version of torch whose checkpoints do not tell
-        monkeypatch.setattr("credo.methods.masks.running_part", lambda: None)
+        monkeypatch.setattr("credo.methods.dropout_masks.running_part", lambda: None)
     pairs = [(reentrantly, plainly), (nested(lightly), nested(plainly)), *([(lightly, plainly)] if silent else [])]
     for run, plain in pairs:
         expected = stepped(Net(plain), rate, once)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.kernels.build import library
-from credo.methods.slopes import FusedSlopes
+from credo.methods.bbb.gradient_buffers import FusedSlopes
 
 needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
 

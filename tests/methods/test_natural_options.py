@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import credo
 from credo import optim
-from credo.methods.kfac_blocks import DiagonalBlock, KroneckerBlock
+from credo.methods.kfac.blocks import DiagonalBlock, KroneckerBlock
 
 WARM = {"temperature_start": 0.1, "warmup_steps": 10}
 WARMUPS = [

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import credo
 from credo.core.errors import UnsupportedModelError
 from credo.methods import NodeBNN
-from credo.methods.node_layers import folded, node_layers
-from credo.methods.node_noise import ExampleNoise
-from credo.methods.node_terms import entropy_bound
+from credo.methods.node.elbo_terms import entropy_bound
+from credo.methods.node.layers import folded, node_layers
+from credo.methods.node.noise import ExampleNoise
 from credo.models import build_model
 
 

@@ -12,7 +12,7 @@ import credo
 from credo.attacks import pgd, posterior_logits
 from credo.core.errors import UnsupportedModelError
 from credo.methods import MAP, NodeBNN
-from credo.methods.node_noise import ExampleNoise
+from credo.methods.node.noise import ExampleNoise
 from credo.models import build_model
 
 

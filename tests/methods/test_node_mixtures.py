@@ -9,9 +9,9 @@ from torch.nn import functional as F
 import credo
 from credo.core.errors import UnsupportedModelError
 from credo.data import load_dataset
-from credo.experiments.shift import shift_study
+from credo.experiments.corruption_study import shift_study
 from credo.methods import Ensemble, NodeBNN
-from credo.methods.node_terms import bound_terms, mean_terms
+from credo.methods.node.elbo_terms import bound_terms, mean_terms
 from credo.models import build_model
 
 

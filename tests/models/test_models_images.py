@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from examples.dcgan import dcgan_discriminator, dcgan_generator
+from examples.espcn import enlarged, espcn, reduced
 from torch import nn
 from torch.nn import functional as F
-
-from credo.models import dcgan_discriminator, dcgan_generator, espcn
-from credo.models.espcn import enlarged, reduced
 
 
 def count(model: nn.Module) -> int:

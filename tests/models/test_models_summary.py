@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
+from reproductions.node_bnn.rows import SIZES
 from torch import nn
 
 import credo
-from credo.experiments.reproduce.node_rows import SIZES
 from credo.models import build_model, load_named_weights, model_names, summary
 
 
@@ -95,7 +95,7 @@ def test_every_weight_is_in_one_row() -> None:
 def test_nodes_are_those_of_a_node_based_bnn(name: str) -> None:
     with torch.device("meta"):
         model = build_model(name)
-    nodes = credo.methods.node.node_layers(model, side="in", bias_scale=False, layers="all")
+    nodes = credo.methods.node.node.node_layers(model, side="in", bias_scale=False, layers="all")
     assert max(node.span.stop for node in nodes.values()) == summary(model).nodes
 
 

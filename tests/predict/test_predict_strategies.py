@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.predict.engine import evaluating
+from credo.predict.run import evaluating
 from credo.predict.strategies import Activation, Batched, Loop, Stacked, Strategy, choose_strategy
 
 WIDE = {"data_size": 10, "std_init": 0.3}

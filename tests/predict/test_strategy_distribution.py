@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 import credo
-from credo.predict.passes import Passes
+from credo.predict.safe_forward import Passes
 from credo.predict.strategies import Activation, choose_strategy
 
 WIDE = {"data_size": 10, "std_init": 0.3}

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 from credo.evaluate import reliability, risk_coverage
 from credo.predict import RegressionPrediction
-from credo.report import figures, scales, svg, training, values
-from credo.report.png import data_address, is_picture, png
+from credo.report import training, values
+from credo.report.plots import axes as scales
+from credo.report.plots import figures, svg
+from credo.report.plots.png import data_address, is_picture, png
 
 
 def predictions(n: int = 400, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from credo.core.files import finite
+from credo.core.support.files import finite
 from credo.data import Split, load_dataset
 from credo.experiments.config import make_experiment
 from credo.experiments.diagnosis import asked, diagnose_run

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import credo
-from credo.training.checkpoint import load_checkpoint, save_checkpoint
+from credo.training.files.checkpoint import load_checkpoint, save_checkpoint
 
 STATE: dict[str, Any] = {
     "fingerprint": {"seed": 0, "posterior": {"options": {"lr": 0.1, "betas": [0.9, 0.99]}}},

@@ -10,7 +10,7 @@ import credo
 from credo.core.kernels import build
 from credo.data import Batches, Split
 from credo.models import build_model
-from credo.training.checkpoint import load_checkpoint, save_checkpoint
+from credo.training.files.checkpoint import load_checkpoint, save_checkpoint
 
 needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="no C++ compiler")
 

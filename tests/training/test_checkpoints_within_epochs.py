@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 import credo
 from credo.data import Batches
 from credo.data.splits import Split
-from credo.training import pauses
-from credo.training.checkpoint import load_checkpoint
+from credo.training import checkpoint_timer as pauses
+from credo.training.files.checkpoint import load_checkpoint
 
 EPOCHS, STEPS = 3, 4
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import credo
-from credo.core.counted import Counted
+from credo.core.example_counts import Counted
 from credo.core.likelihood import Categorical
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import credo
-from credo.core.files import DiskFullError, write_atomically, write_text
-from credo.training.checkpoint import load_checkpoint, save_checkpoint
+from credo.core.support.files import DiskFullError, write_atomically, write_text
+from credo.training.files.checkpoint import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.prior import Gaussian
-from credo.training.checkpoint import load_checkpoint, save_checkpoint
-from credo.training.saving import _digest
+from credo.training.files.checkpoint import load_checkpoint, save_checkpoint
+from credo.training.files.saving import _digest
 
 X, Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
 

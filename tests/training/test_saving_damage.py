@@ -186,7 +186,7 @@ def test_a_failing_disk_keeps_the_old_file(path: Path, monkeypatch: pytest.Monke
         target.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("credo.core.tensor_files.save_file", full)
+    monkeypatch.setattr("credo.core.support.tensor_files.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         credo.save(posterior, path)
     assert path.read_bytes() == before

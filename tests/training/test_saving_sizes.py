@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import credo
 from credo.models import build_model
-from credo.training.saving import _digest
+from credo.training.files.saving import _digest
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import credo
 from credo.data import Batches, Split
-from credo.training.scale import known_size
+from credo.training.loader_checks import known_size
 
 N = 100
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from torch import nn
 
 import credo
 from credo.training import StopRequest, TrainingStopped, stopping, stopping_on_signals
-from credo.training.checkpoint import load_checkpoint
+from credo.training.files.checkpoint import load_checkpoint
 
 BATCHES = [(torch.randn(4, 3), torch.randint(2, (4,))) for _ in range(4)]
 

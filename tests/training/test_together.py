@@ -9,14 +9,15 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import credo
+from credo.core.distributed.sync_batchnorm import SyncedBatchNorm1d
 from credo.core.errors import CredoError
-from credo.core.files import DiskFullError
-from credo.core.sync_batchnorm import SyncedBatchNorm1d
+from credo.core.support.files import DiskFullError
 from credo.data import Batches, Split
-from credo.training import pauses, validation
-from credo.training.pauses import Pauses
-from credo.training.scale import check_shares, check_statistics, check_whole
-from credo.training.together import all_do, first_does, from_first
+from credo.training import checkpoint_timer as pauses
+from credo.training import validation
+from credo.training.checkpoint_timer import Pauses
+from credo.training.loader_checks import check_shares, check_statistics, check_whole
+from credo.training.rank_zero import all_do, first_does, from_first
 
 
 class Played:

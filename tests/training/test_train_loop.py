@@ -20,7 +20,7 @@ from credo.data import Batches, load_dataset
 from credo.data.splits import Split
 from credo.evaluate import quick_metrics
 from credo.training import EpochRecord
-from credo.training.checkpoint import load_checkpoint
+from credo.training.files.checkpoint import load_checkpoint
 from credo.training.progress import make_progress
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))

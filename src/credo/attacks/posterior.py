@@ -13,7 +13,7 @@ from credo.attacks.common import Logits, OnProgress, answers, attackable, check_
 from credo.core.errors import unknown
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
-from credo.predict.engine import evaluating
+from credo.predict.run import evaluating
 
 THREATS = {
     "fresh": "knows the posterior; every look is at fresh draws, whose gradients are averaged (Athalye et al. 2018)",

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from credo.attacks.common import AttackResult, OnProgress, joined
 from credo.core.errors import FileFormatError
-from credo.core.files import left_overs, write_atomically
-from credo.core.tensor_files import read_safetensors, write_safetensors
+from credo.core.support.files import left_overs, write_atomically
+from credo.core.support.tensor_files import read_safetensors, write_safetensors
 from credo.version import __version__
 
 FORMAT = 1

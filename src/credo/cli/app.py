@@ -6,24 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from credo.cli import (
+from credo.cli.commands import (
     attack,
     continual,
     data,
     demo,
     doctor,
     evaluate,
-    figure,
     listing,
     predict,
     prune,
     report,
-    reproduce,
     summary,
     train,
 )
-from credo.core.denormals import flush_denormals
-from credo.core.distribute import leave
+from credo.core.distributed.setup import leave
+from credo.core.support.denormals import flush_denormals
 from credo.version import __version__
 
 # In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
@@ -81,8 +79,6 @@ app.command("continual")(continual.continual_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("summary")(summary.summary_command)
 app.command("report")(report.report_command)
-app.command("reproduce")(reproduce.reproduce_command)
-app.command("figure")(figure.figure_command)
 app.command("demo")(demo.demo_command)
 
 

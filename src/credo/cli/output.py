@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from credo.core.distributed.rendezvous import first_to_say
 from credo.core.errors import CredoError
-from credo.core.files import finite
-from credo.core.meeting import first_to_say
+from credo.core.support.files import finite
 from credo.data import DownloadError
 
 EXIT_FAILED, EXIT_USAGE = 1, 2

@@ -13,16 +13,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from credo.compress.dead import Weights, chosen_entries, remove_dead_, select
+from credo.compress.dead_units import Weights, chosen_entries, remove_dead_, select
+from credo.compress.layer_resizing import resize_
 from credo.compress.prune import check_prunable
-from credo.compress.resize import resize_
 from credo.compress.structure import links
 from credo.core.errors import UnsupportedModelError
+from credo.core.network.flat_layout import Layout
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.prior import Prior
-from credo.core.weights import Layout
-from credo.methods.bbb import BBB
-from credo.methods.natural import NaturalGaussian
+from credo.methods.bbb.bbb import BBB
+from credo.methods.natural.base import NaturalGaussian
 
 Chosen = Mapping[str, Mapping[int, Tensor]]
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.weights import aliases, join
+from credo.core.network.flat_layout import aliases, join
 
 LAYERS = (nn.Linear, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

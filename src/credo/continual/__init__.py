@@ -1,6 +1,6 @@
 """Continual learning: yesterday's posterior is today's prior."""
 
-from credo.continual.beliefs import Belief, belief_of, compare, merge
+from credo.continual.gaussian_algebra import Belief, belief_of, compare, merge
 from credo.continual.joint import learn_jointly
 from credo.continual.learner import CARRIES, Learner
 from credo.continual.metrics import backward_transfer, forward_transfer, mean_accuracy

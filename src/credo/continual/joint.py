@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.continual.beliefs import Belief, Tensors, belief_of
-from credo.continual.kept import Kept, head_of
+from credo.continual.gaussian_algebra import Belief, Tensors, belief_of
 from credo.continual.learner import Learner
+from credo.continual.memory import Kept, head_of
 from credo.continual.tasks import Task
 from credo.data import Batches, Split
 from credo.training import EpochRecord, train

@@ -17,15 +17,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from credo.continual.beliefs import Belief, Tensors, belief_of
-from credo.continual.kept import Kept, check_first
+from credo.continual.gaussian_algebra import Belief, Tensors, belief_of
+from credo.continual.memory import Kept, check_first
 from credo.continual.tasks import Task
-from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.network.flat_layout import parameters_at, random_names
+from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
-from credo.core.squares.run import per_example_squares
-from credo.core.weights import parameters_at, random_names
+from credo.core.support.validate import checked_count
 from credo.data import Batches, Split, split_validation
 from credo.methods import MAP
 from credo.predict import ClassPrediction, predict

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from credo.continual.learner import Learner
 from credo.continual.metrics import backward_transfer, mean_accuracy
 from credo.continual.tasks import Task
-from credo.core.files import write_atomically, write_json
-from credo.core.records import read_json
-from credo.core.tensor_files import read_safetensors
+from credo.core.support.files import write_atomically, write_json
+from credo.core.support.json_files import read_json
+from credo.core.support.tensor_files import read_safetensors
 
 STATE, RECORD, CHECKPOINT = "learned.safetensors", "tasks.json", "task.pt"
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.counted import EVERY, Counted
-from credo.core.counts import is_number
 from credo.core.errors import unknown
-from credo.core.weights import inverse_softplus_number
+from credo.core.example_counts import EVERY, Counted
+from credo.core.network.flat_layout import inverse_softplus_number
+from credo.core.support.validate import is_number
 
 MIN_STD = 1e-4
 

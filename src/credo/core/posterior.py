@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credo.core.counted import Counted
-from credo.core.counts import checked_seed, is_count
+from credo.core.distributed.process_group import Team
+from credo.core.distributed.wrapped_networks import check_alone
 from credo.core.divergence import TrainingWatch
 from credo.core.errors import UnsupportedModelError
-from credo.core.guard import Guard, exclusive_context, exclusively
+from credo.core.example_counts import Counted
 from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.network.flat_layout import Draw, aliases, check_model, parameters_at, substituted
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.pruning_masks import joined_masks, masks_by_name, zero_outside_
 from credo.core.network.skeleton import Skeleton
-from credo.core.parallel import check_alone
-from credo.core.pruned import joined_masks, masks_by_name, zero_outside_
-from credo.core.team import Team
-from credo.core.weights import Draw, aliases, check_model, parameters_at, substituted
+from credo.core.support.validate import checked_seed, is_count
+from credo.core.thread_guard import Guard, exclusive_context, exclusively
 
 Nll = Callable[[nn.Module], Tensor]
 # Methods that change a posterior or read what a step changes: every implementation of them holds the lock.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from credo.core.errors import unknown
-from credo.core.weights import Layout
+from credo.core.network.flat_layout import Layout
 
 Value = float | Tensor | Mapping[str, float | Tensor]
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

@@ -2,7 +2,7 @@
 
 from credo.data.augment import AUGMENTATIONS, Augment, augment_flip, augment_flip_crop
 from credo.data.batches import Batches, as_float
-from credo.data.corruptions import CORRUPTIONS, SEVERITIES, Corruption, corrupt, corruption_kinds
+from credo.data.corruptions.registry import CORRUPTIONS, SEVERITIES, Corruption, corrupt, corruption_kinds
 from credo.data.download import download
 from credo.data.errors import DataCorruptError, DataMissingError, DownloadError
 from credo.data.files import DataFile, DatasetSpec, Download, data_root

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from credo.core.files import folder_for
+from credo.core.support.files import folder_for
 from credo.data.errors import DownloadError
 from credo.data.files import DatasetSpec, Download, data_root, md5_of, missing_message
 from credo.data.registry import find_spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from credo.core.files import cache_home
+from credo.core.support.files import cache_home
 from credo.data.errors import DataMissingError
 from credo.data.splits import Dataset, Task
 

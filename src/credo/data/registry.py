@@ -9,7 +9,7 @@ from credo.core.errors import unknown
 from credo.data import sources
 from credo.data.files import DatasetSpec, data_folder, require_files
 from credo.data.splits import Dataset
-from credo.data.tables import load_csv
+from credo.data.tables.reading import load_csv
 from credo.data.toys import load_blobs, load_digits, load_gap, load_moons, load_photo_patches
 
 DATASETS: dict[str, DatasetSpec] = {

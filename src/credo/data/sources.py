@@ -7,9 +7,9 @@ checked. CIFAR-100 is also proved by its rows in any order (see `files.DataFile`
 
 from __future__ import annotations
 
-from credo.data.cifar import CIFAR10_LAYOUTS, CIFAR100_LAYOUTS, CifarLayout, load_cifar10, load_cifar100
 from credo.data.files import DataFile, DatasetSpec, Download
-from credo.data.idx import load_idx
+from credo.data.formats.cifar import CIFAR10_LAYOUTS, CIFAR100_LAYOUTS, CifarLayout, load_cifar10, load_cifar100
+from credo.data.formats.idx import load_idx
 
 _IDX_NAMES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from credo.data.columns import Columns
+from credo.data.tables.columns import Columns
 
 Task = Literal["classification", "regression"]
 

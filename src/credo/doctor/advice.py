@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from credo.doctor import limits
-from credo.doctor.facts import Facts
-from credo.doctor.scores import Gap, Score
+from credo.doctor import thresholds as limits
+from credo.doctor.measure.scores import Gap, Score
+from credo.doctor.measurements import Facts
 
 
 def at_chance(facts: Facts) -> bool:

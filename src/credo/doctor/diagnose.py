@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from credo.core.posterior import Posterior
-from credo.doctor.dispersion import dispersion
-from credo.doctor.facts import Counts, Facts, method_of
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
-from credo.doctor.forecast import Forecast, forecast, mean_forecast
-from credo.doctor.gradients import gradient_noise
-from credo.doctor.judge import judge
-from credo.doctor.layers import layer_states, whole_state
-from credo.doctor.monte_carlo import monte_carlo
-from credo.doctor.objective import history_of, objective
-from credo.doctor.sample import Sample, take
-from credo.doctor.scores import scores
-from credo.doctor.statistics import statistics
+from credo.doctor.measure.dispersion import dispersion
+from credo.doctor.measure.gradients import gradient_noise
+from credo.doctor.measure.layers import layer_states, whole_state
+from credo.doctor.measure.monte_carlo import monte_carlo
+from credo.doctor.measure.objective import history_of, objective
+from credo.doctor.measure.predictive import Forecast, forecast, mean_forecast
+from credo.doctor.measure.scores import scores
+from credo.doctor.measure.statistics import statistics
+from credo.doctor.measurements import Counts, Facts, method_of
+from credo.doctor.run_rules import judge
+from credo.doctor.subset import Sample, take
 
 OnStage = Callable[[str, int, int], None]
 STAGES = ("reading data", "training data", "judged data", "running statistics", "gradients", "conclusions")

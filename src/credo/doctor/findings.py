@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from credo.core.files import finite
+from credo.core.support.files import finite
 
 SEVERITIES = ("alarm", "warning", "note")
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.counts import checked_count
 from credo.core.posterior import Posterior
+from credo.core.support.validate import checked_count
 from credo.evaluate.samples import Piece, sample_study, study_batches
 
 SIZES = (1, 5, 10, 25, 100)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.counts import checked_count
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
+from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
-from credo.predict.engine import batches_of, evaluating
 from credo.predict.moments import class_labels, class_log_probs, summable
+from credo.predict.run import batches_of, evaluating
 from credo.predict.strategies import Strategy, choose_strategy
 
 Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and labels [batch]

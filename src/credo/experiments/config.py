@@ -12,12 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from credo.core.distribute import distribute, join
+from credo.core.distributed.setup import distribute, join
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
-from credo.core.records import read_toml
+from credo.core.support.json_files import read_toml
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
-from credo.experiments.checks import blamed_on, check_kinds, check_likelihood, likelihood_kind
 from credo.experiments.defaults import (
     data_with_defaults,
     in_words,
@@ -27,9 +26,10 @@ from credo.experiments.defaults import (
     model_with_defaults,
 )
 from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
-from credo.experiments.start import load_weights_
+from credo.experiments.initial_weights import load_weights_
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
+from credo.experiments.type_checks import blamed_on, check_kinds, check_likelihood, likelihood_kind
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.models.registry import model_options

@@ -22,16 +22,16 @@ from credo.continual import (
     split_tasks,
 )
 from credo.core.errors import unknown
-from credo.core.files import folder_for, write_json, write_text
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
-from credo.core.records import read_toml
+from credo.core.support.files import folder_for, write_json, write_text
+from credo.core.support.json_files import read_toml
 from credo.data import Dataset, load_dataset
-from credo.experiments.checks import check_kinds
 from credo.experiments.config import Experiment, make_experiment
 from credo.experiments.runs import CONFIG, RESULT, versions
 from credo.experiments.toml import dump_toml
 from credo.experiments.training import Training
+from credo.experiments.type_checks import check_kinds
 from credo.methods import METHODS
 from credo.models import build_model
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from credo.core.files import write_json
-from credo.core.records import read_json, read_json_lines
+from credo.core.support.files import write_json
+from credo.core.support.json_files import read_json, read_json_lines
 from credo.doctor import Diagnosis, diagnose
 from credo.doctor.diagnose import OnStage
 from credo.experiments.config import in_order, prepare

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from credo.core.distribute import BATCHNORMS
+from credo.core.distributed.process_group import NOISES
+from credo.core.distributed.setup import BATCHNORMS
 from credo.core.errors import unknown
-from credo.core.team import NOISES
-from credo.experiments.checks import check_kinds
 from credo.experiments.defaults import NONE
+from credo.experiments.type_checks import check_kinds
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from credo.core.distributed.process_group import Team
 from credo.core.errors import CredoError, FileFormatError
-from credo.core.files import folder_for, kind_of, left_overs, write_text
-from credo.core.records import read_json, read_toml
-from credo.core.team import Team
+from credo.core.support.files import folder_for, kind_of, left_overs, write_text
+from credo.core.support.json_files import read_json, read_toml
 from credo.experiments.config import Experiment, make_experiment
 from credo.experiments.training import Training
+from credo.training.rank_zero import first_does, is_first
 from credo.training.state import progress_at
-from credo.training.together import first_does, is_first
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
 LOCK = ".lock"

@@ -15,24 +15,24 @@ from typing import Any
 
 import torch
 
-from credo.core.counts import checked_count
-from credo.core.distribute import join
+from credo.core.distributed.process_group import Team
+from credo.core.distributed.setup import join
 from credo.core.errors import LostProcessError
-from credo.core.files import earlier, finite, write_json, write_text
 from credo.core.posterior import Posterior
-from credo.core.records import read_json
-from credo.core.team import Team
+from credo.core.support.files import earlier, finite, write_json, write_text
+from credo.core.support.json_files import read_json
+from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, Prepared, in_order, prepare
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
 from credo.experiments.folders import ABOUT_MODEL, CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
-from credo.experiments.sizes import parameter_counts
+from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
 from credo.training.progress import shown
-from credo.training.together import first_does, from_first, is_first
+from credo.training.rank_zero import first_does, from_first, is_first
 from credo.version import __version__
 
 __all__ = [

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from credo.core.records import too_deep
+from credo.core.support.json_files import too_deep
 
 # Settings have three or four: method.of.noise.kind.
 _MOST_KEYS = 20

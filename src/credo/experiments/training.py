@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from credo.core.errors import unknown
-from credo.experiments.checks import check_kinds
 from credo.experiments.defaults import NONE
+from credo.experiments.type_checks import check_kinds
 from credo.training.schedule import Schedule, make_schedule
 
 # Options that are none by default, else whole numbers.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.data import Dataset
-from credo.data.columns import standardised
+from credo.data.tables.columns import standardised
 from credo.predict import Prediction, RegressionPrediction, rescaled
 
 _SCALES = ("input_mean", "input_std", "target_mean", "target_std")

@@ -1,17 +1,17 @@
 """The methods, by name. Adding one: a file here, a line in `METHODS`, a row in the contract test."""
 
 from credo.core.posterior import Posterior
-from credo.methods.adversarial import AdversarialSampling
-from credo.methods.bbb import BBB
+from credo.methods.adversarial_sampling import AdversarialSampling
+from credo.methods.bbb.bbb import BBB
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
-from credo.methods.ivon import IVON
-from credo.methods.kfac import KFAC
-from credo.methods.node import NodeBNN
-from credo.methods.noisy_kfac import NoisyKFAC
-from credo.methods.ogn import OGN
-from credo.methods.point import MAP
-from credo.methods.vogn import VOGN
+from credo.methods.kfac.kfac import KFAC
+from credo.methods.kfac.noisy_kfac import NoisyKFAC
+from credo.methods.map import MAP
+from credo.methods.natural.ivon import IVON
+from credo.methods.natural.ogn import OGN
+from credo.methods.natural.vogn import VOGN
+from credo.methods.node.node import NodeBNN
 
 METHODS: dict[str, type[Posterior]] = {
     "map": MAP,

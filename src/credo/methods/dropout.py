@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.descent import OptimizerChoice
+from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
-from credo.core.kernels import activations, flat
-from credo.core.layers import RULES
+from credo.core.kernels import flat
+from credo.core.kernels import row_scaling as activations
 from credo.core.likelihood import Likelihood
+from credo.core.network.flat_layout import Draw, Random, join
+from credo.core.network.layer_table import RULES
+from credo.core.optimizer_step import OptimizerChoice
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
-from credo.core.rows import WHOLE, Rows
-from credo.core.weights import Draw, Random, join
-from credo.methods.masks import MaskSource
-from credo.methods.point import MAP
+from credo.methods.dropout_masks import MaskSource
+from credo.methods.map import MAP
 
 # What a layer makes of its input, its rate, random numbers, and which examples it has.
 Drop = Callable[[Tensor, float, torch.Generator, Rows], Tensor]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.counted import Counted
 from credo.core.errors import NonFiniteError, UnsupportedModelError
-from credo.core.inputs import same_inputs
+from credo.core.example_counts import Counted
+from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 
 

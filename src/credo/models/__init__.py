@@ -1,7 +1,5 @@
 """Networks to put a posterior around: small standard ones, and those of the papers that Credo reproduces."""
 
-from credo.models.dcgan import dcgan_discriminator, dcgan_generator
-from credo.models.espcn import espcn
 from credo.models.normalize import Normalize
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
@@ -13,9 +11,6 @@ __all__ = [
     "Normalize",
     "Summary",
     "build_model",
-    "dcgan_discriminator",
-    "dcgan_generator",
-    "espcn",
     "load_cifar_resnet_weights",
     "load_named_weights",
     "model_names",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError
-from credo.core.tensor_files import read_safetensors, read_torch_file
+from credo.core.support.tensor_files import read_safetensors, read_torch_file
 
 
 def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:

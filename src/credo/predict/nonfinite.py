@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from credo.core.distributed.process_group import Team
 from credo.core.errors import NonFiniteError, unknown
-from credo.core.team import Team
 from credo.predict.result import P
 
 ON_NONFINITE = ("raise", "mark")

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.counts import checked_count, checked_seed
 from credo.core.errors import unknown
+from credo.core.network.flat_layout import Draw, substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
-from credo.core.weights import Draw, substituted
-from credo.predict.engine import batches_of, check_posterior
+from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
-from credo.predict.passes import Passes
 from credo.predict.result import ClassPrediction, Prediction, concatenate
+from credo.predict.run import batches_of, check_posterior
+from credo.predict.safe_forward import Passes
 
 WAYS = ("auto", "loop", "vmap")
 # Draws that are kept in memory; larger ones are made again for each batch.

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from credo.core.distributed.process_group import Team
 from credo.core.errors import CredoError, LostProcessError
 from credo.core.posterior import Posterior
-from credo.core.team import Team
 from credo.predict.result import P
 from credo.predict.strategies import Strategy
 

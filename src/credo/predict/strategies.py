@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.kernels import flat
-from credo.core.layers import RULES, output_variance
+from credo.core.network.flat_layout import Draw, Layout, substituted
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.layer_hooks import parameter_names
+from credo.core.network.layer_table import RULES, output_variance
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.taps import parameter_names
-from credo.core.weights import Draw, Layout, substituted
-from credo.predict.first_layer import first_layer, is_alone, read_before, returning, run_before, seen_by
-from credo.predict.passes import Passes
+from credo.predict.first_layer_sampling import first_layer, is_alone, read_before, returning, run_before, seen_by
+from credo.predict.safe_forward import Passes
 
 STRATEGIES = ("auto", "loop", "stacked", "batched", "activation")
 _CACHE_BYTES = 256 * 2**20

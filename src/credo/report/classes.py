@@ -9,10 +9,10 @@ import torch
 
 from credo.evaluate import Reliability, reliability, risk_coverage
 from credo.predict import ClassPrediction
-from credo.report import figures
 from credo.report.content import Content, RunContent
 from credo.report.layout import Figure, Panel, Section, runs_legend
-from credo.report.scales import Axis, count, number, percent, share_axis
+from credo.report.plots import figures
+from credo.report.plots.axes import Axis, count, number, percent, share_axis
 
 
 def class_sections(content: Content) -> list[Section]:

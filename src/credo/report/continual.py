@@ -8,11 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from credo.core.files import write_text
-from credo.report.figures import style_of
+from credo.core.support.files import write_text
 from credo.report.html import environment, style_sheet
-from credo.report.scales import axis, percent, share_axis
-from credo.report.svg import curve, dot, plot
+from credo.report.plots.axes import axis, percent, share_axis
+from credo.report.plots.figures import style_of
+from credo.report.plots.svg import curve, dot, plot
 
 NAMES = {
     "accuracy": "ACC",

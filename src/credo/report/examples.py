@@ -10,8 +10,8 @@ from torch import Tensor
 
 from credo.data import Dataset
 from credo.predict import ClassPrediction, RegressionPrediction
-from credo.report.png import data_address, is_picture
-from credo.report.scales import number, percent
+from credo.report.plots.axes import number, percent
+from credo.report.plots.png import data_address, is_picture
 
 FEATURES = 6  # shown of a table's row
 

@@ -9,14 +9,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from credo.core.files import write_text
-from credo.experiments.advised import setting_of
+from credo.core.support.files import write_text
+from credo.experiments.advice_options import setting_of
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
 from credo.report.content import Content, RunContent
 from credo.report.examples import Group, class_groups, value_groups
 from credo.report.layout import Section
-from credo.report.scales import count, number
+from credo.report.plots.axes import count, number
 from credo.report.tables import changes_of, columns_of, runs_table, summary
 from credo.report.training import training_section
 from credo.report.values import value_sections

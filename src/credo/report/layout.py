@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from credo.report.figures import legend_key, style_of
+from credo.report.plots.figures import legend_key, style_of
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from credo.evaluate import Interval
 from credo.report.compare import COSTS, Metric, best_of, difference, judged, metrics_of, value_of
 from credo.report.content import Content, RunContent
-from credo.report.figures import interval_strip
-from credo.report.scales import MINUS, count, duration, number, percent
+from credo.report.plots.axes import MINUS, count, duration, number, percent
+from credo.report.plots.figures import interval_strip
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 from credo.report.content import Content, RunContent
-from credo.report.figures import points_of, style_of
 from credo.report.layout import Figure, Panel, Section, runs_legend
-from credo.report.scales import Axis, axis, count, number, positive_axis, share_axis
-from credo.report.svg import curve, dot, plot
+from credo.report.plots.axes import Axis, axis, count, number, positive_axis, share_axis
+from credo.report.plots.figures import points_of, style_of
+from credo.report.plots.svg import curve, dot, plot
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -12,10 +12,10 @@ from credo.evaluate import interval_coverage
 from credo.predict import RegressionPrediction
 from credo.report.content import Content
 from credo.report.examples import one_spread
-from credo.report.figures import BINS, highest_share, kept_plot, shares, style_of
 from credo.report.layout import Figure, Panel, Section, runs_legend
-from credo.report.scales import Axis, axis, number, percent, share_axis
-from credo.report.svg import band, bar, curve, dot, line, plot, thinned
+from credo.report.plots.axes import Axis, axis, number, percent, share_axis
+from credo.report.plots.figures import BINS, highest_share, kept_plot, shares, style_of
+from credo.report.plots.svg import band, bar, curve, dot, line, plot, thinned
 
 LEVELS = (*(step / 20 for step in range(1, 20)), 0.99)
 

@@ -15,9 +15,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from credo.core.distribute import distribute
+from credo.core.distributed.setup import distribute
+from credo.core.distributed.wrapped_networks import process_count
 from credo.core.likelihood import Likelihood
-from credo.core.parallel import process_count
 from credo.core.posterior import Posterior
 from credo.data import Batches, Split, split_validation
 from credo.methods import METHODS, Ensemble

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from credo.core.counts import is_number
 from credo.core.errors import unknown
 from credo.core.likelihood import GaussianNoise
-from credo.core.weights import inverse_softplus
+from credo.core.network.flat_layout import inverse_softplus
+from credo.core.support.validate import is_number
 
 NOISES = ("learned", "heteroscedastic")
 # Where learned noise starts, as a share of the targets' own standard deviation.

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from credo.core.counted import Counted
+from credo.core.distributed.process_group import Team
 from credo.core.errors import CredoError
+from credo.core.example_counts import Counted
 from credo.core.posterior import Posterior, Terms
-from credo.core.team import Team
 from credo.data import Batches
 from credo.training.schedule import Schedule
 from credo.training.state import Progress, set_global_generators

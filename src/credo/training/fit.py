@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from credo.core.counted import EVERY, Counted
-from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.posterior import Posterior
+from credo.core.support.validate import checked_count
+from credo.training.checkpoint_timer import Pauses
 from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
-from credo.training.loop import Loop
-from credo.training.pauses import Pauses
-from credo.training.scale import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.epoch_runner import Loop
+from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints
-from credo.training.together import all_do, check_alike
 from credo.training.validation import MONITORS, judge, scores, validate
 
 

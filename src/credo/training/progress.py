@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from credo.core.posterior import Posterior, Terms
 from credo.training.epoch import Loader, OnStep
 from credo.training.fit import EpochRecord, train
-from credo.training.together import is_first
+from credo.training.rank_zero import is_first
 
 
 def make_progress(console: Console | None = None) -> Progress:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from credo.core.counts import checked_count
 from credo.core.errors import unknown
+from credo.core.support.validate import checked_count
 
 Schedule = Callable[[float], float]
 # Each with the options that only some of them have.

@@ -14,15 +14,15 @@ from torch import Tensor
 from credo.core.errors import FileFormatError
 from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior
-from credo.core.sound import listed, unsound, without_std
-from credo.training.checkpoint import (
+from credo.core.support.finite_state import listed, unsound, without_std
+from credo.training.files.checkpoint import (
     check_kernels,
     newest_checkpoint,
     parse_checkpoint,
     save_checkpoint,
     settle_interrupted,
 )
-from credo.training.together import first_does, from_first
+from credo.training.rank_zero import first_does, from_first
 
 
 @dataclass

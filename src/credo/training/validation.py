@@ -12,8 +12,8 @@ from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
+from credo.training.rank_zero import from_first
 from credo.training.state import Progress
-from credo.training.together import from_first
 
 # Larger is better after multiplying by the sign.
 MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}

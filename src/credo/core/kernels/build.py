@@ -20,7 +20,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from credo.core.files import cache_home
+from credo.core.support.files import cache_home
 
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread")
 # Left out one after another where a compiler does not know them.

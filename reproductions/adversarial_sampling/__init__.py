@@ -1,0 +1,1 @@
+"""Zhang et al. 2022: Adversarial Sampling."""

@@ -1,0 +1,1 @@
+"""Shridhar et al. 2019: Bayesian convolutional networks."""

@@ -1,0 +1,229 @@
+"""Bayesian convolutional networks with variational inference (Shridhar et al. 2019): their results, run again.
+
+Table 1: accuracies of LeNet-5, AlexNet and AlexNet with half the filters, Bayesian and frequentist. The others have
+names: `forms` of the noise and of σ, the comparison with `dropout`, `pruning` by magnitude, `parameters`, and the study
+of `uncertainty`. Tables share their networks: one is trained once.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from credo.compress import prune
+from credo.core.posterior import Posterior
+from credo.core.support.files import write_json
+from credo.data import DataMissingError, Dataset, Split, load_dataset
+from credo.evaluate.ensembles import ensemble_study
+from credo.evaluate.suite import quick_metrics
+from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.parameter_counts import parameter_counts
+from credo.experiments.runs import CHECKPOINT, Run, versions
+from credo.predict import predict
+from credo.training.files.checkpoint import load_checkpoint
+from reproductions.bayesian_cnn.rows import (
+    COMPARED,
+    COMPARED_DRAWS,
+    DATA,
+    DRAWS,
+    FOREIGN,
+    FORMS,
+    PRUNED_DRAWS,
+    RATES,
+    ROWS,
+    Row,
+    experiment_for,
+    form_of,
+)
+from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, foreign_auroc, snapshot
+from reproductions.jobs import Cell, run_cells
+
+EPOCHS = "epochs.json"
+_WATCHED = 2000
+_BAYESIAN_LENET = Row("lenet5", "bayesian")
+
+
+def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one network and measure all that the tables want of it."""
+    run, draws = Run(folder / "run"), arguments["draws"]
+    epochs = _train(run, arguments)
+    result, posterior, dataset = run.result(), run.posterior(), run.dataset()
+    bayesian = arguments["kind"] == "bayesian"
+    numbers: dict[str, Any] = {"accuracy": 100 * result["test"]["accuracy"]}
+    if arguments["compared"]:
+        seen = prepare(make_experiment(arguments["experiment"])).loader.split
+        numbers["by_draws"] = _by_draws(posterior, seen, dataset.test, tuple(arguments["sizes"]))
+    if bayesian and arguments["pruned_draws"]:
+        fewer = arguments["pruned_draws"]
+        numbers["pruned"] = {f"{rate:g}": _pruned(posterior, dataset, rate, fewer) for rate in RATES}
+    record = {key: result[key] for key in ("experiment", "seed", "seconds", "draws", "parameters", "versions")}
+    record |= {key: arguments[key] for key in ("network", "kind", "form")}
+    if arguments["watched"]:
+        record |= {"epochs": epochs, "uncertainty": _uncertainty(posterior, dataset, draws)}
+    return {**record, "numbers": numbers, "test": result["test"]}
+
+
+def _train(run: Run, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train to the end; of a watched network, uncertainties after each epoch, kept in a file of the run."""
+    experiment, path = make_experiment(arguments["experiment"]), run.folder / EPOCHS
+    seen: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    prepared = prepare(experiment) if arguments["watched"] else None
+    for record in run.train(experiment, draws=arguments["draws"]):
+        # A resumed run repeats its records; of these only the last can lack its entry, and the checkpoint is of it.
+        if prepared is None or record.epoch <= len(seen):
+            continue
+        prepared.posterior.load_state_dict(load_checkpoint(run.folder / CHECKPOINT)["posterior"])
+        parts = _first(prepared.loader.split), _first(prepared.dataset.test)
+        seen.append({"epoch": record.epoch, **snapshot(prepared.posterior, *parts, draws=10)})
+        write_json(path, seen)
+    return seen
+
+
+def _first(split: Split) -> Split:
+    return Split(split.x[:_WATCHED], split.y[:_WATCHED])
+
+
+def _percent(posterior: Posterior, split: Split, draws: int) -> float:
+    return 100 * quick_metrics(predict(posterior, in_order(split), draws=draws))["accuracy"]
+
+
+def _by_draws(posterior: Posterior, train: Split, test: Split, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Accuracy of ensembles by their number of networks, on the first images trained on and on the test images.
+
+    That of fewer networks is the mean over all ensembles without overlap that the largest has room for.
+    """
+    found = {
+        name: ensemble_study(posterior, in_order(split), sizes, draws=max(sizes)).means
+        for name, split in (("train", _first(train)), ("test", test))
+    }
+    return {str(size): {name: 100 * means[size] for name, means in found.items()} for size in sizes}
+
+
+def _pruned(posterior: Posterior, dataset: Dataset, rate: float, draws: int) -> dict[str, float]:
+    smaller = copy.deepcopy(posterior)
+    masks = prune(smaller, rate=rate, by="magnitude")  # a rate of 0 keeps all
+    kept = sum(int(mask.sum()) for mask in masks.values())
+    return {"accuracy": _percent(smaller, dataset.test, draws), "kept": kept}
+
+
+def _uncertainty(posterior: Posterior, dataset: Dataset, draws: int) -> dict[str, Any]:
+    """Means, means by class, and AUROC against foreign images, by both links."""
+    foreign, missing = _foreign(dataset)
+    found: dict[str, Any] = {"missing": missing}
+    for link in LINKS:
+        own = class_split(posterior, dataset.test.x, link=link, draws=draws)
+        found[link] = {**own.means(), "by_class": own.by_class(dataset.test.y, dataset.classes or 0)}
+        found[link]["foreign"] = {}
+        for name, x in foreign.items():
+            other = class_split(posterior, x, link=link, draws=draws)
+            found[link]["foreign"][name] = {**other.means(), "auroc": foreign_auroc(own, other)}
+    return found
+
+
+def _foreign(dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
+    """Test images of other data sets, and the names of those whose files are not there."""
+    found, missing = {}, []
+    for name in FOREIGN.get(dataset.name, ()):
+        try:
+            found[name] = load_dataset(name).test.x
+        except DataMissingError:
+            missing.append(name)
+    return found, missing
+
+
+def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Count the parameters of one network with all forms of weights; nothing is trained."""
+    counts = {}
+    for name, experiment in arguments["experiments"].items():
+        posterior = prepare(make_experiment(experiment)).posterior
+        counts[name] = parameter_counts(posterior)
+        if name == "bayesian":
+            prune(posterior, rate=0.5, by="magnitude")
+            counts["pruned"] = parameter_counts(posterior)
+    return {"network": arguments["network"], "counts": counts, "versions": versions()}
+
+
+def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0) -> Cell:
+    watched = row == _BAYESIAN_LENET and form == "lrt-free" and data in ("mnist", "cifar10")
+    experiment = experiment_for(row, data, scale, form, seed)
+    arguments: dict[str, Any] = {
+        "network": row.network,
+        "kind": row.kind,
+        "form": form_of(experiment["method"]),
+        "data": data,
+        "draws": DRAWS[scale],
+        # The paper prunes no network of CIFAR-100, and there they are costly to measure.
+        "pruned_draws": 0 if (data, scale) == ("cifar100", "cpu") else PRUNED_DRAWS[scale],
+        "watched": watched,
+        "compared": row in COMPARED and data == "cifar100",
+        "experiment": experiment,
+    }
+    if arguments["compared"]:
+        arguments["sizes"] = COMPARED_DRAWS[scale] if row.kind == "bayesian" else (1,)
+    return Cell(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), arguments)
+
+
+def accuracy_cells(scale: str) -> list[Cell]:
+    """Table 1."""
+    return [_cell(row, data, scale) for data in DATA for row in ROWS]
+
+
+def form_cells(scale: str) -> list[Cell]:
+    """LeNet-5 on MNIST, by noise and σ."""
+    return [_cell(_BAYESIAN_LENET, "mnist", scale, form) for form in FORMS]
+
+
+def dropout_cells(scale: str) -> list[Cell]:
+    """AlexNet on CIFAR-100, point estimates without and with dropout beside the Bayesian one."""
+    return [_cell(row, "cifar100", scale) for row in COMPARED]
+
+
+def pruning_cells(scale: str) -> list[Cell]:
+    """The Bayesian networks of table 1."""
+    return [cell for cell in accuracy_cells(scale) if cell.arguments["kind"] == "bayesian"]
+
+
+def uncertainty_cells(scale: str) -> list[Cell]:
+    """The Bayesian LeNet-5 on MNIST and CIFAR-10."""
+    return [cell for cell in accuracy_cells(scale) if cell.arguments["watched"]]
+
+
+def size_cells(scale: str) -> list[Cell]:
+    """One for each network; counted on digits (scale smoke) or CIFAR-10."""
+    cells = []
+    for row in (row for row in ROWS if row.kind == "bayesian"):
+        forms = {"bayesian": "lrt-free", "relative": "lrt-relative"}
+        experiments = {name: experiment_for(row, "cifar10", scale, form) for name, form in forms.items()}
+        tensors = copy.deepcopy(experiments["relative"])
+        tensors["method"]["spread"] = "relative-layer"
+        plain = experiment_for(Row(row.network, "frequentist"), "cifar10", scale)
+        every = {"frequentist": plain, **experiments, "relative-layer": tensors}
+        cells.append(Cell(row.network, {"network": row.network, "experiments": every}))
+    return cells
+
+
+CELLS: dict[int | str, Callable[[str], list[Cell]]] = {
+    1: accuracy_cells,
+    "forms": form_cells,
+    "dropout": dropout_cells,
+    "pruning": pruning_cells,
+    "uncertainty": uncertainty_cells,
+    "parameters": size_cells,
+}
+
+
+def count(table: int | str, scale: str) -> int:
+    """How many networks a table needs."""
+    return len(CELLS[table](scale))
+
+
+def run_table(table: int | str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Run what is missing of a table."""
+    sizes = table == "parameters"
+    place = folder / ("sizes" if sizes else "networks")
+    return run_cells(size_cell if sizes else train_cell, CELLS[table](scale), place, jobs=jobs)

@@ -1,0 +1,237 @@
+"""The tables and the figure of the study of Bayesian CNNs, from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reproductions.bayesian_cnn.rows import (
+    COMPARED,
+    DATA,
+    DRAWS,
+    FORMS,
+    NETWORKS,
+    PRINTED,
+    PRINTED_DROPOUT,
+    PRINTED_PRUNED,
+    PRINTED_UNCERTAINTY,
+    PRUNED_DRAWS,
+    RATES,
+    ROWS,
+)
+from reproductions.bayesian_cnn.uncertainty import LINKS
+from reproductions.jobs import Table, smoke_note
+
+Records = dict[str, dict[str, Any]]
+_BY = "(Shridhar et al. 2019)"
+
+
+def accuracy_table(records: Records, scale: str) -> Table:
+    """Table 1: accuracies in %, with a 95 % interval over the test images."""
+    rows: list[list[Any]] = []
+    for row in ROWS:
+        found = [records.get(f"{row.key}-{data}") for data in DATA]
+        if not any(found):
+            continue
+        cells: list[Any] = []
+        for printed, record in zip(PRINTED[row.key], found, strict=True):
+            cells += [printed, None if record is None else _with_interval(record)]
+        minutes = sum(record["seconds"] for record in found if record) / 60
+        rows.append([row.title, *cells, f"{minutes:.1f}"])
+    columns = ["network", *(f"{name}{whose}" for name in DATA.values() for whose in (" paper", "")), "min"]
+    notes = [
+        "Accuracy in %: the paper's on validation images, ours on the test set with 95 % intervals. One seed. "
+        f"Bayesian: {DRAWS[scale]} draws, softplus. min: training of all of a row's networks on one thread."
+    ]
+    notes += _settings(records, {row.title: row.key for row in ROWS})
+    return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def _with_interval(record: dict[str, Any]) -> str:
+    low, high = record["test"]["intervals"]["accuracy"]
+    return f"{record['numbers']['accuracy']:.2f} ({100 * low:.2f} … {100 * high:.2f})"
+
+
+def _settings(records: Records, rows: dict[str, str]) -> list[str]:
+    """A line for each title in `rows`, by the key that its records' names begin with before the data set's."""
+    lines = []
+    for title, key in rows.items():
+        names = {f"{key}-{data}": name for data, name in DATA.items()}
+        given = {name: records[found]["arguments"]["experiment"] for found, name in names.items() if found in records}
+        lines += [f"{title}: {_described(given)}"] if given else []
+    return lines
+
+
+def _described(experiments: dict[str, dict[str, Any]]) -> str:
+    """The settings of one row's experiments, by data set: what all have, then epochs, augmentation and what differs."""
+    one, *others = experiments.values()
+    method, model, training = one["method"], one["model"], one["training"]
+    alike = [name for name in method if all(other["method"].get(name) == method[name] for other in others)]
+    options = [f"{name} {method[name]}" for name in alike if name != "name"]
+    activation = model.get("activation", "relu")
+    network = [f"softplus of β = {model.get('beta', 1.0):g}" if activation == "softplus" else activation]
+    network += [f"{name} {model[name]}" for name in ("dropout", "dropout_layers") if name in model]
+    trained = [
+        f"{name} {training[name]}" for name in ("batch_size", "schedule", "wait", "validation") if name in training
+    ]
+    of_each = []
+    for title, e in experiments.items():
+        own = [f"{name} {value}" for name, value in e["method"].items() if name not in alike]
+        own = [f"{e['training']['epochs']} epochs", f"augmentation {e['training'].get('augment', 'none')}", *own]
+        of_each.append(f"{title}: {', '.join(own)}")
+    parts = [", ".join([method["name"], *options]), ", ".join(network), ", ".join(trained), *of_each]
+    return "; ".join(parts)
+
+
+# The record of each form: the first is table 1's.
+_BY_FORM = {form: "lenet5-bayesian-mnist" + ("" if form == "lrt-free" else f"-{form}") for form in FORMS}
+
+
+def forms_table(records: Records, scale: str) -> Table:
+    """LeNet-5 on MNIST by the form of the noise and of σ."""
+    rows = []
+    for form, (title, _) in FORMS.items():
+        record = records.get(_BY_FORM[form])
+        if record is not None:
+            test = record["test"]
+            numbers = [_with_interval(record), f"{test['nll']:.4f}", f"{test['ece']:.4f}"]
+            rows.append([title, *numbers, record["parameters"]["needed"], f"{record['seconds'] / 60:.1f}"])
+    notes = [
+        "Bayesian LeNet-5 on MNIST. σ² = αμ² begins with α = e⁻¹⁰ and has the KL ½Σ log(1 + 1/α), that of a prior "
+        "whose variance is fitted to each weight."
+    ]
+    keys = {title: _BY_FORM[form] for form, (title, _) in FORMS.items()}
+    notes += [
+        f"{title}: {_described({'MNIST': records[key]['arguments']['experiment']})}"
+        for title, key in keys.items()
+        if key in records
+    ]
+    columns = ["noise and σ", "accuracy %", "NLL", "ECE", "numbers", "min"]
+    return Table(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def dropout_table(records: Records, scale: str) -> Table:
+    """AlexNet on CIFAR-100 beside dropout."""
+    rows: list[list[Any]] = []
+    for row in COMPARED:
+        record = records.get(f"{row.key}-cifar100")
+        for draws, numbers in (record or {"numbers": {"by_draws": {}}})["numbers"]["by_draws"].items():
+            bayesian = row.kind == "bayesian"
+            printed = PRINTED_DROPOUT[f"bayesian-{draws}" if bayesian else row.kind]
+            theirs, ours = f"{printed[0]} / {printed[1]}", f"{numbers['train']:.2f} / {numbers['test']:.2f}"
+            rows.append([row.title + (f", {draws} draws" if bayesian else ""), theirs, ours])
+    notes = [
+        "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on validation images "
+        "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
+        "paper's draws are those of training; ours are of prediction."
+    ]
+    of_100 = {name: record for name, record in records.items() if name.endswith("-cifar100")}
+    notes += _settings(of_100, {row.title: row.key for row in COMPARED})
+    columns = ["network", "train / val % paper", "train / test %"]
+    return Table(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def pruning_table(records: Records, scale: str) -> Table:
+    """Accuracy after weights of small magnitude are gone, without training again."""
+    rows: list[list[Any]] = []
+    for row in (row for row in ROWS if row.kind == "bayesian"):
+        for data, title in DATA.items():
+            record = records.get(f"{row.key}-{data}")
+            if record is None or "pruned" not in record["numbers"]:
+                continue
+            printed = PRINTED_PRUNED.get(data) if row.network == "alexnet" else None
+            pruned = record["numbers"]["pruned"]
+            after = [f"{pruned[f'{rate:g}']['accuracy']:.2f}" for rate in RATES]
+            rows.append([f"{NETWORKS[row.network]}, {title}", printed, *after])
+    notes = [
+        "Accuracy in % of the Bayesian networks, whole and without the share of weights (not biases) that has the "
+        f"smallest |μ|, all with {PRUNED_DRAWS[scale]} draws. With half of them gone nearly as few numbers are left "
+        "as a point estimate has. Not trained again. The paper prunes below a threshold that it does not state."
+    ]
+    notes += _settings(records, {row.title: row.key for row in ROWS if row.kind == "bayesian"})
+    columns = ["network", "pruned paper", *(f"−{100 * rate:g} %" if rate else "whole" for rate in RATES)]
+    return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def parameters_table(records: Records, scale: str) -> Table:
+    """How many numbers each form of weights needs."""
+    rows = []
+    for network, title in NETWORKS.items():
+        if network in records:
+            counts = records[network]["counts"]
+            kinds = ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
+            rows.append([title, *(f"{counts[kind]['needed']:,}" for kind in kinds)])
+    columns = ["network", "frequentist", "Bayesian", "Bayesian, half pruned", "σ² = αμ²", "one α a tensor"]
+    notes = [
+        f"Numbers that a prediction needs, on {'digits' if scale == 'smoke' else 'CIFAR-10'}; pruned: means and σ."
+    ]
+    return Table(f"Parameters {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def uncertainty_table(records: Records, scale: str) -> Table:
+    """Means over the same test images while training goes on, and how well foreign images are told."""
+    rows: list[list[Any]] = []
+    absent: list[str] = []
+    for data, title in DATA.items():
+        record = records.get(f"lenet5-bayesian-{data}")
+        if record is None or "uncertainty" not in record:
+            continue
+        for link in LINKS:
+            epochs, found = [epoch[link] for epoch in record["epochs"]], record["uncertainty"][link]
+            printed = PRINTED_UNCERTAINTY[data] if link == "softmax" else (None, None)
+            cells: list[Any] = []
+            for kind, theirs in zip(("aleatoric", "epistemic"), printed, strict=True):
+                values = [epoch[kind] for epoch in epochs]
+                cells += [theirs, *(f"{value:.4f}" for value in (values[0], max(values), values[-1]))]
+            rows.append([f"{title}, {link}", *cells, _told(found)])
+        if record["uncertainty"]["missing"]:
+            absent.append(f"{title}: no files of {', '.join(record['uncertainty']['missing'])}. {_MEASURE_AGAIN}")
+    notes = [
+        "LeNet-5: traces of the covariances of Kwon et al. (2018), means over the first 2,000 test images with 10 "
+        "draws, after the first epoch, after that with the largest mean, and at the end. The paper's numbers are of "
+        "the largest probability of one image a batch and cannot be compared. Foreign: mean epistemic of all "
+        "test images and of foreign ones, and the AUROC by which it tells them (in brackets that of aleatoric), with "
+        f"{DRAWS[scale]} draws."
+    ]
+    notes += _settings(records, {"LeNet-5": "lenet5-bayesian"})
+    columns = ["data, link"]
+    times = (" paper", ", epoch 1", ", largest", ", end")
+    columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
+    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *absent, *smoke_note(scale)])
+
+
+_MEASURE_AGAIN = (
+    "When they are there, delete the network's record and run again: it is measured again, not trained (credo data)."
+)
+
+
+def _told(found: dict[str, Any]) -> str | None:
+    """Own and foreign means, and how well one tells them."""
+    told = []
+    for name, other in found["foreign"].items():
+        areas = other["auroc"]
+        means = f"{found['epistemic']:.4f}, {name} {other['epistemic']:.4f}"
+        told.append(f"{means}, AUROC {areas['epistemic']:.3f} ({areas['aleatoric']:.3f})")
+    return "; ".join(told) or None
+
+
+def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:
+    """Uncertainties over epochs, for the networks that were watched."""
+    from matplotlib.figure import Figure  # slow to import, and only a picture needs it
+
+    from reproductions.bayesian_cnn.uncertainty_figure import draw_epochs
+    from reproductions.picture_files import save_picture
+
+    drawn = []
+    for data in DATA:
+        record = records.get(f"lenet5-bayesian-{data}")
+        if record is None or len(record.get("epochs", ())) < 2:
+            continue
+        picture = Figure(figsize=(6.4, 4.0), layout="constrained")
+        draw_epochs(picture.subplots(), record["epochs"])
+        experiment = record["experiment"]
+        picture.suptitle(f"{experiment['data']['name']}, {experiment['model']['name']}")
+        path = folder / f"uncertainty-{data}.png"
+        save_picture(picture, path)
+        drawn.append(path)
+    return drawn

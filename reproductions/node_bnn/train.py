@@ -1,0 +1,129 @@
+"""Training and measuring one row of node-based BNNs: a run, several runs as an ensemble, or weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.posterior import Posterior
+from credo.data import Dataset, Split, corruption_kinds
+from credo.evaluate import ece, nll_each, temperature_scale
+from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.corruption_study import shift_study
+from credo.experiments.parameter_counts import node_numbers, parameter_counts
+from credo.experiments.runs import Run, versions
+from credo.methods import Ensemble
+from credo.predict import predict_classes
+
+Tables = dict[str, Any]
+
+
+def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one row on from trained weights, and measure it with each number of passes; SGD's also scaled."""
+    tables = arguments["experiment"]
+    if arguments["twin"] is not None:
+        finish(Run(folder / "twin"), arguments["twin"])
+        tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
+    counts: list[int] = arguments["passes"]
+    if arguments["variant"] == "sgd":
+        prepared = prepare(make_experiment(tables))
+        posterior, dataset, seconds, known = prepared.posterior, prepared.dataset, 0.0, None
+    else:
+        # The run measures itself; where several numbers of passes are wanted, it does so with one.
+        draws = counts[0] if len(counts) == 1 else 1
+        posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=draws)
+    numbers: dict[str, dict[str, float]] = {}
+    if known is not None and len(counts) == 1:
+        numbers[f"{counts[0]}"] = known
+    else:
+        for count, probs, labels in nested(posterior, dataset.test, counts):
+            numbers[f"{count}"] = scores(probs, labels)
+            if arguments["variant"] == "sgd":
+                numbers["scaled"] = scores(cross_scaled(probs, labels), labels)
+    about = {key: arguments[key] for key in ("network", "variant")}
+    sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
+    return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
+
+
+def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one row from random weights, and measure it on the test set and on corrupted images."""
+    asked = arguments["shift"]
+    run = {"members": arguments["members"], "draws": asked["draws"]}
+    posterior, dataset, seconds, clean = trained(arguments["experiment"], folder, **run)
+    if clean is None:
+        prediction = predict_classes(posterior, in_order(dataset.test), draws=asked["draws"])
+        clean = scores(prediction.probs, prediction.targets)
+    kinds = corruption_kinds(asked["kinds"], channels=dataset.input_shape[0])
+    shift = shift_study(posterior, dataset.test, kinds=kinds, examples=asked["examples"], draws=asked["draws"])
+    about = {key: arguments[key] for key in ("network", "variant", "gamma")}
+    return {**about, **_kept(arguments["experiment"], seconds), "numbers": clean, "shift": shift}
+
+
+def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
+    return {"seed": make_experiment(tables).training.seed, "seconds": seconds, "versions": versions()}
+
+
+def trained(
+    tables: Tables, folder: Path, *, members: int, draws: int
+) -> tuple[Posterior, Dataset, float, dict[str, float] | None]:
+    """The posterior of a run; of several, their ensemble. Its seconds, and a run's own scores on the test set.
+
+    Members from random weights begin with other ones and see the same images; those from trained weights, which would
+    stay alike, see other images in another order.
+    """
+    runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
+    for index, run in enumerate(runs):
+        section = "training" if tables["model"].get("weights") is not None else "model"
+        own = {**tables, section: {**tables[section], "seed": index}} if members > 1 else tables
+        finish(run, own, draws=draws if members == 1 else 1)
+    posteriors = [run.posterior() for run in runs]
+    seconds, result = sum(run.result()["seconds"] for run in runs), runs[0].result()
+    if members > 1:
+        return Ensemble(posteriors), runs[0].dataset(), seconds, None
+    test = result["test"]
+    known = {"error": 100 * (1 - test["accuracy"]), "nll": test["nll"], "ece": test["ece"]}
+    return posteriors[0], runs[0].dataset(), seconds, known if result["draws"] == draws else None
+
+
+def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:
+    """Train a run to its result, or go on with it."""
+    for _ in run.train(make_experiment(tables), draws=draws):
+        pass
+
+
+def nested(posterior: Posterior, test: Split, counts: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """Each of the increasing numbers of passes, the mean probabilities of as many, and the labels.
+
+    No pass is made anew for the next number.
+    """
+    total, done = torch.zeros(()), 0
+    for part, count in enumerate(counts):
+        prediction = predict_classes(posterior, in_order(test), draws=count - done, seed=part)
+        total = total + (count - done) * prediction.probs
+        done = count
+        yield count, total / done, prediction.targets
+
+
+def scores(probs: Tensor, labels: Tensor | None) -> dict[str, float]:
+    """Error in %, NLL and ECE with 15 bins."""
+    assert labels is not None
+    error = 100 * float((probs.argmax(-1) != labels).double().mean())
+    return {"error": error, "nll": float(nll_each(probs, labels).double().mean()), "ece": ece(probs, labels, bins=15)}
+
+
+def cross_scaled(probs: Tensor, labels: Tensor | None) -> Tensor:
+    """Temperature scaling without held-out data: each half of the images scaled by the other half's temperature.
+
+    Public weights have seen all training images, where they are nearly always right: a temperature fitted there would
+    not help.
+    """
+    assert labels is not None
+    logs, result = probs.log(), torch.empty_like(probs)
+    half = torch.arange(len(probs)) % 2 == 0
+    for fit, use in ((half, ~half), (~half, half)):
+        result[use] = temperature_scale(logs[fit], labels[fit])(logs[use])
+    return result

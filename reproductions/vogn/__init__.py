@@ -1,0 +1,1 @@
+"""Osawa et al. 2019: VOGN."""

@@ -1,0 +1,1 @@
+"""Zhang and Chen 2020: Bayesian weight sampling against input perturbations."""

@@ -1,0 +1,232 @@
+"""`credo evaluate`: all metrics of a trained run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from credo.attacks import AttackSet, load_attack_set
+from credo.cli.commands.train import print_metrics
+from credo.cli.output import errors_explained, print_json, print_table, say, say_stored
+from credo.core.distributed.setup import join
+from credo.core.posterior import Posterior
+from credo.core.support.files import write_json
+from credo.core.support.json_files import read_json
+from credo.data import SEVERITIES, Split, as_float, corruption_kinds
+from credo.evaluate import measure, sample_study
+from credo.experiments.config import in_order
+from credo.experiments.corruption_study import check_shift, shift_rows, shift_run
+from credo.experiments.distributed import started_by_torchrun
+from credo.experiments.runs import Run, evaluate_run
+from credo.predict import predict
+from credo.training.progress import make_progress
+
+_ON_SETS = ("accuracy", "nll", "ece")
+
+
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    ood: Annotated[
+        list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
+    ] = None,
+    attack_set: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of `credo attack`, made for this network or another; may be given several times."),
+    ] = None,
+    shift: Annotated[bool, typer.Option("--shift", help="Also on corrupted images, at five severities.")] = False,
+    shift_kinds: Annotated[
+        str | None, typer.Option(help="Corruptions: common (the default), extra, all, names, or several by commas.")
+    ] = None,
+    shift_examples: Annotated[int | None, typer.Option(help="Corrupt only so many test images.")] = None,
+    draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Also study this many single sampled networks.")] = None,
+    bins: Annotated[int, typer.Option(help="Bins of the calibration errors.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
+
+    With foreign inputs, with more draws, with a study of 100 single sampled networks:
+
+        credo evaluate runs/first --ood photo-patches
+        credo evaluate runs/first --draws 100 --samples 100
+
+    On inputs that were attacked for another network:
+
+        credo evaluate runs/first --attack-set runs/second/attacks/pgd-linf-0.1.safetensors
+
+    On corrupted images, some kinds of them:
+
+        credo evaluate runs/first --shift --shift-kinds fog,jpeg
+
+    The numbers are also written to RUN/evaluation.json, in the place of earlier ones; if that is not possible, they are
+    printed with a warning. `samples …` are accuracies of
+    single sampled networks, `samples ensembled` that of their averaged probabilities. Processes that torchrun starts
+    share the work: batches in turn, with the numbers of one process under torchrun.
+    """
+    with errors_explained():
+        place = Run(run, join() if started_by_torchrun() else None)
+        first = place.team is None or place.team.is_first
+        kinds = _checked_kinds(place, shift, shift_kinds, shift_examples)
+        sets = _checked(place, attack_set or [], samples=samples)
+        metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
+        on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
+        options = {"draws": draws, "tolerance": tolerance, "bins": bins}
+        shifted = None if kinds is None else _shifted(place, kinds, shift_examples, options)
+        if not first:
+            return
+        if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
+            metrics["samples"] = _sample_numbers(place, samples)
+        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
+        path = place.folder / "evaluation.json"
+        replaced = _lost(path, every)
+        error = _store(path, every)
+        if as_json:
+            print_json(every)
+        else:
+            _print_all(str(run), metrics, on_sets, shifted)
+        say_stored(path, error, note=replaced, quiet=as_json)
+
+
+def _store(path: Path, numbers: dict[str, Any]) -> OSError | None:
+    """Why they cannot be written (a folder that is read-only, a full disk); they are worth printing all the same."""
+    try:
+        write_json(path, numbers)
+    except OSError as error:
+        return error
+    return None
+
+
+def _lost(path: Path, now: dict[str, Any]) -> str:
+    """What the evaluation before had and this one has not; empty if nothing."""
+    try:
+        before = read_json(path)
+    except (OSError, ValueError):
+        return ""
+    options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
+    gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
+    return f", in the place of one with {' and '.join(gone)}" if gone else ""
+
+
+def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The study of corrupted images; the first process shows how far it is."""
+    if run.team is not None and not run.team.is_first:
+        return shift_run(run, kinds=kinds, examples=examples, **options)
+    names = corruption_kinds(kinds, channels=run.dataset().input_shape[0])
+    with make_progress() as bar:
+        task = bar.add_task("corrupted images", total=len(names) * len(SEVERITIES), text="")
+
+        def show(kind: str, severity: int) -> None:
+            bar.update(task, advance=1, text=f"{kind} {severity}")
+            if severity == SEVERITIES[0] and not bar.console.is_terminal:
+                say(f"{kind} …")
+
+        return shift_run(run, kinds=kinds, examples=examples, on_kind=show, **options)
+
+
+def _checked(run: Run, attack_sets: list[Path], *, samples: int | None) -> dict[str, AttackSet]:
+    """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples {samples}: give the number of networks to study, or leave it out.")
+    if samples and run.dataset().classes is None:
+        raise ValueError("--samples counts right labels; this run is a regression.")
+    sets = {str(path): load_attack_set(path) for path in attack_sets}
+    _check_sets(sets, run)
+    return sets
+
+
+def _checked_kinds(run: Run, shift: bool, kinds: str | None, examples: int | None) -> str | None:
+    """The corruptions to measure with, if any; refuses what cannot be made of the run's images, or has no `--shift`."""
+    if not shift:
+        given = {"--shift-kinds": kinds, "--shift-examples": examples}
+        alone = [f"{option} {value}" for option, value in given.items() if value is not None]
+        if alone:
+            raise ValueError(f"{' '.join(alone)}: only for --shift; add it, or leave {' '.join(alone)} out.")
+        return None
+    dataset = run.dataset()
+    check_shift(dataset)
+    wanted = "common" if kinds is None else kinds
+    corruption_kinds(wanted, channels=dataset.input_shape[0])
+    if examples is not None and examples < 1:
+        raise ValueError(
+            f"--shift-examples {examples}: give 1 or more, or leave it out for all {len(dataset.test)} test images."
+        )
+    return wanted
+
+
+def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
+    study = sample_study(run.posterior(), in_order(run.dataset().test), draws=draws)
+    accuracies = {name: getattr(study, name) for name in ("lowest", "highest", "mean", "ensembled")}
+    intervals = {name: [i.low, i.high] for name, i in study.intervals().items() if name in accuracies}
+    studied = len(study.accuracies)  # a point estimate is one network, however many were asked for
+    return {"draws": studied, **accuracies, "accuracies": study.accuracies.tolist(), "intervals": intervals}
+
+
+def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
+    """Refuse all sets that do not fit."""
+    if not sets:
+        return
+    dataset = run.dataset()
+    if dataset.classes is None:
+        raise ValueError("--attack-set has labels; this run is a regression.")
+    for path, found in sets.items():
+        shape = tuple(found.inputs.shape[1:])
+        if shape != dataset.input_shape:
+            raise ValueError(
+                f"{path} holds inputs of shape {shape}, the run was trained on {dataset.input_shape}: give a set "
+                "that was made from the same data."
+            )
+        if int(found.labels.max()) >= dataset.classes:
+            raise ValueError(
+                f"{path} has labels up to {int(found.labels.max())}, the run has {dataset.classes} classes."
+            )
+
+
+def _on_sets(run: Run, sets: dict[str, AttackSet], options: dict[str, Any], bins: int) -> dict[str, Any]:
+    """For each file: scores on its inputs, and on the same inputs before the attack where they are this run's own."""
+    if not sets:
+        return {}
+    posterior, dataset = run.posterior(), run.dataset()
+    clean: dict[int, dict[str, float]] = {}
+    results = {}
+    for path, found in sets.items():
+        count = len(found)
+        own = Split(as_float(dataset.test.x[:count]), dataset.test.y[:count])
+        known = found.made_from(own.x, own.y)
+        if known and count not in clean:
+            clean[count] = _scores(posterior, own, options, bins)
+        results[path] = {
+            "count": count,
+            "distortion": float(found.result.distortion.mean()),
+            "clean": clean[count] if known else None,
+            "attacked": _scores(posterior, Split(found.inputs, found.labels), options, bins),
+        }
+    return results
+
+
+def _scores(posterior: Posterior, split: Split, options: dict[str, Any], bins: int) -> dict[str, float]:
+    numbers = measure(predict(posterior, in_order(split), **options), bins=bins, intervals=False)
+    return {name: numbers[name] for name in _ON_SETS}
+
+
+def _print_all(title: str, metrics: dict[str, Any], on_sets: dict[str, Any], shifted: dict[str, Any] | None) -> None:
+    print_metrics(title, metrics)
+    if on_sets:
+        _print_sets(on_sets)
+    if shifted is not None:
+        names = ["severity", "accuracy", "NLL", "ECE"]
+        print_table("corrupted images, means over kinds", names, shift_rows(shifted))
+
+
+def _print_sets(on_sets: dict[str, Any]) -> None:
+    rows = []
+    for path, numbers in on_sets.items():
+        clean = numbers["clean"] or dict.fromkeys(_ON_SETS)
+        pairs = [value for name in _ON_SETS for value in (clean[name], numbers["attacked"][name])]
+        rows.append([path, numbers["count"], numbers["distortion"], *pairs])
+    names = [f"{name}{when}" for name in ("accuracy", "NLL", "ECE") for when in (" clean", "")]
+    print_table("attack sets", ["file", "inputs", "distortion", *names], rows)

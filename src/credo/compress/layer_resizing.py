@@ -1,0 +1,37 @@
+"""Layers of other sizes in the place of a network's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from credo.compress.structure import LAYERS, NORMS
+from credo.core.network.flat_layout import join
+
+_SIZES = {nn.Linear: ("out_features", "in_features"), nn.Conv2d: ("out_channels", "in_channels")}
+
+
+def resize_(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give linear layers, convolutions and BatchNorm tensors of these shapes, filled with zeros where they are new."""
+    for path, module in model.named_modules():
+        if type(module) not in (*LAYERS, *NORMS):
+            continue
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
+                shape = shapes.get(join(path, key))
+                if tensor is not None and shape is not None and list(tensor.shape) != list(shape):
+                    # In the parameter's place, so that it stays one.
+                    tensor.data = torch.zeros(list(shape), dtype=tensor.dtype, device=tensor.device)
+        _tell_sizes_(module)
+
+
+def _tell_sizes_(module: nn.Module) -> None:
+    if isinstance(module, NORMS):
+        known: Tensor | None = module.running_mean if module.weight is None else module.weight
+        module.num_features = module.num_features if known is None else len(known)
+        return
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    for name, size in zip(_SIZES[type(module)], weight.shape, strict=False):
+        setattr(module, name, size)

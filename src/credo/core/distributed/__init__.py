@@ -1,0 +1,1 @@
+"""Training in several processes: process group, collectives, rendezvous."""

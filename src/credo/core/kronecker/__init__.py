@@ -1,0 +1,1 @@
+"""Kronecker-factored curvature: factors, layer rules and the hooks that collect them."""

@@ -1,0 +1,104 @@
+"""Running statistics of normalisation layers: when they change, and how to estimate them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.network.flat_layout import Draw, substituted
+from credo.core.network.skeleton import private_network
+
+_TRACKING = nn.modules.batchnorm._NormBase
+_STATISTICS = ("running_mean", "running_var")
+
+
+def tracking_layers(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """The layers with running statistics."""
+    return [m for m in model.modules() if isinstance(m, _TRACKING) and m.running_mean is not None]
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave running statistics alone; what a pass computes does not change.
+
+    For inner passes in training (extra draws, adversarial ascent): without it each of them would count as data.
+    """
+    training = [m for m in tracking_layers(model) if m.training]
+    batch = [m for m in training if _is_batch_norm(m) and m.track_running_stats]
+    instance = [m for m in training if not _is_batch_norm(m)]
+    try:
+        for module in batch:
+            module.track_running_stats = False
+        for module in instance:
+            # Instance norm updates whatever statistics it finds (momentum 0 would still round them): shadowed by
+            # plain attributes, it finds none.
+            module.__dict__.update(dict.fromkeys(_STATISTICS))
+        yield
+    finally:
+        for module in batch:
+            module.track_running_stats = True
+        for module in instance:
+            for key in _STATISTICS:
+                module.__dict__.pop(key, None)
+
+
+@contextmanager
+def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
+    """If what is inside fails, running statistics are as before: a NaN batch must not stay in them."""
+    kept = [(b, b.clone()) for m in tracking_layers(model) if m.training for b in m._buffers.values() if b is not None]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+        raise
+
+
+@torch.no_grad()
+def refresh_statistics(
+    model: nn.Module, batches: Iterable[Any], *, draw: Draw | None = None, most: int | None = None
+) -> None:
+    """Estimate running statistics anew as the plain average over `batches`, for the mean or for one draw.
+
+    A batch is a tensor or a tuple whose first entry is the input; `most` limits how many are used.
+    """
+    if not tracking_layers(model):
+        return
+    net = model if draw is None else private_network(model)
+    modules = tracking_layers(net)
+    before = [(m, m.momentum, m.training) for m in modules]
+    count = 0
+    try:
+        # Inside: a member of an ensemble brings its own statistics, which are then the ones to estimate.
+        with substituted(net, draw or {}):
+            for module in modules:
+                module.reset_running_stats()
+                module.train()
+            for batch in batches:
+                for module in modules:
+                    # None is the plain average for batch norm, but no update at all for instance norm.
+                    module.momentum = None if _is_batch_norm(module) else 1 / (count + 1)
+                net(_inputs(batch))
+                count += 1
+                if most is not None and count >= most:
+                    break
+    finally:
+        for module, momentum, training in before:
+            module.momentum = momentum
+            module.train(training)
+    if count == 0:
+        raise ValueError("refresh_statistics got no batch: the running statistics are now those of a new layer.")
+
+
+def _inputs(batch: Any) -> Tensor:
+    inputs: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return inputs

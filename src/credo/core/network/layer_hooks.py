@@ -1,0 +1,76 @@
+"""Hooks on layers that live for one call, and the count of how often each layer fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError
+from credo.core.network.flat_layout import join
+from credo.core.network.layer_table import RULES
+
+Replace = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class LayerUseError(CredoError, RuntimeError):
+    """Layers did not run exactly once in a pass; `paths` names them."""
+
+    def __init__(self, paths: list[str], *, some_fired: bool) -> None:
+        super().__init__(f"These layers did not run exactly once in the pass: {', '.join(paths)}.")
+        self.paths, self.some_fired = paths, some_fired
+
+
+def covered_layers(model: nn.Module, tied: set[str]) -> dict[str, nn.Module]:
+    """Layers of a type in the table, by path, whose parameters are not shared with another place."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if type(module) in RULES
+        and _is_plain(module)
+        and not any(name in tied for name in parameter_names(path, module))
+    }
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    # Hook-style weight norm, spectral norm and pruning keep the type but compute `weight` from other parameters.
+    return "weight" in layer._parameters and layer._parameters.keys() <= {"weight", "bias"}
+
+
+def parameter_names(path: str, layer: nn.Module) -> list[str]:
+    """Names in the network of a layer's own parameters."""
+    return [join(path, key) for key, parameter in layer._parameters.items() if parameter is not None]
+
+
+@contextmanager
+def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -> Iterator[None]:
+    """While open, each layer's output is what `replace(path)(layer, input, output)` returns.
+
+    On a clean exit every layer must have fired exactly once, else `LayerUseError`: a layer used twice would get
+    independent noise for the same weights, one that never fired (its weights used directly) would get none.
+    """
+    fired = dict.fromkeys(layers, 0)
+
+    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
+        action = replace(path)
+
+        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            # An input given by keyword is not seen here: counts as a use that is not covered. The pass goes on to its
+            # end, so that one pass finds all wrong layers and running statistics have seen it exactly once.
+            fired[path] += 1 if inputs else 2
+            return action(layer, inputs[0], output) if fired[path] == 1 else None
+
+        return hook
+
+    # Before the user's own hooks, which expect the layer's output with its noise.
+    handles = [layer.register_forward_hook(hook_for(path), prepend=True) for path, layer in layers.items()]
+    try:
+        yield
+        wrong = [path for path, count in fired.items() if count != 1]
+        if wrong:
+            raise LayerUseError(wrong, some_fired=any(fired.values()))
+    finally:
+        for handle in handles:
+            handle.remove()

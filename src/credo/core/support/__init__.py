@@ -1,0 +1,1 @@
+"""Validation, files and other small tools without a network in them."""

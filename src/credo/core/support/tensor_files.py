@@ -1,0 +1,74 @@
+"""Tensors from files, read without running code from them; whatever is wrong with one, the error names it."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from credo.core.errors import FileFormatError
+from credo.core.support.files import require_file
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file."""
+    require_file(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # among them kinds of numbers that this torch has not
+        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file; the same contents are always the same bytes."""
+    save_file(tensors, path, metadata=metadata)
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        # safetensors puts them in an order that changes from call to call; in another one they are as long.
+        header["__metadata__"] = dict(sorted(metadata.items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > size:
+            raise ValueError(f"{path}: the header cannot be put in order.")
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def read_torch_file(path: Path) -> Any:
+    """What torch's `save` wrote: tensors and plain containers. Files from before torch 1.6 have no checksums."""
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                check_archive(file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes its readers fail in every way there is
+        raise FileFormatError(f"{path} is not a complete file of torch.save: {error}.") from error
+
+
+def parse_archive(content: bytes) -> Any:
+    """The same from the bytes of an archive; raises whatever its readers raise."""
+    check_archive(io.BytesIO(content))  # which refuses plain pickles
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def check_archive(file: IO[bytes]) -> None:
+    """Raises ValueError if a checksum is wrong, at which torch does not look, or if contents are compressed.
+
+    torch writes them as they are; compressed, a few bytes become gigabytes.
+    """
+    with zipfile.ZipFile(file) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed, which torch.save never does")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"wrong checksum of {damaged}")

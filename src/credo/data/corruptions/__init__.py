@@ -1,0 +1,1 @@
+"""Image corruptions at five severities (Hendrycks and Dietterich 2019)."""

@@ -1,0 +1,1 @@
+"""Readers of single file formats."""

@@ -1,0 +1,1 @@
+"""CSV tables: columns, targets, and rows to predict."""

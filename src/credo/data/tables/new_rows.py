@@ -1,0 +1,75 @@
+"""The rows of a new table as inputs of a network that was trained on another: columns are found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from credo.data.tables.columns import Columns
+from credo.data.tables.reading import Table, read_table
+
+
+def read_rows(path: Path, columns: Columns, *, mark: bool = False) -> tuple[Tensor, list[str]]:
+    """(inputs `float64 [rows, inputs]`, not yet standardised, and what the user should be told).
+
+    A header decides which column is which, in whatever order; a column called like the target is left out. Without a
+    header, here or in training, the columns are taken by their order.
+
+    Args:
+        path: the new table.
+        columns: those of the training table.
+        mark: whether gaps that are not filled are infinite instead of an error.
+    """
+    # Without names and numbers, nothing tells a header from a row of categories.
+    header = False if not columns.has_header and all(c.categories for c in columns.inputs) else None
+    table = read_table(path, header=header, names=columns.names if columns.has_header else ())
+    if not table.rows:
+        raise ValueError(f"{path} holds no input.")
+    by_name = table.has_header and columns.has_header
+    places = _by_name(table, columns) if by_name else _by_order(table, columns)
+    return columns.encode(table.cells(places), mark=mark), _notes(table, columns)
+
+
+def _by_name(table: Table, columns: Columns) -> list[int]:
+    given, wanted = list(table.columns), list(columns.names)
+    if given == wanted:  # whatever the names are
+        return list(range(len(given)))
+    missing = [name for name in wanted if name not in given]
+    unknown = [name for name in given if name not in wanted and name != columns.target]
+    twice = sorted({name for name in given if given.count(name) > 1} | {n for n in wanted if wanted.count(n) > 1})
+    found = [("lacks", missing), ("has the unknown", unknown), ("or the training table has twice", twice)]
+    wrong = " and ".join(f"{verb} {_listed(names)}" for verb, names in found if names)
+    if wrong:
+        raise ValueError(
+            f"{table.path}: the header {wrong}. The run was trained on the columns {_listed(wanted)}, which may come "
+            "in any order; without a header they are taken in this one."
+        )
+    return [given.index(name) for name in wanted]
+
+
+def _by_order(table: Table, columns: Columns) -> list[int]:
+    count, wanted = len(table.columns), len(columns.inputs)
+    if count != wanted:
+        called = f": {_listed(columns.names)}" if columns.has_header else ""
+        raise ValueError(
+            f"{table.path} has {count} columns; the run needs {wanted}{called}, without the target."
+            + (" With a header, columns are found by name." if columns.has_header else "")
+        )
+    return list(range(count))
+
+
+def _notes(table: Table, columns: Columns) -> list[str]:
+    if table.has_header and not columns.has_header:
+        return [
+            f"the run was trained on a table without a header: the columns of {table.path} are taken in their order"
+        ]
+    if table.has_header and columns.target in table.columns and columns.target not in columns.names:
+        return [f"the column {columns.target!r} of {table.path} is the target and is not looked at"]
+    return []
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [repr(name) for name in names[:20]]
+    return ", ".join([*shown, f"… ({len(names)} in all)"] if len(names) > 20 else shown)

@@ -1,0 +1,242 @@
+"""Tables in a text file: one example a row, one column the target, the others numbers or categories."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from credo.data.errors import DataCorruptError, DataMissingError
+from credo.data.splits import Dataset, Split, Task, split_validation
+from credo.data.tables.columns import Categories, Cell, Column, Columns, Gaps, as_number, make_column, standardised
+from credo.data.tables.targets import TableTask, make_targets
+
+_CHOICES = {"task": ("auto", *get_args(Task)), "categories": get_args(Categories), "gaps": get_args(Gaps)}
+
+
+def load_csv(
+    *,
+    path: str | Path,
+    target: str | int = -1,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    task: TableTask = "auto",
+    categories: Categories = "auto",
+    gaps: Gaps = "raise",
+    header: bool | None = None,
+    delimiter: str | None = None,
+) -> Dataset:
+    """A table split at random into train and test, standardised with the statistics of the training rows alone.
+
+    Means and scales are float64, so that a column may lie far from zero: 1.7e9 ± 17 seconds keep their digits.
+
+    Args:
+        path: the file, in UTF-8.
+        target: name or index of the column that is predicted; the last by default.
+        test_fraction: share of the rows that training does not see.
+        seed: of the split.
+        task: `"classification"` takes the target's distinct values as classes (`class_names`, sorted) and splits
+            stratified; `"auto"` does so if the target is text, and takes a target of numbers for regression.
+        categories: `"auto"` turns an input column of text into one input of 0 or 1 for each category of the table,
+            called `column=category`; these are centred but not scaled, since a rare category would get a huge value.
+            `"raise"` makes text an error. Text among numbers is an error either way.
+        gaps: an empty cell, nan, NA, n/a, null or ? in an input column is an error (`"raise"`, since a guess should be
+            a decision), or gets the mean of the training rows (`"mean"`): for a category the categories' shares, which
+            after centring are zeros. A gap in the target is always an error.
+        header: whether the first row holds names; by default if none of its cells is a number.
+        delimiter: of the cells; by default a comma, semicolon, tab or spaces, guessed from the first line.
+    """
+    for name, value in (("task", task), ("categories", categories), ("gaps", gaps)):
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name}={value!r}: possible are {', '.join(map(repr, _CHOICES[name]))}")
+    path = Path(path).expanduser()
+    table = read_table(path, header=header, delimiter=delimiter)
+    count = len(table.rows)
+    if count < 2:
+        raise ValueError(f"{path} has {count} rows of data: at least 2 are needed, one to train and one to test")
+    column = _column_index(table, target)
+    others = [i for i in range(len(table.columns)) if i != column]
+    if not others:
+        raise ValueError(f"{path} has one column, the target: at least one input column is needed")
+    if header is None:
+        _check_header(table)
+    inputs = tuple(make_column(table.columns[i], table.column(i), categories) for i in others)
+    columns = Columns(inputs, table.columns[column] if table.has_header else None, gaps)
+    x = columns.encode(table.cells(others))
+    names, y = make_targets(table.column(column), task)
+    train, test = split_validation(Split(x, y), size=test_fraction, seed=seed, stratify=names is not None)
+    _check_seen(columns, train.x, test.x)
+    return _checked(_standardise(path, train, test, columns, names), path)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text with the line that each row stands on, so that a complaint can name the place."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[tuple[int, list[str]]]
+    has_header: bool
+
+    def cells(self, columns: Sequence[int]) -> list[list[Cell]]:
+        """Chosen columns, row by row."""
+        names = [self.columns[i] for i in columns]
+        return [
+            [Cell(row[i], line, name, self.path) for i, name in zip(columns, names, strict=True)]
+            for line, row in self.rows
+        ]
+
+    def column(self, index: int) -> list[Cell]:
+        """One column from top to bottom."""
+        return [cell for (cell,) in self.cells([index])]
+
+    def numbers(self, *, mark: bool = False) -> Tensor:
+        """All columns as `float64 [rows, columns]`; a cell that is no number is an error, or infinite with `mark`."""
+        columns = Columns(tuple(Column(name) for name in self.columns), None, "raise")
+        return columns.encode(self.cells(range(len(self.columns))), mark=mark)
+
+
+def read_table(
+    path: Path, *, header: bool | None = None, delimiter: str | None = None, names: Collection[str] = ()
+) -> Table:
+    """The file's cells, stripped; blank lines are skipped, ragged rows refused. Rows count from 1 as in an editor.
+
+    Args:
+        path: the file, in UTF-8.
+        header: whether the first row holds names; by default if none of its cells is a number.
+        delimiter: of the cells; by default guessed from the first line.
+        names: a first row with all of these is a header, too, where `header` does not say it: names may be numbers.
+    """
+    if not path.is_file():
+        raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
+            rows = _rows(list(file), delimiter)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataCorruptError(
+            f"{path} cannot be read as a table of text: {error}. Tables are CSV files in UTF-8; save it as one."
+        ) from error
+    if header is None and rows:
+        first = rows[0][1]
+        header = all(as_number(cell) is None for cell in first) or (bool(names) and set(names) <= set(first))
+    titles = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]))] if rows else []
+    for line, row in rows:
+        if len(row) != len(titles):
+            raise ValueError(f"{path}, row {line} has {len(row)} cells where the first row has {len(titles)}")
+    return Table(path, tuple(titles), rows, bool(header))
+
+
+def _rows(lines: list[str], delimiter: str | None) -> list[tuple[int, list[str]]]:
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = delimiter or next((mark for mark in (";", "\t", ",") if mark in first), None)
+    if delimiter is None:  # columns padded with spaces, as many of the older public tables are
+        return [(number, line.split()) for number, line in enumerate(lines, start=1) if line.strip()]
+    reader = csv.reader(lines, delimiter=delimiter)
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    return [(number, row) for number, row in rows if any(row)]
+
+
+def _column_index(table: Table, target: str | int) -> int:
+    if isinstance(target, str) and target in table.columns:
+        return table.columns.index(target)
+    count = len(table.columns)
+    try:
+        index = int(target)
+    except ValueError:
+        index = count
+    if not -count <= index < count:
+        raise ValueError(
+            f"{table.path} has no column {target!r}: columns are {', '.join(table.columns)}, "
+            f"or an index from 0 to {count - 1} (negative ones count from the end)"
+        )
+    return index % count
+
+
+def _check_header(table: Table) -> None:
+    """In a table of text alone, a first row whose words come again below is rather an example than names."""
+    columns = [table.column(i) for i in range(len(table.columns))]
+    if not table.has_header or any(cell.number is not None for column in columns for cell in column):
+        return
+    again = [column[0].column for column in columns if any(cell.text == cell.column for cell in column)]
+    if again:
+        raise ValueError(
+            f"{table.path} holds text only, and {', '.join(map(repr, again))} of its first row comes again below: say "
+            "whether that row holds names (data.header=true) or is an example (data.header=false)"
+        )
+
+
+def _check_seen(columns: Columns, train: Tensor, test: Tensor) -> None:
+    """Say which categories the split left to test rows alone: their weights stay where they began."""
+    unseen = ~columns.is_number & ~(train > 0).any(0) & (test > 0).any(0)
+    names = [columns.input_names[i] for i in unseen.nonzero().flatten().tolist()]
+    if names:
+        shown = ", ".join([*names[:5], *(["…"] if len(names) > 5 else [])])
+        warnings.warn(
+            f"{len(names)} categories are in test rows alone ({shown}): nothing is learned about them. More rows of "
+            "them, a smaller data.test_fraction or another data.seed would help.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _standardise(
+    path: Path, train: Split, test: Split, columns: Columns, class_names: tuple[str, ...] | None
+) -> Dataset:
+    mean, std = _moments(train.x)
+    empty = [columns.input_names[i] for i in mean.isnan().nonzero().flatten().tolist()]
+    if empty:
+        raise ValueError(f"{path}: {', '.join(empty)} has only gaps in the training rows. Remove the column")
+    std = torch.where(columns.is_number, std, torch.ones_like(std))
+    x_train, x_test = (standardised(part.x, mean, std) for part in (train, test))
+    y_train, y_test, y_mean, y_std = train.y, test.y, None, None
+    if class_names is None:
+        y_mean, y_std = _moments(train.y)
+        y_train, y_test = (standardised(part.y, y_mean, y_std) for part in (train, test))
+    return Dataset(
+        path.stem,
+        Split(x_train, y_train),
+        Split(x_test, y_test),
+        classes=None if class_names is None else len(class_names),
+        class_names=class_names,
+        target_mean=y_mean,
+        target_std=y_std,
+        input_mean=mean,
+        input_std=std,
+        columns=columns,
+    )
+
+
+def _checked(dataset: Dataset, path: Path) -> Dataset:
+    """Raises ValueError if a standardised number is beyond float32, naming its column."""
+    finite = [(split.x.isfinite().all(0), split.y.isfinite().all()) for split in (dataset.train, dataset.test)]
+    wrong = (~(finite[0][0] & finite[1][0])).nonzero().flatten().tolist()
+    names = [dataset.input_names[i] if dataset.input_names else f"input {i}" for i in wrong]
+    names += [] if finite[0][1] and finite[1][1] else ["the target"]
+    if names:
+        raise ValueError(
+            f"{path}, column {', '.join(names)}: a number lies more than 1e38 standard deviations from the mean of the "
+            "training rows, or is too large to subtract it. Remove the row, or take the column's logarithm"
+        )
+    return dataset
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column; of one with gaps those of its other cells, NaN if there are none."""
+    if values.isnan().any():
+        each = [_moments(column[~column.isnan(), None]) for column in values.T]
+        return torch.cat([mean for mean, _ in each]), torch.cat([std for _, std in each])
+    if len(values) == 0:
+        return values.sum(0) * torch.nan, values.sum(0) * torch.nan
+    # Brought near 1, exactly: squares of numbers below 1e-162 are 0, those above 1e154 infinite.
+    _, exponent = torch.frexp(values.abs().amax(0))
+    scale = torch.ldexp(torch.ones_like(values[0]), exponent.clamp(-1000, 1000))
+    std, mean = (moment * scale for moment in torch.std_mean(values / scale, dim=0, correction=0))
+    # A constant column has rounding noise for a standard deviation; dividing by it would blow up the test rows.
+    constant = (values == values[0]).all(dim=0)
+    return torch.where(constant, values[0], mean), torch.where(constant, torch.ones_like(std), std)

@@ -1,0 +1,1 @@
+"""What the doctor measures of a posterior before its rules are applied."""

@@ -1,0 +1,154 @@
+"""All that was measured of one posterior, as the rules see it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from credo.core.likelihood import GaussianNoise
+from credo.core.posterior import Posterior
+from credo.doctor.measure.dispersion import Dispersion
+from credo.doctor.measure.gradients import GradientNoise
+from credo.doctor.measure.layers import LayerState, gaussian_leaves
+from credo.doctor.measure.monte_carlo import MonteCarlo
+from credo.doctor.measure.objective import History, Objective
+from credo.doctor.measure.scores import Scores, bounds
+from credo.doctor.measure.statistics import Statistics
+from credo.doctor.no_side_effects import leaves
+
+
+@dataclass(frozen=True)
+class Method:
+    """What kind of posterior it is; `arguments` are those of its constructor (of a member's, for a mixture).
+
+    `lr` is its learning rate, `usual_lr` the one that the constructor takes if none is given.
+    """
+
+    name: str
+    random: bool
+    gaussian: bool
+    members: int
+    has_prior: bool
+    noise: str | None
+    fixed_noise_level: bool
+    rate: float | None
+    arguments: frozenset[str]
+    lr: float | None = None
+    usual_lr: float | None = None
+
+    @property
+    def dropout_masks(self) -> bool:
+        """Whether its draws are dropout masks: there is no σ to speak of."""
+        return "rate" in self.arguments and not self.gaussian
+
+    def argument(self, name: str, value: float | str) -> str | None:
+        """`name=value` if the method takes it: no advice that cannot be followed."""
+        if name not in self.arguments:
+            return None
+        return f"{name}={value!r}" if isinstance(value, str) else f"{name}={value:g}"
+
+    def dropout(self, factor: float) -> str | None:
+        """The dropout rate times `factor`, where the posterior sets it."""
+        return None if self.rate is None else self.argument("rate", float(f"{min(0.5, factor * self.rate):.2g}"))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many examples the loader gives and the posterior believes in, and how many were measured."""
+
+    examples: int
+    data_size: int
+    batches: int
+    batch_size: int
+    measured: int
+    judged: int
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the rules may ask for; None is what does not exist for this posterior.
+
+    `epochs` is how long it was trained, by its log or by its count of steps.
+    """
+
+    method: Method
+    counts: Counts
+    objective: Objective
+    weights: LayerState | None
+    layers: list[LayerState]
+    gradient: GradientNoise
+    scores: Scores
+    statistics: Statistics | None
+    dispersion: Dispersion
+    train_dispersion: Dispersion
+    monte_carlo: MonteCarlo | None
+    history: History | None
+    epochs: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurements as plain numbers."""
+        method = asdict(self.method)
+        for name in ("arguments", "lr", "usual_lr"):
+            del method[name]
+        return {
+            "method": method,
+            "data": asdict(self.counts),
+            "objective": asdict(self.objective),
+            "weights": _plain(self.weights),
+            "gradient": asdict(self.gradient),
+            "scores": self.scores.to_dict(),
+            "statistics": None if self.statistics is None else _statistics(self.statistics, self.scores.metric),
+            "dispersion": self.dispersion.to_dict(),
+            "train_dispersion": self.train_dispersion.to_dict(),
+            "monte_carlo": _plain(self.monte_carlo),
+            "history": _plain(self.history),
+        }
+
+
+def method_of(posterior: Posterior) -> Method:
+    """What kind of posterior this is."""
+    parts = leaves(posterior)
+    first, likelihood = parts[0], parts[0].likelihood
+    noise = getattr(first, "noise_name", None)
+    return Method(
+        name=type(posterior).__name__,
+        random=posterior.is_random,
+        gaussian=len(gaussian_leaves(posterior)) == len(parts),
+        members=len(parts),
+        has_prior=any(_has_prior(leaf) for leaf in parts),
+        noise=noise if isinstance(noise, str) else None,
+        fixed_noise_level=isinstance(likelihood, GaussianNoise)
+        and not (likelihood.learn or likelihood.heteroscedastic),
+        rate=getattr(first, "rate", None),
+        arguments=frozenset(inspect.signature(type(first)).parameters),
+        lr=_number(first.config().get("lr")),
+        usual_lr=_number(getattr(inspect.signature(type(first)).parameters.get("lr"), "default", None)),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _has_prior(leaf: Posterior) -> bool:
+    if gaussian_leaves(leaf):
+        return True
+    # MC-dropout and OGN keep their prior in the posterior that they wrap.
+    inner = [leaf, *(module for module in leaf.children() if isinstance(module, Posterior))]
+    return any(getattr(one, "prior", None) is not None for one in inner)
+
+
+def _statistics(found: Statistics, metric: str) -> dict[str, Any]:
+    return {
+        "layers": [asdict(layer) for layer in found.layers],
+        "shift": found.shift,
+        "shift_of_mean": found.shift_of_mean,
+        "refreshed": {metric: found.refreshed.metric, "nll": found.refreshed.nll},
+        "gain": {"nll": bounds(found.gain.nll), "error": bounds(found.gain.error)},
+    }
+
+
+def _plain(value: Any) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)

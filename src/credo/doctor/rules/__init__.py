@@ -1,0 +1,1 @@
+"""The rules of the doctor, by what they are about."""

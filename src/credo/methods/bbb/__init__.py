@@ -1,0 +1,1 @@
+"""Bayes by Backprop: a mean-field Gaussian trained by reparameterised gradients."""

@@ -1,0 +1,1 @@
+"""K-FAC and noisy K-FAC: Kronecker-factored curvature."""

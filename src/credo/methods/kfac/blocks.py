@@ -1,0 +1,252 @@
+"""The state of K-FAC, block by block: curvature, its inverse and the momentum of parameters that belong together.
+
+Parameters of different blocks are independent; each block has parameters as one tensor, here called its matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.kernels import flat
+from credo.core.kronecker.factors import (
+    damping_shares,
+    from_matrix,
+    inverse_diagonal,
+    inverse_root,
+    log_determinant,
+    matrix_shape,
+    product,
+    to_matrix,
+)
+from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
+from credo.core.network.flat_layout import parameters_at
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an update does to a block, complete before anything is written; None is what stays as it is."""
+
+    curvature: Tensors | None
+    inverse: Tensors | None
+    momentum: Tensor
+    step: Tensor
+
+
+class Block(nn.Module, ABC):
+    """Some parameters, their curvature C, and L with L Lᵀ = (C + damping)⁻¹; L is zero before the first step.
+
+    `averages` and `inverses` name the buffers of the curvature and of what is made from it.
+    """
+
+    averages: tuple[str, ...]
+    inverses: tuple[str, ...]
+    momentum: Tensor
+
+    def __init__(self, names: tuple[str, ...], keys: tuple[str, ...], is_random: bool) -> None:
+        super().__init__()
+        self.names, self.keys, self.is_random = names, keys, is_random
+
+    @abstractmethod
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by parameter name as one."""
+
+    @abstractmethod
+    def split(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Undoes `matrix`."""
+
+    @abstractmethod
+    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
+        """The buffers of `inverses`; the damping is one number or has the matrix's shape."""
+
+    @abstractmethod
+    def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
+        """(C + damping)⁻¹ · matrix."""
+
+    @abstractmethod
+    def correlate(self, noise: Tensor) -> Tensor:
+        """L · noise."""
+
+    @abstractmethod
+    def variance(self, inverse: Tensors) -> Tensor:
+        """The diagonal of L Lᵀ, in the matrix's shape."""
+
+    @abstractmethod
+    def log_determinant(self, inverse: Tensors) -> float:
+        """log det L Lᵀ."""
+
+    def average(self, found: Mapping[str, Tensor], keep: float, scale: float) -> Tensors:
+        """The curvature with new estimates averaged in, `scale` times each."""
+        now = (getattr(self, name) for name in self.averages)
+        return tuple(keep * c + (1 - keep) * scale * found[key] for c, key in zip(now, self.keys, strict=True))
+
+    def current(self, names: tuple[str, ...]) -> Tensors:
+        """These buffers."""
+        return tuple(getattr(self, name) for name in names)
+
+    def noise(self, generator: torch.Generator) -> Tensor:
+        """Gaussian noise with covariance L Lᵀ."""
+        like = self.momentum
+        standard = flat.normal(like.numel(), generator, device=like.device, dtype=like.dtype)
+        return self.correlate(standard.view(like.shape))
+
+    def kl(self, offset: Tensor, precision: float | Tensor, scale: float, inverse: Tensors) -> float:
+        """KL of N(·, scale·L Lᵀ) to a prior of independent entries whose means are `offset` away."""
+        size = offset.numel()
+        quadratic = (precision * (scale * self.variance(inverse) + offset.square())).double().sum()
+        logs = torch.as_tensor(precision).double().log().expand(offset.shape).sum()
+        return 0.5 * (float(quadratic - logs) - size * (1 + math.log(scale)) - self.log_determinant(inverse))
+
+    def take_(self, change: Change) -> None:
+        """Make a change the block's own; the parameters are the caller's."""
+        for names, tensors in ((self.averages, change.curvature), (self.inverses, change.inverse)):
+            for name, tensor in zip(names, tensors or (), strict=False):
+                getattr(self, name).copy_(tensor)
+        self.momentum.copy_(change.momentum)
+
+
+class KroneckerBlock(Block):
+    """A layer's weight and bias: C = A ⊗ G, damped by shares (Martens and Grosse 2015)."""
+
+    averages = ("inputs", "outputs")
+    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
+    inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
+    inputs: Tensor
+    outputs: Tensor
+    input_root: Tensor
+    output_root: Tensor
+    input_inverse: Tensor
+    output_inverse: Tensor
+
+    def __init__(self, tap: KroneckerLayer, is_random: bool) -> None:
+        super().__init__(tap.names, tap.keys, is_random)
+        weight: Any = tap.layer.weight
+        self.groups, outputs, inputs = matrix_shape(tap.layer, bias=tap.bias is not None)
+        self.shape, self.has_bias = weight.shape, tap.bias is not None
+        self._register("momentum", weight, outputs, inputs)
+        for kind, size in (("input", inputs), ("output", outputs)):
+            self._register(f"{kind}s", weight, size, size)
+            self._register(f"{kind}_root", weight, size, size)
+            self._register(f"{kind}_inverse", weight, size, size, persistent=False)
+        self.register_load_state_dict_post_hook(_multiply_roots)  # type: ignore[no-untyped-call]
+
+    def _register(self, name: str, like: Tensor, rows: int, columns: int, *, persistent: bool = True) -> None:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        zeros = torch.zeros(self.groups, rows, columns, dtype=dtype, device=like.device)
+        self.register_buffer(name, zeros, persistent=persistent)
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """[groups, outputs, inputs], the bias as the last column."""
+        weight, *bias = (tensors[name].detach().to(self.momentum) for name in self.names)
+        return to_matrix(weight, bias[0] if bias else None, self.groups)
+
+    def split(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Weight and bias."""
+        parts = from_matrix(matrix, self.shape, bias=self.has_bias)
+        return {name: part for name, part in zip(self.names, parts, strict=False) if part is not None}
+
+    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
+        """A damping that differs within a group enters by its mean there."""
+        if isinstance(damping, Tensor):
+            damping = damping.mean((-2, -1))
+        shares = damping_shares(curvature[0], curvature[1], damping)
+        roots = [inverse_root(c, share) for c, share in zip(curvature, shares, strict=True)]
+        return (*roots, *(_times_own_transpose(root) for root in roots))
+
+    def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
+        """G⁻¹ · matrix · A⁻¹."""
+        return product(inverse[3], matrix, inverse[2])
+
+    def correlate(self, noise: Tensor) -> Tensor:
+        """L_G · noise · L_Aᵀ."""
+        return product(self.output_root, noise, self.input_root)
+
+    def variance(self, inverse: Tensors) -> Tensor:
+        """diag(G⁻¹) ⊗ diag(A⁻¹)."""
+        return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
+
+    def log_determinant(self, inverse: Tensors) -> float:
+        """inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
+        _, outputs, inputs = self.momentum.shape
+        by_group = inputs * log_determinant(inverse[1]) + outputs * log_determinant(inverse[0])
+        return float(by_group.double().sum())
+
+
+def _times_own_transpose(root: Tensor) -> Tensor:
+    return root @ root.mT
+
+
+def _multiply_roots(block: nn.Module, _: Any) -> None:
+    """Inverses are not saved: their roots are."""
+    assert isinstance(block, KroneckerBlock)
+    block.input_inverse.copy_(_times_own_transpose(block.input_root))
+    block.output_inverse.copy_(_times_own_transpose(block.output_root))
+
+
+class DiagonalBlock(Block):
+    """One parameter whose entries are independent; its curvature is the mean square of single examples' gradients."""
+
+    averages = ("curvature",)
+    nonnegative = ("curvature", "root")
+    inverses = ("root",)
+    curvature: Tensor
+    root: Tensor
+
+    def __init__(self, name: str, parameter: Tensor, is_random: bool) -> None:
+        super().__init__((name,), (name,), is_random)
+        for buffer in ("momentum", "curvature", "root"):
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            self.register_buffer(buffer, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The tensor itself."""
+        return tensors[self.names[0]].detach().to(self.momentum)
+
+    def split(self, matrix: Tensor) -> dict[str, Tensor]:
+        """By name."""
+        return {self.names[0]: matrix}
+
+    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
+        """1/√(curvature + damping)."""
+        return ((curvature[0] + damping).clamp_min(1e-12).rsqrt(),)
+
+    def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
+        """matrix / (curvature + damping)."""
+        return matrix * inverse[0].square()
+
+    def correlate(self, noise: Tensor) -> Tensor:
+        """noise / √(curvature + damping)."""
+        return noise * self.root
+
+    def variance(self, inverse: Tensors) -> Tensor:
+        """1/(curvature + damping)."""
+        return inverse[0].square()
+
+    def log_determinant(self, inverse: Tensors) -> float:
+        """−Σ log(curvature + damping)."""
+        return float(2 * inverse[0].double().log().sum())
+
+
+def make_blocks(
+    model: nn.Module,
+    names: Sequence[str],
+    random: Sequence[str],
+    aliases: Mapping[str, tuple[str, ...]],
+    diagonal: Sequence[str],
+) -> tuple[CurvaturePlan, list[Block]]:
+    """How curvatures are found; and the blocks: Kronecker ones of layers, diagonal ones of all other parameters."""
+    taps = kronecker_layers(model, names, random, aliases, diagonal)
+    covered = {name for tap in taps for name in tap.names}
+    others = parameters_at(model, [name for name in names if name not in covered])
+    blocks: list[Block] = [KroneckerBlock(tap, tap.weight in random) for tap in taps]
+    blocks += [DiagonalBlock(name, parameter, name in random) for name, parameter in others.items()]
+    return CurvaturePlan(model, taps, [*others], aliases), blocks

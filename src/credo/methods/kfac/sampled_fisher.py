@@ -1,0 +1,158 @@
+"""The Fisher matrix itself, estimated with labels that are drawn from the network's own outputs.
+
+The loss is a closure that hides inputs and outputs. So the calls of the network inside it are recorded and made once
+more, with drawn labels behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.distributed.batch_shard import WHOLE, Rows
+from credo.core.errors import UnsupportedModelError
+from credo.core.example_counts import EVERY, Counted
+from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.row_weights import CountedRows
+from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.network.batchnorm import frozen_statistics
+from credo.core.network.inplace_inputs import ChangedInputError, versions
+from credo.core.per_example.outputs import OutputGradients
+from credo.core.per_example.plan import PlanChangedError
+
+# Arguments, keyword arguments, and how often these were changed in place before.
+Calls = list[tuple[tuple[Any, ...], dict[str, Any], list[int]]]
+
+
+@contextmanager
+def recorded_calls(model: nn.Module) -> Iterator[Calls]:
+    """What the network is called with while gradients are on."""
+    found: Calls = []
+
+    def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            found.append((args, options, versions(args, options)))
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def sampled_curvature(
+    plan: CurvaturePlan,
+    calls: Calls,
+    leaves: Iterable[Tensor],
+    likelihood: Likelihood,
+    key: int,
+    rows: Rows = WHOLE,
+    counted: Counted = EVERY,
+    outputs: OutputGradients | None = None,
+) -> dict[str, Tensor]:
+    """What `Watch.result` gives, for the same calls with drawn labels; `leaves` are the weights, `key` is a seed.
+
+    Running statistics stay as they are, and no `.grad` is touched. The rows that count are those of the loss, whose
+    pass `outputs` has watched.
+    """
+    if not calls:
+        raise UnsupportedModelError(
+            "fisher='sampled' draws labels from the network's outputs, but the loss never called the network as a "
+            "whole: use net(inputs) in it, or fisher='empirical'."
+        )
+    leaves = list(leaves)
+    shares = shares_of_rows(counted, outputs, len(calls))
+    counted = counted_rows(counted, outputs)
+    while True:
+        generator = torch.Generator(leaves[0].device).manual_seed(key)  # the same labels if a pass is made again
+        try:
+            with frozen_statistics(plan.model), plan.watched(counted) as watch:
+                losses = []
+                for (args, options, before), share in zip(calls, shares, strict=True):
+                    if versions(args, options) != before:
+                        raise ChangedInputError(
+                            "fisher='sampled' runs the network a second time on the inputs it got, and it changes them "
+                            "in place: let its forward work on a copy, x = x.clone(), or use fisher='empirical'."
+                        )
+                    found = plan.model(*args, **options)
+                    targets = sampled_targets(likelihood, found, generator, rows)
+                    losses.append(likelihood.nll(found if share is None else _scaled_back(found, share), targets))
+                torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)
+                return watch.result()
+        except PlanChangedError:
+            continue
+
+
+def counted_rows(counted: Counted, outputs: OutputGradients | None) -> Counted:
+    """The same with the weights of the rows, if which of them count is known by the gradients at outputs only."""
+    size = None if outputs is None else outputs.size
+    if outputs is None or size is None or not counted.chooses(size):
+        return counted
+    weights = CountedRows(counted, outputs).weights(size)
+    return counted if weights is None else Counted(counted.examples, weights)
+
+
+def shares_of_rows(counted: Counted, outputs: OutputGradients | None, calls: int) -> list[Tensor | None]:
+    """What the gradients at each call's output are multiplied by, for a mean over what counts and not over all of it.
+
+    None where they stay as they are. A call that the loss has no gradient by does not count.
+    """
+    size = None if outputs is None else outputs.size
+    if counted.weights is not None:
+        share = counted.weights * (len(counted.weights) / counted.of(len(counted.weights)))
+        return [share] * calls
+    if outputs is None or size is None or not counted.chooses(size):
+        return [None] * calls
+    masks = [call.nonzero.get(0) for call in outputs.calls]
+    each = [None if m is None else (m.any(-1) if m.dim() > 1 else m).double() for m in masks]
+    return [torch.zeros(size, dtype=torch.float64) if m is None else m / m.mean().clamp_min(1e-30) for m in each]
+
+
+def _scaled_back(outputs: Tensor, share: Tensor) -> Tensor:
+    """The same outputs; the gradient that comes back is multiplied by `share`, of rows or of positions."""
+    scaled = outputs.clone()
+    factor = share.to(outputs).view(*share.shape, *[1] * (outputs.dim() - share.dim()))
+    scaled.register_hook(lambda g: g * factor)
+    return scaled
+
+
+def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:
+    """Targets drawn from what the likelihood makes of a network's outputs."""
+    if not isinstance(outputs, Tensor):
+        raise UnsupportedModelError(
+            f"fisher='sampled' needs a network whose output is one tensor, got a {type(outputs).__name__}: "
+            "use fisher='empirical'."
+        )
+    outputs = outputs.detach()
+    if isinstance(likelihood, GaussianNoise):
+        mean, std = (moment.detach() for moment in likelihood.moments(outputs))
+        return _drawn(mean, rows, lambda new: new.normal_(generator=generator)).mul_(std).add_(mean)
+    check_can_sample(likelihood)
+    assert isinstance(likelihood, ClassLikelihood)
+    log_probs = likelihood.log_probs(outputs)
+    if isinstance(likelihood, Categorical) and log_probs.shape[-1] == 1:
+        raise ValueError(
+            "fisher='sampled' with a Categorical likelihood, but the network has one output, so all labels are the "
+            "same: give the loss's own likelihood=, such as 'bernoulli' or 'gaussian'."
+        )
+    noise = _drawn(log_probs, rows, lambda new: new.exponential_(generator=generator))
+    return (log_probs - noise.log()).argmax(-1)  # Gumbel's way to draw a class
+
+
+def _drawn(like: Tensor, rows: Rows, fill: Callable[[Tensor], Tensor]) -> Tensor:
+    """Random numbers like a tensor."""
+    if rows is WHOLE:
+        return fill(torch.empty_like(like))
+    return rows.of(lambda shape: fill(like.new_empty(shape)), like.shape)
+
+
+def check_can_sample(likelihood: Likelihood) -> None:
+    """Refuse a likelihood of which it is not known how to draw."""
+    if not isinstance(likelihood, ClassLikelihood | GaussianNoise):
+        raise ValueError(
+            f"fisher='sampled' cannot draw labels of a {type(likelihood).__name__}: use fisher='empirical'."
+        )

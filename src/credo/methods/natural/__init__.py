@@ -1,0 +1,1 @@
+"""Natural-gradient variational inference: VOGN, OGN and IVON."""

@@ -1,0 +1,1 @@
+"""Node-based Bayesian networks (Trinh et al. 2020, 2022)."""

@@ -1,0 +1,1 @@
+"""Plots of the HTML report as SVG and PNG."""

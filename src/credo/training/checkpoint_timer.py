@@ -1,0 +1,61 @@
+"""When a training saves or stops between two steps; all processes come to the same answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from credo.core.distributed.process_group import Team
+from credo.core.support.validate import checked_count
+from credo.training.rank_zero import from_first, several
+
+# All processes look at clock and signals together about once a second of training, and every hundred steps at least.
+_SECONDS, _MOST_STEPS = 1.0, 100
+
+
+class Pauses:
+    """After each step: is a checkpoint due, was anybody asked to stop?
+
+    Steps are counted, so every process knows without asking. The first process' clock decides about minutes, and a
+    stop that one process was asked for is one for all.
+    """
+
+    def __init__(
+        self, team: Team | None, *, every: int | None, minutes: float | None, stop: Callable[[], bool] | None
+    ) -> None:
+        if every is not None:
+            checked_count("checkpoint_every", every, what="steps between two checkpoints")
+        if minutes is not None and not minutes > 0:
+            raise ValueError(f"checkpoint_minutes={minutes} must be positive, or None for no checkpoints by time.")
+        self.team, self.every, self.minutes, self.stop = team, every, minutes, stop
+        self._saved = self._looked = time.monotonic()
+        self._wait = self._left = 1  # steps between two looks, and until the next
+
+    def saved(self) -> None:
+        """A checkpoint was written: minutes are counted from here."""
+        self._saved = time.monotonic()
+
+    def after(self, steps: int) -> tuple[bool, bool]:
+        """(save, stop) after so many steps in all."""
+        counted = self.every is not None and steps % self.every == 0
+        due, stop = self._look()
+        return counted or due, stop
+
+    def _look(self) -> tuple[bool, bool]:
+        due = self.minutes is not None and time.monotonic() - self._saved >= 60 * self.minutes
+        stop = self.stop is not None and self.stop()
+        if self.team is None or not several(self.team):
+            return due, stop
+        self._left -= 1
+        if self._left > 0:
+            return False, False
+        stop = self.team.agree(stop)
+        due, self._wait = from_first(self.team, (due, self._steps_until_next()))
+        self._left = self._wait
+        return due, stop
+
+    def _steps_until_next(self) -> int:
+        now = time.monotonic()
+        step = (now - self._looked) / self._wait
+        self._looked = now
+        return max(1, min(_MOST_STEPS, int(_SECONDS / max(step, 1e-6))))

@@ -1,0 +1,1 @@
+"""Posteriors and training state on disk."""

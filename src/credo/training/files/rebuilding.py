@@ -1,0 +1,172 @@
+"""Posteriors built again from the description in a file, which may be damaged or made to do harm.
+
+A digest is not a signature: whoever can write the file can write a digest that fits. So nothing is built before it is
+known to be as large as the tensors that are in the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from credo.compress.layer_resizing import resize_
+from credo.core.errors import CredoError, FileFormatError, unknown
+from credo.core.likelihood import LIKELIHOODS
+from credo.core.posterior import Posterior
+from credo.methods import METHODS, Ensemble
+from credo.models import build_model
+
+# Of a pruned weight one bit is stored.
+_PER_ENTRY = 8
+# Options that say how long a vector is.
+_LENGTHS = ("entries", "components")
+
+
+@contextmanager
+def damage_named(path: Path, changes: Mapping[str, Any]) -> Iterator[None]:
+    """What a description of the wrong kind makes fail is a `FileFormatError` that names the file.
+
+    But a value that is not possible may be one of the `changes`: that error stays as it is.
+    """
+    try:
+        yield
+    except CredoError:
+        raise
+    except ValueError as error:
+        if changes:
+            raise
+        raise FileFormatError(f"{path} describes a posterior with options that are not possible: {error}") from error
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise FileFormatError(f"{path} describes a posterior that this version cannot build: {error!r}.") from error
+
+
+def check_sizes(path: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raises FileFormatError if members, weights or vectors are described for which the file has no numbers."""
+    room = _PER_ENTRY * sum(tensor.numel() for tensor in tensors.values())
+    weights = sum(math.prod(shape) for shape in about["architecture"]["shapes"].values())
+    members, lengths = _members(about["posterior"]), _lengths(about["posterior"])
+    if members * max(weights, 1) > room or any(not 0 <= length <= room for length in lengths):
+        raise FileFormatError(
+            f"{path} describes more than it holds: {members} networks of {weights} weights, vectors of "
+            f"{max(lengths, default=0)}, and {room // _PER_ENTRY} numbers in all."
+        )
+
+
+def _members(about: dict[str, Any]) -> int:
+    return sum(map(_members, about["members"])) if "members" in about else 1
+
+
+def _lengths(described: Any) -> list[float]:
+    if isinstance(described, list):
+        return [length for entry in described for length in _lengths(entry)]
+    if not isinstance(described, dict):
+        return []
+    own = [value for key, value in described.items() if key in _LENGTHS and isinstance(value, int | float)]
+    return own + _lengths(list(described.values()))
+
+
+def rebuild(
+    about: dict[str, Any], architecture: dict[str, Any], model: nn.Module | None, changes: dict[str, Any], path: Path
+) -> Posterior:
+    """The posterior that is described, with weights that are still to be replaced."""
+    if about["method"] not in METHODS:
+        raise FileFormatError(f"{path}: " + unknown("method", str(about["method"]), METHODS))
+    if "members" in about:
+        parts = []
+        for index, member in enumerate(about["members"]):
+            own = copy.deepcopy(model) if model is not None and index else model
+            parts.append(rebuild(member, architecture, own, changes, path))
+        return Ensemble(parts)
+    network = _network(architecture, model, path)
+    options = {**about["options"], **changes}
+    kind = (about["options"].get("likelihood") or {}).get("kind", "categorical")
+    if "likelihood" not in changes and kind not in LIKELIHOODS:
+        raise FileFormatError(
+            f"{path} holds a posterior with the likelihood {kind!r}, which is not Credo's: pass likelihood=, a new "
+            f"instance of it (Credo's own are {', '.join(LIKELIHOODS)})."
+        )
+    return METHODS[about["method"]](network, data_size=about["data_size"], **options)
+
+
+def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:
+    if model is None:
+        model = _from_registry(architecture, path)
+    else:
+        _fit_(model, architecture, path)
+    adopt_dtypes_(model, {name: getattr(torch, dtype) for name, dtype in architecture["dtypes"].items()})
+    return model
+
+
+def _from_registry(architecture: dict[str, Any], path: Path) -> nn.Module:
+    spec = architecture["spec"]
+    if spec is None:
+        raise FileFormatError(
+            f"{path} holds a network of class {architecture['class']}, which is not Credo's: "
+            "pass model=, a new instance of it."
+        )
+    with torch.device("meta"), _AtMost(len(architecture["shapes"]), path):
+        sketch = _registered(spec)
+    _fit_(sketch, architecture, path)
+    return _empty(sketch) if architecture.get("compact") else _registered(spec)
+
+
+def _registered(spec: dict[str, Any]) -> nn.Module:
+    """A network of the registry, with weights that are to be replaced: the seed in its record is not used."""
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(spec["name"], **{**spec["options"], "seed": None})
+    vars(model)["credo_spec"]["options"]["seed"] = spec["options"].get("seed")
+    return model
+
+
+class _AtMost(TorchFunctionMode):
+    """Ends the construction of a network that has many more tensors than it should, whatever its options say."""
+
+    def __init__(self, tensors: int, path: Path) -> None:
+        super().__init__()
+        self.calls, self.path = 20 * (tensors + 10), path  # networks of the registry make 4 to 10 calls a tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise FileFormatError(f"{self.path} holds another architecture: one with fewer layers than it describes.")
+        return func(*args, **(kwargs or {}))
+
+
+def _empty(sketch: nn.Module) -> nn.Module:
+    """A network of the sketch's shapes, all zeros."""
+    network = sketch.to_empty(device=torch.get_default_device())
+    for tensor in network.state_dict().values():
+        tensor.zero_()
+    return network
+
+
+def _fit_(model: nn.Module, architecture: dict[str, Any], path: Path) -> None:
+    """Give a compact network its sizes; raises FileFormatError if shapes differ from those in the file."""
+    stored = architecture["shapes"]
+    if architecture.get("compact"):
+        resize_(model, stored)
+        vars(model)["credo_compact"] = True
+    shapes = {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    wrong = [
+        f"{name}: {stored.get(name, 'absent')} in the file, {shapes.get(name, 'absent')} in the network"
+        for name in sorted({*stored, *shapes})
+        if stored.get(name) != shapes.get(name)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise FileFormatError(f"{path} holds another architecture: {'; '.join(wrong[:5])}{more}.")
+
+
+def adopt_dtypes_(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give tensors the precision they have in the file: copying float64 into float32 would lose digits silently."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.dtype != dtypes[name]:
+            tensor.data = tensor.data.to(dtypes[name])

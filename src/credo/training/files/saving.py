@@ -1,0 +1,180 @@
+"""Posteriors in files: safetensors with a JSON description in the header. Loading never runs code from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import FileFormatError, NonFiniteError
+from credo.core.posterior import Posterior
+from credo.core.support.files import write_atomically
+from credo.core.support.finite_state import listed, unsound, without_std
+from credo.core.support.tensor_files import read_safetensors, write_safetensors
+from credo.methods import METHODS, Ensemble
+from credo.training.files.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
+from credo.training.files.sparse_format import pack, unpack_
+from credo.version import __version__
+
+FORMAT = 1
+# Of pruned or compacted posteriors, which versions that knew only the first would read wrongly.
+PRUNED_FORMAT = 2
+
+
+def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
+    """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
+
+    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. The
+    same posterior is always the same bytes, with the same versions of Credo and torch.
+
+    Args:
+        posterior: of a method in `METHODS`.
+        path: the file to write; one that is there is replaced when the new one is complete.
+        extra: JSON of your own, which `describe` gives back.
+    """
+    path = Path(path)
+    whole = _tensors(posterior)
+    problems = unsound(posterior, whole)
+    if problems:
+        raise NonFiniteError(f"Not saved, since it could not be loaded again: {listed(problems)}.")
+    tensors = _unshared(pack(posterior, whole))
+    about = {
+        "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
+        "credo": __version__,
+        "torch": torch.__version__,
+        "posterior": _description(posterior),
+        "architecture": _architecture(posterior.model),
+        "extra": dict(extra or {}),
+    }
+    text = json.dumps(about)  # in the order given: of several globs for a rate or prior the first that matches wins
+    header = {"credo": text, "digest": _digest(tensors, text)}
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
+    return path
+
+
+def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
+    """The posterior in a file that `save` wrote.
+
+    Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights and their
+    precision are replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `lr=`. An
+    `optimizer` or `kl_weight` that was a function is not in the file: training needs it again, prediction does not.
+    """
+    path = Path(path)
+    about, tensors = _read(path)
+    with damage_named(path, changes):
+        check_sizes(path, about, tensors)
+        posterior = rebuild(about["posterior"], about["architecture"], model, changes, path)
+        if about["format"] == PRUNED_FORMAT:
+            tensors = _unpacked(path, posterior, tensors)
+        _check_tensors(path, _tensors(posterior), tensors)
+        adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
+        _refuse(path, unsound(posterior, tensors))
+        posterior.load_state_dict(tensors, strict=False)
+        _refuse(path, without_std(posterior))
+    return posterior.eval()
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise FileFormatError(f"{path} holds no posterior: {listed(problems)}.")
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """The JSON description in a saved file: versions, method, hyper-parameters, architecture, `extra`."""
+    return _read(Path(path))[0]
+
+
+def _tensors(posterior: Posterior) -> dict[str, Tensor]:
+    state = posterior.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each with memory of its own: safetensors refuses tied weights."""
+    result: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        result[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return result
+
+
+def _description(posterior: Posterior) -> dict[str, Any]:
+    names = [name for name, cls in METHODS.items() if type(posterior) is cls]
+    if not names:
+        raise ValueError(f"{type(posterior).__name__} is not in METHODS: add it there to save it.")
+    about: dict[str, Any] = {"method": names[0], "options": posterior.config(), "data_size": posterior.data_size}
+    if isinstance(posterior, Ensemble):
+        about["members"] = [_description(part) for part in posterior.parts]
+    return about
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return {
+        "class": type(model).__name__,
+        "spec": getattr(model, "credo_spec", None),
+        "shapes": {name: list(t.shape) for name, t in state.items()},
+        **({"compact": True} if _is_compact(model) else {}),
+        "dtypes": {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()},
+    }
+
+
+def _is_smaller(posterior: Posterior) -> bool:
+    parts = (part for part in posterior.modules() if isinstance(part, Posterior))
+    return any(part.kept is not None or _is_compact(part.model) for part in parts)
+
+
+def _is_compact(model: nn.Module) -> bool:
+    return bool(getattr(model, "credo_compact", False))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header, tensors = read_safetensors(path)
+    if "credo" not in header:
+        raise FileFormatError(f"{path} was not written by credo.save: it has no description.")
+    try:
+        about: dict[str, Any] = json.loads(header["credo"])
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} has a damaged description: {error}.") from error
+    if not isinstance(about, dict):
+        raise FileFormatError(f"{path} has a damaged description: not an object.")
+    if about.get("format") not in (FORMAT, PRUNED_FORMAT):
+        raise FileFormatError(
+            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT} and "
+            f"{PRUNED_FORMAT}."
+        )
+    if _digest(tensors, header["credo"]) != header.get("digest"):
+        raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+    return about, tensors
+
+
+def _unpacked(path: Path, posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        return unpack_(posterior, tensors)
+    except ValueError as error:
+        raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
+
+
+def _check_tensors(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    missing = sorted(set(wanted) - set(given))
+    surplus = sorted(set(given) - set(wanted))
+    shapes = [n for n in wanted if n in given and wanted[n].shape != given[n].shape]
+    if missing or surplus or shapes:
+        raise FileFormatError(f"{path} does not fit: missing {missing}, not expected {surplus}, other shape {shapes}.")
+
+
+def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

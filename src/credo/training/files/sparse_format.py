@@ -1,0 +1,54 @@
+"""Pruned posteriors in files: of each parameter the weights that stay, and one bit for each weight that says which."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credo.core.network.pruning_masks import masks_by_name
+from credo.core.posterior import Posterior
+
+
+def pack(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state without the zeros of pruned weights; as given where nothing is pruned."""
+    packed = dict(tensors)
+    for prefix, part in _parts(posterior):
+        if part.kept is None:
+            continue
+        packed[f"{prefix}kept"] = torch.from_numpy(np.packbits(part.kept.cpu().numpy()))
+        for name, mask in part.masks().items():
+            key = f"{prefix}model.{name}"
+            packed[key] = packed[key][mask.to(packed[key].device)]
+    return packed
+
+
+def unpack_(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they were; the posterior, not pruned yet, is pruned as their masks say."""
+    whole = dict(tensors)
+    for prefix, part in _parts(posterior):
+        bits = tensors.get(f"{prefix}kept")
+        if bits is None:
+            continue
+        size = sum(p.numel() for p in part.model.parameters())
+        if bits.dtype is not torch.uint8 or bits.shape != (-(-size // 8),):
+            raise ValueError(f"{prefix}kept does not fit {size} weights")
+        kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
+        masks = masks_by_name(part.model, kept)
+        part.keep_({name: mask.to(part.device) for name, mask in masks.items()})
+        whole[f"{prefix}kept"] = kept
+        for name, mask in masks.items():
+            whole[f"{prefix}model.{name}"] = _spread(tensors.get(f"{prefix}model.{name}"), mask, name)
+    return whole
+
+
+def _parts(posterior: Posterior) -> list[tuple[str, Posterior]]:
+    """All posteriors in this one, itself too, each with what the names of its tensors begin with."""
+    found = [(path, module) for path, module in posterior.named_modules() if isinstance(module, Posterior)]
+    return [(f"{path}." if path else "", part) for path, part in found]
+
+
+def _spread(values: Tensor | None, mask: Tensor, name: str) -> Tensor:
+    if values is None or values.shape != (int(mask.sum()),):
+        raise ValueError(f"{name} has not as many values as its mask has places")
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)

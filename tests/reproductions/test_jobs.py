@@ -1,0 +1,222 @@
+"""Cells of a reproduction: each trained once, resumed apart from the others, never mixed with other settings."""
+
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reproductions.jobs import Cell, run_cells, stored_records
+from reproductions.studies import STUDIES
+from reproductions.weight_sampling import networks as weight_sampling
+
+from credo.experiments.config import make_experiment
+from reproductions import jobs as tables
+
+CELLS = [Cell(f"cell-{i}", {"value": i, "experiment": {"lr": 0.1}}) for i in range(4)]
+
+
+class Work:
+    """Squares its value, remembers for whom it worked, and fails where told to."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.done: list[int] = []
+        self.fails_at = fails_at
+
+    def __call__(self, arguments: dict[str, Any], place: Path) -> dict[str, Any]:
+        if arguments["value"] == self.fails_at:
+            raise ZeroDivisionError
+        self.done.append(arguments["value"])
+        return {"square": arguments["value"] ** 2, "place": str(place), "nan": math.nan, "tuple": (1, 2)}
+
+
+def test_every_cell_gets_a_record(tmp_path: Path) -> None:
+    work = Work()
+    found = {cell.name: record for cell, record in run_cells(work, CELLS, tmp_path, jobs=1)}
+    assert {name: record["square"] for name, record in found.items()} == {f"cell-{i}": i * i for i in range(4)}
+    assert found["cell-2"]["place"] == str(tmp_path / "runs" / "cell-2")
+    assert json.loads((tmp_path / "cell-2.json").read_text()) == found["cell-2"]
+
+
+def test_records_are_not_made_again_and_read_the_same(tmp_path: Path) -> None:
+    first = [(cell, record) for cell, record in run_cells(Work(), CELLS, tmp_path, jobs=1)]
+    work = Work(fails_at=0)
+    assert list(run_cells(work, CELLS, tmp_path, jobs=1)) == first
+    assert work.done == []
+
+
+def test_what_is_stored_is_read_in_the_order_of_the_cells(tmp_path: Path) -> None:
+    """And nothing of other settings, nothing that is not there."""
+    assert stored_records(CELLS, tmp_path) == {}
+    list(run_cells(Work(), [CELLS[3], CELLS[1], CELLS[0]], tmp_path, jobs=1))
+    changed = Cell("cell-1", {**CELLS[1].arguments, "value": 7})
+    found = stored_records([CELLS[0], changed, CELLS[2], CELLS[3]], tmp_path)
+    assert [(name, record["square"]) for name, record in found.items()] == [("cell-0", 0), ("cell-3", 9)]
+
+
+def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
+    work = Work(fails_at=2)
+    with pytest.raises(ZeroDivisionError):
+        list(run_cells(work, CELLS, tmp_path, jobs=1))
+    again = Work()
+    assert len(list(run_cells(again, CELLS, tmp_path, jobs=1))) == 4
+    assert (work.done, again.done) == ([0, 1], [2, 3])
+
+
+def test_a_record_says_how_long_its_cell_took_and_whether_that_was_all_of_it(tmp_path: Path) -> None:
+    def work(arguments: dict[str, Any], place: Path) -> dict[str, Any]:
+        place.mkdir(parents=True, exist_ok=True)
+        if arguments["value"] == fails_at:
+            raise ZeroDivisionError
+        time.sleep(0.05)
+        return {}
+
+    fails_at: int | None = 1
+    with pytest.raises(ZeroDivisionError):
+        list(run_cells(work, CELLS[:2], tmp_path, jobs=1))
+    fails_at = None
+    walls = [record["wall"] for _, record in run_cells(work, CELLS[:2], tmp_path, jobs=1)]
+    assert [wall["resumed"] for wall in walls] == [False, True]
+    assert all(wall["seconds"] >= 0.05 for wall in walls)
+
+
+def test_a_record_of_other_settings_is_refused(tmp_path: Path) -> None:
+    list(run_cells(Work(), CELLS, tmp_path, jobs=1))
+    other = [Cell(cell.name, {**cell.arguments, "experiment": {"lr": 0.2}}) for cell in CELLS]
+    with pytest.raises(ValueError, match=r"cell-0\.json is the record of other settings or another scale"):
+        list(run_cells(Work(), other, tmp_path, jobs=1))
+
+
+def test_one_thread_for_a_cell_as_many_as_before_for_the_caller(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    def work(arguments: dict[str, Any], place: Path) -> dict[str, Any]:
+        seen.append(torch.get_num_threads())
+        return {}
+
+    try:
+        for _ in run_cells(work, CELLS[:2], tmp_path, jobs=1):
+            seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 1, 2]
+
+
+class Pool(ThreadPoolExecutor):
+    """In order, and without the seconds that a new process takes; as there, all that is sent must survive pickling."""
+
+    def __init__(self, jobs: int, mp_context: Any, initializer: Callable[[], None]) -> None:
+        assert mp_context.get_start_method() == "spawn"
+        super().__init__(1, initializer=pickle.loads(pickle.dumps(initializer)))
+
+    def submit(self, call: Any, /, work: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        if not isinstance(work, Work):
+            call, work, arguments = pickle.loads(pickle.dumps((call, work, arguments)))
+        return super().submit(call, work, *arguments)
+
+
+def test_an_error_in_a_worker_is_not_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ProcessPoolExecutor", Pool)
+    many = [Cell(f"cell-{i}", {"value": i}) for i in range(1000)]
+    work = Work(fails_at=1)
+    with pytest.raises(ZeroDivisionError):
+        list(run_cells(work, many, tmp_path, jobs=2))
+    assert len(work.done) < 900
+    assert len(list(tmp_path.glob("cell-*.json"))) == len(work.done)
+
+
+def test_workers_give_the_numbers_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(weight_sampling, "RHOS", (-3.0,))
+    monkeypatch.setattr(weight_sampling, "STRENGTHS", (0.01,))
+    monkeypatch.setattr(weight_sampling, "RUNS", 5)
+    cells = weight_sampling.table_1_cells("smoke")[:2]
+    here = {c.name: r for c, r in run_cells(weight_sampling.train_cell, cells, tmp_path / "here", jobs=1)}
+    there = {c.name: r for c, r in run_cells(weight_sampling.train_cell, cells, tmp_path / "there", jobs=2)}
+    for records in (here, there):
+        assert len(records) == 2
+        assert all(record.pop("wall")["seconds"] >= record.pop("seconds") > 0 for record in records.values())
+    assert here == there
+
+
+ENDLESS = """
+import os, sys, time
+from pathlib import Path
+from reproductions.jobs import Cell, run_cells
+
+def work(arguments, place):
+    Path(sys.argv[1], f"{arguments['value']}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    list(run_cells(work, [Cell(name, {"value": name}) for name in "ab"], Path(sys.argv[1], "records"), jobs=2))
+"""
+
+
+def test_workers_end_with_a_killed_command(tmp_path: Path) -> None:
+    """Else they would train on, beside those of the command that goes on in the same folder."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    with subprocess.Popen([sys.executable, str(tmp_path / "endless.py"), str(tmp_path)]) as command:
+        wait_for(lambda: [p.read_text() != "" for p in sorted(tmp_path.glob("*.pid"))] == [True, True])
+        command.kill()
+    workers = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+    assert len({*workers, command.pid}) == 3
+    wait_for(lambda: not any(map(lives, workers)))
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+@pytest.mark.parametrize("scale", tables.SCALES)
+def test_the_cells_of_table_1(scale: str) -> None:
+    cells = weight_sampling.table_1_cells(scale)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * 11 == STUDIES["weight-sampling"].count[1](scale)
+    for cell in cells:
+        experiment = make_experiment(cell.arguments["experiment"])
+        assert experiment.data["name"] == ("digits" if scale == "smoke" else "mnist")
+        assert experiment.model["hidden"] == [100, 100]
+        assert experiment.method["optimizer_options"] == {"momentum": 0.95}
+        assert experiment.method["name"] == ("bbb" if cell.arguments["kind"] == "bayesian" else "map")
+        if cell.arguments["kind"] == "bayesian":
+            assert experiment.method["rho_init"] == cell.arguments["value"]
+
+
+def test_the_finished_table_sets_ours_beside_the_papers() -> None:
+    cells = weight_sampling.table_1_cells("smoke")
+    records = {
+        cell.name: {"numbers": {"validation": {"mean": 50.0 + i}, "test": {"mean": 80.0 + i}}}
+        for i, cell in enumerate(cells)
+    }
+    table = weight_sampling.table_1_result(records, "smoke")
+    assert [len(row) for row in table.rows] == [len(table.columns)] * 11
+    first, last = table.rows[0], table.rows[-1]
+    assert first == ["bayesian ρ=-30", "97.51", "50.00", "61.00", "97.51", "80.00", "91.00", "-17.51"]
+    assert last == ["deterministic λ=1", "91.44", "60.00", "71.00", "90.91", "90.00", "101.00", "-0.91"]
+    assert any("Scale smoke: digits" in note for note in table.notes)
+
+
+def test_a_table_with_holes() -> None:
+    table = weight_sampling.table_1_result({}, "cpu")
+    assert table.rows[0] == ["bayesian ρ=-30", "97.51", None, None, "97.51", None, None, None]

@@ -1,0 +1,175 @@
+"""The rows of Osawa et al. (2019): what each one trains, how it is measured, and the table they end in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reproductions.jobs import SCALES
+from reproductions.studies import STUDIES
+from reproductions.vogn import rows as vogn_rows
+from reproductions.vogn import tables as vogn
+from torch import nn
+
+from credo.evaluate import misclassification_auroc
+from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.runs import Run
+from credo.methods import MAP
+from credo.predict import predict
+from credo.training import train
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
+    rows = tuple(vogn_rows.NETWORKS)
+    cells = vogn.table_1_cells(scale, rows)
+    assert len({cell.name for cell in cells}) == len(cells) == STUDIES["vogn"].count[1](scale, rows=rows)
+    for cell in cells:
+        experiment = make_experiment(cell.arguments["experiment"])
+        assert experiment.training.validation == 0, "all training images, as in the paper"
+        assert experiment.data["name"] == ("digits" if scale == "smoke" else "cifar10")
+        json.dumps(cell.arguments)
+    assert {(c.arguments["network"], c.arguments["optimiser"]) for c in cells} >= set(vogn_rows.PRINTED)
+
+
+def test_which_rows_are_run() -> None:
+    lenet = vogn_rows.chosen_rows("cpu")
+    assert {network for network, _ in lenet} == {"lenet5"} == {n for n, _ in vogn_rows.chosen_rows("smoke")}
+    assert {network for network, _ in vogn_rows.chosen_rows("paper")} == set(vogn_rows.NETWORKS)
+    chosen = vogn_rows.chosen_rows("cpu", ("resnet18-vogn", "lenet5"))
+    assert chosen == [*lenet, ("resnet18", "vogn")], "the table's order, not the order of asking"
+    with pytest.raises(ValueError, match=r"Unknown row 'lenet5-vgn'\. Did you mean 'lenet5-vogn'"):
+        vogn_rows.chosen_rows("cpu", ("lenet5-vgn",))
+
+
+def test_the_papers_numbers_for_vogn() -> None:
+    """Its published configurations, with our name for its β₂: the weight of the old curvature."""
+    cases: dict[str, dict[str, Any]] = {
+        "lenet5": {"prior_precision": 100.0, "draws": 6, "temperature_start": 0.1, "warmup_steps": 11_719},
+        "alexnet": {"prior_precision": 0.5, "draws": 3, "warmup_steps": 1954, "augmentation": 10.0},
+        "resnet18": {"prior_precision": 50.0, "draws": 5, "warmup_steps": 0, "augmentation": 10.0},
+    }
+    for network, wanted in cases.items():
+        experiment = make_experiment(vogn_rows.experiment_for(network, "vogn", "paper"))
+        common = {"lr": 1e-4, "momentum": 0.9, "curvature_decay": 1e-3, "damping": 1e-3}
+        assert {key: experiment.method.get(key) for key in (*wanted, *common)} == {**wanted, **common}
+        assert experiment.training.batch_size == (128 if network == "lenet5" else 256)
+        assert experiment.training.augment == ("none" if network == "lenet5" else "flip-crop")
+    assert make_experiment(vogn_rows.experiment_for("resnet18", "vogn", "paper")).model["stem"] == "imagenet"
+
+
+def test_the_larger_networks_at_scale_cpu_fit_their_fewer_epochs() -> None:
+    """Warm-ups keep their share of the training; IVON's curvature forgets its first value."""
+    larger = [row for row in vogn_rows.chosen_rows("cpu", tuple(vogn_rows.NETWORKS)) if row[0] != "lenet5"]
+    warm = 0
+    for network, optimiser in larger:
+        short, whole = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)) for s in ("cpu", "paper"))
+        steps = short.training.epochs * -(-vogn_rows.TRAIN_SIZE // short.training.batch_size)
+        share = short.training.epochs / whole.training.epochs
+        assert short.training.epochs == 32
+        if whole.method.get("warmup_steps"):
+            warm += 1
+            assert short.method["warmup_steps"] == pytest.approx(whole.method["warmup_steps"] * share, abs=1)
+            assert short.method["warmup_steps"] <= steps
+        if optimiser == "ivon":
+            assert steps * (1 - short.method["curvature_decay"]) == pytest.approx(2, rel=0.02)
+            assert whole.method["curvature_decay"] == 0.99999
+    assert warm == 3
+
+
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+@pytest.mark.parametrize("optimiser", ["kfac", "noisy-kfac"])
+def test_k_fac_steps_are_bounded_on_a_cpu_only(network: str, optimiser: str) -> None:
+    paper, cpu = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)).method for s in ("paper", "cpu"))
+    assert paper["clip"] is None
+    assert cpu["clip"] == 1e-2
+
+
+def test_weight_decay_is_given_as_a_prior() -> None:
+    """The gradient of the prior's term is weight_decay·w, which is what torch's Adam adds to the gradient."""
+    net = nn.Linear(3, 2)
+    settings = vogn_rows.PAPER["lenet5"]["adam"]["method"]
+    posterior = MAP(net, data_size=vogn_rows.TRAIN_SIZE, prior=settings["prior"])
+    assert posterior.prior is not None
+    weights = posterior.layout.flatten(dict(net.named_parameters())).detach().requires_grad_()
+    (-posterior.prior.log_prob(weights) / posterior.data_size).backward()
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad, 0.01 * weights.detach(), rtol=1e-3, atol=1e-6)
+
+
+def small(network: str, optimiser: str) -> dict[str, Any]:
+    (cell,) = vogn.table_1_cells("smoke", (f"{network}-{optimiser}",))
+    return {**cell.arguments, "draws": 4}
+
+
+def test_a_row_is_measured_as_it_was_trained(tmp_path: Path) -> None:
+    arguments = small("lenet5", "vogn")
+    record = vogn.train_cell(arguments, tmp_path / "run")
+    experiment = make_experiment(arguments["experiment"])
+    prepared = prepare(experiment)
+    for _ in train(prepared.posterior, prepared.loader, epochs=2, schedule=experiment.training.make_schedule()):
+        pass
+    test = predict(prepared.posterior, prepared.test_batches(), draws=4)
+    on_train = predict(prepared.posterior, in_order(prepared.dataset.train), draws=4)
+    assert on_train.targets is not None
+    assert test.targets is not None
+    assert test.log_likelihood is not None
+    numbers = record["numbers"]
+    train_accuracy = 100 * (on_train.labels == on_train.targets).double().mean().item()
+    assert numbers["train_accuracy"] == pytest.approx(train_accuracy, abs=1e-9)
+    assert numbers["nll"] == pytest.approx(-test.log_likelihood.double().mean().item(), rel=1e-6)
+    assert numbers["auroc"] == pytest.approx(misclassification_auroc(test.probs, test.targets), rel=1e-6)
+    assert numbers["epochs"] == 2
+    assert 0 < numbers["seconds_per_epoch"] < record["seconds"]
+    assert (record["network"], record["optimiser"], record["draws"]) == ("lenet5", "vogn", 4)
+
+
+@pytest.mark.parametrize("optimiser", ["vogn", "ivon"])
+def test_a_row_goes_on_from_its_checkpoint(tmp_path: Path, optimiser: str) -> None:
+    """Killed after the first epoch, or after training and before the record."""
+    arguments = small("lenet5", optimiser)
+    whole = vogn.train_cell(arguments, tmp_path / "whole")
+    broken = Run(tmp_path / "broken").train(make_experiment(arguments["experiment"]), draws=4)
+    next(broken)
+    broken.close()  # type: ignore[attr-defined]
+    for _ in range(2):
+        record = vogn.train_cell(arguments, tmp_path / "broken")
+        for timing in ("seconds", "seconds_per_epoch"):
+            record.pop(timing, None)
+            record["numbers"].pop(timing, None)
+        expected = {**whole, "numbers": {k: v for k, v in whole["numbers"].items() if k != "seconds_per_epoch"}}
+        expected.pop("seconds")
+        assert record == expected
+
+
+OURS = {"train_accuracy": 70.123, "accuracy": 67.5, "nll": 0.9123, "epochs": 50, "seconds_per_epoch": 5.5}
+
+
+def record_for(network: str, optimiser: str) -> dict[str, Any]:
+    numbers = {**OURS, "ece": 0.0213, "auroc": 0.8}
+    experiment = vogn_rows.experiment_for(network, optimiser, "cpu")
+    return {"numbers": numbers, "draws": 10, "arguments": {"experiment": experiment}}
+
+
+def test_ours_beside_the_papers() -> None:
+    wanted = [("lenet5", "ogn"), ("lenet5", "vogn"), ("resnet18", "adam")]
+    records = {f"{network}-{optimiser}": record_for(network, optimiser) for network, optimiser in wanted}
+    table = vogn.table_1_result(records, "cpu")
+    assert table.columns[:5] == ["row", "train / val % paper", "train / val %", "val NLL paper", "val NLL"]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    vogn_row, ogn_row, resnet_row = table.rows
+    ours = ["70.12 / 67.50", "0.912", "50", "5.50", "0.021", "0.800"]
+    theirs = ["70.79 / 67.32", "0.938", "210", "18.33", "0.046", "0.800"]
+    assert vogn_row == ["LeNet-5 (no DA) VOGN", *(cell for pair in zip(theirs, ours, strict=True) for cell in pair)]
+    assert (ogn_row[0], ogn_row[1::2], ogn_row[2::2]) == ("LeNet-5 (no DA) OGN", [None] * 6, ours)
+    assert resnet_row[:2] == ["ResNet-18 Adam", "97.74 / 86.00"]
+    lr = vogn_rows.CPU["vogn"]["method"]["lr"]
+    assert any(note.startswith(f"LeNet-5 (no DA) VOGN: lr {lr}") for note in table.notes)
+    assert not any("smoke" in note for note in table.notes)
+
+
+def test_a_table_without_records() -> None:
+    table = vogn.table_1_result({}, "smoke")
+    assert table.rows == []
+    assert "digits" in table.notes[-1]
