@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.networks import DATA_SIZE
-from credo import METHODS, Posterior, ScaleMixture
+from credo import METHODS, Posterior
+from credo.priors import ScaleMixture
 
 Step = Callable[[Tensor, Tensor], object]
 """Forward, backward and update on one batch."""

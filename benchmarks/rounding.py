@@ -24,16 +24,16 @@ def rounding(net: Net, *, epochs: int, seeds: int) -> dict[str, float]:
 def vector_errors(net: Net) -> dict[str, float]:
     """|rounded mean − mean| / |mean| over two processes of one VOGN step's gradients, of its squares, and of both."""
     posterior: credo.VOGN = posterior_of("vogn", net.build())  # type: ignore[assignment]
-    team = distribute(posterior, compress="bfloat16")
-    x, y = random_batches(net.shape, net.batch // 2, 2)[team.rank]
+    process_group = distribute(posterior, compress="bfloat16")
+    x, y = random_batches(net.shape, net.batch // 2, 2)[process_group.rank]
     posterior.gather(lambda network: F.cross_entropy(network(x), y))
     found = posterior._gathered
     exact = _flat(found.gradients), _flat(found.curvatures)
     rounded = [vector.clone() for vector in exact]
     wide = [vector.double() for vector in exact]
-    team.average_(wide)
-    team.average_step_(rounded, [0.0])
-    team.close()
+    process_group.average_(wide)
+    process_group.average_step_(rounded, [0.0])
+    process_group.close()
     errors = {name: _relative([r], [w]) for name, r, w in zip(("gradients", "squares"), rounded, wide, strict=True)}
     return {**errors, "vector": _relative(rounded, wide)}
 
@@ -54,14 +54,14 @@ def _trained(seed: int, compress: str | None, epochs: int) -> float:
     digits = load_dataset("digits")
     model = build_model("mlp", inputs=digits.input_shape, classes=10, hidden=[64], seed=seed)
     posterior = credo.VOGN(model, data_size=len(digits.train), lr=3e-3, prior_precision=10.0, seed=seed)
-    team = distribute(posterior, compress=compress)
-    loader = Batches(digits.train, batch_size=64, seed=seed).shard(team.data_rank, team.data_groups)
+    process_group = distribute(posterior, compress=compress)
+    loader = Batches(digits.train, batch_size=64, seed=seed).shard(process_group.data_rank, process_group.data_groups)
     for _ in range(epochs):
         for x, y in loader:
             posterior.step(lambda net, x=x, y=y: F.cross_entropy(net(x), y))  # type: ignore[misc]
-    team.settle_(posterior)
+    process_group.settle_(posterior)
     prediction = credo.predict(posterior, Batches(digits.test, batch_size=512, shuffle=False), draws=32)
-    team.close()
+    process_group.close()
     return float(credo.measure(prediction)["nll"])
 
 

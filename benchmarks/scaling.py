@@ -23,7 +23,7 @@ from benchmarks.networks import NETS, Net, random_batches
 from benchmarks.report import Run, milliseconds, names_of, parser_for, progress, table
 from benchmarks.rounding import rounding
 from benchmarks.timing import Ratio, Work, block_length, interleave, ratio, repeated
-from credo.core.distributed.process_group import COMPRESSIONS, Team
+from credo.core.distributed.process_group import COMPRESSIONS, ProcessGroup
 from credo.core.distributed.setup import distribute, join
 from credo.core.posterior import Posterior
 from credo.methods import Ensemble
@@ -71,10 +71,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Contender:
-    """A step on one batch after another, and the team that makes it, if any."""
+    """A step on one batch after another, and the process group that makes it, if any."""
 
     work: Work
-    team: Team | None
+    process_group: ProcessGroup | None
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -123,7 +123,7 @@ def _partner(asked: Asked) -> Iterator[None]:
             child.terminate()
 
 
-def _meet(rank: int, port: int) -> Team:
+def _meet(rank: int, port: int) -> ProcessGroup:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= where
     torch.set_num_threads(1)
@@ -146,10 +146,10 @@ def contenders(asked: Asked, method: str) -> dict[str, Contender]:
     found = {name: Contender(_steps(step_of(_alone(method, net)), net), None) for name in (ALONE, AGAIN)}
     for name, share in ((STRONG, 2), (WEAK, 1)):
         posterior = _posterior(method, net, members=2 if name == STRONG else 4)
-        team = distribute(posterior, compress=asked.compress, timeout=_WAIT)
-        found[name] = Contender(_steps(step_of(posterior), net, 1 if method == ENSEMBLE else share), team)
+        process_group = distribute(posterior, compress=asked.compress, timeout=_WAIT)
+        found[name] = Contender(_steps(step_of(posterior), net, 1 if method == ENSEMBLE else share), process_group)
     if method != ENSEMBLE:
-        found[EXCHANGE] = Contender(_reduction(method, net, found[STRONG].team), found[STRONG].team)
+        found[EXCHANGE] = Contender(_reduction(method, net, found[STRONG].process_group), found[STRONG].process_group)
     return found
 
 
@@ -166,12 +166,12 @@ def _posterior(method: str, net: Net, members: int = 2) -> Posterior:
     return Ensemble([posterior_of("map", net.build()) for _ in range(members)])
 
 
-def _reduction(method: str, net: Net, team: Team | None) -> Work:
+def _reduction(method: str, net: Net, process_group: ProcessGroup | None) -> Work:
     """The exchange of a step and nothing else."""
-    assert team is not None
+    assert process_group is not None
     exchange = exchange_of(method, net.build())
     vector, numbers = torch.ones(exchange.gradients + exchange.curvatures), [1.0] * exchange.numbers
-    return lambda: team.average_step_([vector], numbers)
+    return lambda: process_group.average_step_([vector], numbers)
 
 
 def _steps(step: Callable[[Tensor, Tensor], object], net: Net, share: int = 1) -> Work:
@@ -187,18 +187,18 @@ def measure(asked: Asked, method: str) -> dict[str, Any]:
         block = repeated(found[name].work, count)
 
         def work() -> None:
-            if found[name].team is not None:
+            if found[name].process_group is not None:
                 control.share((name, count))
             block()
 
         return work
 
-    team = found[STRONG].team
-    assert team is not None
+    process_group = found[STRONG].process_group
+    assert process_group is not None
     for name in found:
         told(name, 1 if asked.quick else _WARMUP)()
         if name == STRONG:
-            traffic = {"bytes": team.bytes_sent, "reductions": team.reductions}
+            traffic = {"bytes": process_group.bytes_sent, "reductions": process_group.reductions}
     steps = block_length(found[ALONE].work, seconds=_BLOCK_SECONDS, most=1 if asked.quick else _MOST_STEPS)
     blocks = {name: told(name, steps) for name in found}
     with progress(f"{method}: {steps} steps a block", asked.rounds) as advance:
@@ -217,10 +217,10 @@ def _follow(asked: Asked, method: str) -> None:
 
 
 def _end(asked: Asked, method: str, found: Mapping[str, Contender]) -> dict[str, Any]:
-    """Close the teams; for VOGN first what bfloat16 changes."""
+    """Close the process groups; for VOGN first what bfloat16 changes."""
     for each in found.values():
-        if each.team is not None:
-            each.team.close()
+        if each.process_group is not None:
+            each.process_group.close()
     if method != "vogn":
         return {}
     epochs, seeds = (1, 2) if asked.quick else (10, 5)

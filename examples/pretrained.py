@@ -26,7 +26,7 @@ for _ in range(40):
 
 # `MAP` around it is the network as it is; a copy, so that both can be compared afterwards.
 plain = credo.MAP(copy.deepcopy(model), data_size=len(digits.train))
-prior = credo.Gaussian(mean={name: p.detach().clone() for name, p in model.named_parameters()}, std=0.1)
+prior = credo.priors.Gaussian(mean={name: p.detach().clone() for name, p in model.named_parameters()}, std=0.1)
 posterior = credo.BBB.from_pretrained(
     model, relative_std=0.1, data_size=len(digits.train), prior=prior, lr=1e-3, temperature=0.1, noise="lrt"
 )

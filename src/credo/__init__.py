@@ -3,9 +3,12 @@
 A posterior is a module around your untouched network; it can draw weights, make one update step, and predict.
 """
 
-from credo import optim
+import warnings
+from typing import Any
+
+from credo import optim, priors
 from credo.continual.gaussian_algebra import compare, merge
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
 from credo.core.errors import (
     CredoError,
@@ -20,7 +23,7 @@ from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelih
 from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
-from credo.core.prior import Gaussian, Laplace, LayerL2, Prior, ScaleMixture
+from credo.core.prior import Prior
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
 from credo.methods import (
@@ -61,11 +64,8 @@ __all__ = [
     "Ensemble",
     "FileFormatError",
     "Finding",
-    "Gaussian",
     "GaussianNoise",
     "GaussianPosterior",
-    "Laplace",
-    "LayerL2",
     "Likelihood",
     "LostProcessError",
     "MCDropout",
@@ -75,9 +75,8 @@ __all__ = [
     "Posterior",
     "Predictor",
     "Prior",
+    "ProcessGroup",
     "RegressionPrediction",
-    "ScaleMixture",
-    "Team",
     "Terms",
     "UnsupportedModelError",
     "__version__",
@@ -95,9 +94,27 @@ __all__ = [
     "per_example_squares",
     "predict",
     "predictor",
+    "priors",
     "refresh_statistics",
     "sample_study",
     "save",
     "summary",
     "train",
 ]
+
+_RENAMED = {
+    "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),
+    "Laplace": (priors.Laplace, "credo.priors.Laplace"),
+    "LayerL2": (priors.LayerL2, "credo.priors.LayerL2"),
+    "ScaleMixture": (priors.ScaleMixture, "credo.priors.ScaleMixture"),
+    "Team": (ProcessGroup, "credo.ProcessGroup"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of 0.1, until 0.3."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module 'credo' has no attribute {name!r}")
+    thing, new = _RENAMED[name]
+    warnings.warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
+    return thing

@@ -89,7 +89,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             )
         self._refuse_other_gradients()
         kept = statistics_kept_on_error(posterior.model)
-        with self._alone(), kept, gathered.dropped_on_error(self._engine.team):
+        with self._alone(), kept, gathered.dropped_on_error(self._engine.process_group):
             posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
             loss = None if closure is None else self._passes(closure, counted)
             self.terms = posterior.update()
@@ -99,7 +99,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone."""
         self._refuse_other_gradients()
         kept = statistics_kept_on_error(self.posterior.model)
-        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team):
+        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.process_group):
             return self._passes(closure, Counted(examples, weights))
 
     def sampled_params(
@@ -198,7 +198,12 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     @contextmanager
     def _trial(self, counted: Counted) -> Iterator[nn.Module]:
         kept = statistics_kept_on_error(self.posterior.model)
-        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.team), torch.enable_grad():
+        with (
+            self._alone(),
+            kept,
+            self._engine._gathered.dropped_on_error(self._engine.process_group),
+            torch.enable_grad(),
+        ):
             try:
                 with self.posterior.trial(**counted.given(), in_place=True) as net:
                     yield net

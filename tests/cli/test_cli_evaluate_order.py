@@ -19,9 +19,9 @@ def test_nobody_waits_for_the_study_of_single_networks(first: bool, monkeypatch:
     monkeypatch.setattr(evaluate, "started_by_torchrun", lambda: True)
     monkeypatch.setattr(evaluate, "join", lambda: SimpleNamespace(is_first=first))
     dataset = SimpleNamespace(classes=2, input_shape=(1, 8, 8))
-    team = SimpleNamespace(is_first=first)
-    place = SimpleNamespace(team=team, shard="data", folder=Path(), dataset=lambda: dataset)
-    monkeypatch.setattr(evaluate, "Run", lambda folder, team: place)
+    process_group = SimpleNamespace(is_first=first)
+    place = SimpleNamespace(process_group=process_group, shard="data", folder=Path(), dataset=lambda: dataset)
+    monkeypatch.setattr(evaluate, "Run", lambda folder, process_group: place)
     written: list[Any] = []
     monkeypatch.setattr(evaluate, "write_json", lambda path, value: written.append(value))
     for name, value in (("evaluate_run", {"accuracy": 1.0}), ("_on_sets", {"a": 1}), ("shift_run", {"fog": 2})):

@@ -23,9 +23,11 @@ KINDS: dict[str, Make] = {
     ),
     "bbb": lambda net: credo.BBB(net, data_size=40, lr=1e-2, rho_init=(-3.0, 0.5)),
     "bbb lrt": lambda net: credo.BBB(net, data_size=40, lr=1e-2, noise="lrt", clip_norm=1.0),
-    "bbb mixture": lambda net: credo.BBB(net, data_size=40, lr=1e-2, prior=credo.ScaleMixture(), rho_init=(-3.0, 0.5)),
+    "bbb mixture": lambda net: credo.BBB(
+        net, data_size=40, lr=1e-2, prior=credo.priors.ScaleMixture(), rho_init=(-3.0, 0.5)
+    ),
     "bbb by name": lambda net: credo.BBB(
-        net, data_size=40, lr=1e-2, prior=credo.Gaussian(0.1, {"*bias": 2.0, "*": 0.5}), rho_init=(-3.0, 0.5)
+        net, data_size=40, lr=1e-2, prior=credo.priors.Gaussian(0.1, {"*bias": 2.0, "*": 0.5}), rho_init=(-3.0, 0.5)
     ),
     "vogn": lambda net: credo.VOGN(net, data_size=40, lr=1e-2),
     "vogn by name": lambda net: credo.VOGN(

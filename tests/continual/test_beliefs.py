@@ -141,7 +141,7 @@ def test_what_cannot_be_merged_is_refused() -> None:
         credo.merge([wide(2.0), wide(2.0)])
     with pytest.raises(ValueError, match="no Gaussian"):
         credo.merge([credo.MAP(nn.Linear(3, 2), data_size=10)] * 2)
-    mixture = credo.BBB(nn.Linear(3, 2), data_size=10, prior=credo.ScaleMixture())
+    mixture = credo.BBB(nn.Linear(3, 2), data_size=10, prior=credo.priors.ScaleMixture())
     with pytest.raises(ValueError, match="not Gaussian"):
         credo.merge([mixture, mixture])
 

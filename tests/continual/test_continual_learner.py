@@ -165,7 +165,7 @@ def test_a_coreset_is_learned_last_and_is_not_trained_on_before() -> None:
     task = split_tasks(DIGITS, 5)[0]
     sizes: list[int] = []
 
-    def make(model: nn.Module, *, data_size: int, prior: credo.Gaussian) -> credo.BBB:
+    def make(model: nn.Module, *, data_size: int, prior: credo.priors.Gaussian) -> credo.BBB:
         sizes.append(data_size)
         return credo.BBB(model, data_size=data_size, prior=prior, lr=1e-2)
 
@@ -183,7 +183,7 @@ def test_a_coreset_is_learned_last_and_is_not_trained_on_before() -> None:
 def test_restart_begins_with_new_means_and_the_old_ones_as_prior() -> None:
     seen: list[tuple[torch.Tensor, Any]] = []
 
-    def make(model: nn.Module, *, data_size: int, prior: credo.Gaussian) -> credo.BBB:
+    def make(model: nn.Module, *, data_size: int, prior: credo.priors.Gaussian) -> credo.BBB:
         posterior = credo.BBB(model, data_size=data_size, prior=prior, lr=1e-2)
         seen.append((posterior.mean()["1.weight"], posterior.prior))
         return posterior
@@ -204,7 +204,7 @@ def test_restart_begins_with_new_means_and_the_old_ones_as_prior() -> None:
 def test_a_stopped_sequence_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     tasks = split_tasks(DIGITS, 5)[:3]
 
-    def make(model: nn.Module, *, data_size: int, prior: credo.Gaussian) -> credo.BBB:
+    def make(model: nn.Module, *, data_size: int, prior: credo.priors.Gaussian) -> credo.BBB:
         return credo.BBB(model, data_size=data_size, prior=prior, lr=1e-2)
 
     def learner() -> Learner:
@@ -231,7 +231,7 @@ def test_bad_choices_are_refused() -> None:
         Learner(network, vogn(), epochs=1, carry="memory")
     with pytest.raises(ValueError, match="strength"):
         Learner(network, vogn(), epochs=1, strength=0.0)
-    for prior in (credo.Gaussian(torch.zeros(5), 1.0), credo.Gaussian(0.0, {"1.*": 0.5, "*": 1.0})):
+    for prior in (credo.priors.Gaussian(torch.zeros(5), 1.0), credo.priors.Gaussian(0.0, {"1.*": 0.5, "*": 1.0})):
         for carry in ("posterior", "fisher"):
             with pytest.raises(ValueError, match="first prior must be one of numbers"):
                 Learner(network, vogn(), epochs=1, prior=prior, carry=carry)
@@ -321,7 +321,7 @@ def test_tied_weights_restart_too() -> None:
 
     starts: list[torch.Tensor] = []
 
-    def make(model: nn.Module, *, data_size: int, prior: credo.Gaussian) -> credo.BBB:
+    def make(model: nn.Module, *, data_size: int, prior: credo.priors.Gaussian) -> credo.BBB:
         starts.append(model.get_parameter("first.weight").detach().clone())
         return credo.BBB(model, data_size=data_size, prior=prior, lr=1e-2)
 

@@ -1,4 +1,4 @@
-"""What is said when a process of the team is lost: whether torchrun starts all again, or the user must."""
+"""What is said when a process of the process group is lost: whether torchrun starts all again, or the user must."""
 
 import pytest
 import torch

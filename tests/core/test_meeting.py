@@ -81,8 +81,8 @@ def test_who_cannot_ask_says_it(agent: TCPStore, monkeypatch: pytest.MonkeyPatch
 
 def test_alone_there_is_nobody_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    team = join(1.0)
-    assert (team.rank, team.world) == (0, 1)
+    process_group = join(1.0)
+    assert (process_group.rank, process_group.world) == (0, 1)
 
 
 def test_a_wrong_division_is_refused_before_anybody_is_met(monkeypatch: pytest.MonkeyPatch) -> None:

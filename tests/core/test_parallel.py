@@ -25,7 +25,7 @@ from credo.sklearn import BayesianClassifier
 
 # FSDP's, about being alone and about its successor.
 pytestmark = pytest.mark.filterwarnings("ignore")
-LINE = r"team = credo\.distribute\(posterior\)"
+LINE = r"process_group = credo\.distribute\(posterior\)"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_network_that_was_sharded_later_is_refused_at_the_first_step(kind: str
 class Own(MAP):
     """A method written elsewhere, which knows nothing of processes."""
 
-    steps_in_team = False
+    averages_over_processes = False
 
     def step(self, nll: Callable[[nn.Module], Tensor]) -> Any:
         with self.sampled() as net:
@@ -132,9 +132,9 @@ def test_one_of_several_processes_makes_no_step_alone_unless_that_is_meant(kind:
         posterior.step(loss)
     assert posterior.steps == 0
     assert all(torch.equal(v, before[k]) for k, v in posterior.state_dict().items() if isinstance(v, Tensor))
-    team = distribute(posterior, independent=True)
+    process_group = distribute(posterior, independent=True)
     posterior.step(loss)
-    assert (posterior.steps, team.rank, team.world) == (1, 0, 1)
+    assert (posterior.steps, process_group.rank, process_group.world) == (1, 0, 1)
 
 
 def block(optimizer: Any) -> None:

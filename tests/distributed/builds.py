@@ -124,9 +124,9 @@ def data(like: Posterior) -> tuple[Tensor, Tensor]:
 
 def steps_of(posterior: Posterior, steps: range) -> list[Any]:
     """Training on this process's part of the common batches."""
-    team = posterior.team
-    assert team is not None
-    x, y = (d[:, team.data_rank :: team.data_groups] for d in data(posterior))
+    process_group = posterior.process_group
+    assert process_group is not None
+    x, y = (d[:, process_group.data_rank :: process_group.data_groups] for d in data(posterior))
     return [posterior.step(lambda net, t=t: F.cross_entropy(net(x[t]), y[t])) for t in steps]
 
 
@@ -135,15 +135,15 @@ def numbers(posterior: Posterior) -> dict[str, Tensor]:
 
 
 def trained(posterior: Posterior, *, steps: range = range(STEPS), **options: Any) -> dict[str, Any]:
-    team = distribute(posterior, **options)
+    process_group = distribute(posterior, **options)
     terms = steps_of(posterior, steps)
-    team.settle_(posterior)
-    inner = team if team.members is None else team.members.team
+    process_group.settle_(posterior)
+    inner = process_group if process_group.members is None else process_group.members.process_group
     found = {
         "state": numbers(posterior),
         "terms": [(t.loss, t.nll, t.kl) for t in terms],
         "traffic": (inner.reductions, inner.bytes_sent),
         "parameters": [p.numel() for p in posterior.parameters() if p.requires_grad],
     }
-    team.close()
+    process_group.close()
     return found

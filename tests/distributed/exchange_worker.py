@@ -28,12 +28,12 @@ def exchanged(rank: int, world: int, folder: Path) -> dict[str, Any]:
     for method in METHODS:
         for compress in (None, "bfloat16"):
             posterior = posterior_of(method, network())
-            team = distribute(posterior, compress=compress)
+            process_group = distribute(posterior, compress=compress)
             step = step_of(posterior)
             for _ in range(2):
                 step(x, y)
-            found[method, compress] = (team.reductions, team.bytes_sent)
-            team.close()
+            found[method, compress] = (process_group.reductions, process_group.bytes_sent)
+            process_group.close()
     return found
 
 

@@ -38,7 +38,7 @@ def not_finite(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {}
     for name, build in BUILDS.items():
         posterior = build()
-        team = distribute(posterior, noise="shared")
+        process_group = distribute(posterior, noise="shared")
         steps_of(posterior, range(2))
         before = numbers(posterior)
         x, y = data(posterior)
@@ -52,7 +52,7 @@ def not_finite(rank: int, world: int, folder: Path) -> dict[str, Any]:
         same = all(torch.equal(before[key], after[key]) for key in before)
         steps_of(posterior, range(2, 4))
         found[name] = {"message": message, "same": same, "state": numbers(posterior)}
-        team.close()
+        process_group.close()
     return found
 
 

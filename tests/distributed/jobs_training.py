@@ -51,11 +51,11 @@ def stopped_halfway(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {}
     for name, build in BUILDS.items():
         posterior = build()
-        team = distribute(posterior, noise="shared", batchnorm="sync")
+        process_group = distribute(posterior, noise="shared", batchnorm="sync")
         steps_of(posterior, range(STEPS // 2))
-        team.settle_(posterior)
+        process_group.settle_(posterior)
         found[name] = posterior.state_dict()
-        team.close()
+        process_group.close()
     return found
 
 
@@ -78,7 +78,7 @@ def own_noise(rank: int, world: int, folder: Path) -> dict[str, Any]:
         with torch.no_grad():
             for parameter in posterior.parameters():
                 parameter.add_(rank)  # all are to begin with those of the first process
-        team = distribute(posterior)
+        process_group = distribute(posterior)
         x, y = data(posterior)
         outputs: list[Tensor] = []
 
@@ -91,12 +91,12 @@ def own_noise(rank: int, world: int, folder: Path) -> dict[str, Any]:
         found[name] = {
             "outputs": outputs[-1].detach(),
             "state": numbers(posterior),
-            "traffic": (team.reductions, team.bytes_sent),
+            "traffic": (process_group.reductions, process_group.bytes_sent),
             "parameters": [p.numel() for p in posterior.parameters() if p.requires_grad],
         }
-        team.settle_(posterior)
+        process_group.settle_(posterior)
         found[name]["settled"] = numbers(posterior)
-        team.close()
+        process_group.close()
     return found
 
 
@@ -105,13 +105,13 @@ def gathered(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {}
     for name in ("vogn", "ivon", "noisy-kfac", "ogn"):
         posterior: Any = BUILDS[name]()
-        team = distribute(posterior, noise="shared", batchnorm="sync")
-        x, y = (d[0, team.data_rank :: team.data_groups] for d in data(posterior))
+        process_group = distribute(posterior, noise="shared", batchnorm="sync")
+        x, y = (d[0, process_group.data_rank :: process_group.data_groups] for d in data(posterior))
         for part in (slice(len(x) // 2), slice(len(x) // 2, None)):
             posterior.gather(lambda net, s=part, x=x, y=y: F.cross_entropy(net(x[s]), y[s]))
         posterior.update()
-        found[name] = {"state": numbers(posterior), "reductions": team.reductions}
-        team.close()
+        found[name] = {"state": numbers(posterior), "reductions": process_group.reductions}
+        process_group.close()
     return found
 
 
@@ -122,15 +122,15 @@ def counted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {}
     for name, build in COUNTED.items():
         posterior = build()
-        team = distribute(posterior, noise="shared")
+        process_group = distribute(posterior, noise="shared")
         x, y = data(posterior)
-        x, y = (d[:, team.data_rank :: team.data_groups] for d in (x, y.where(counts, -100)))
+        x, y = (d[:, process_group.data_rank :: process_group.data_groups] for d in (x, y.where(counts, -100)))
         terms = [
             posterior.step(lambda net, x=a, y=b: F.cross_entropy(net(x), y), examples=int((b >= 0).sum()))
             for a, b in zip(x[:4], y[:4], strict=True)
         ]
         found[name] = {"state": numbers(posterior), "terms": [(t.loss, t.nll, t.kl) for t in terms]}
-        team.close()
+        process_group.close()
     return found
 
 
@@ -140,8 +140,8 @@ def by_optimizer(rank: int, world: int, folder: Path) -> dict[str, Any]:
     for name in ("vogn", "ogn", "ivon", "kfac", "noisy-kfac"):
         for way in ("closure", "block"):
             optimizer = PosteriorOptimizer(BUILDS[name]())
-            team = distribute(optimizer.posterior, noise="shared", batchnorm="sync")
-            x, y = (d[:, team.data_rank :: team.data_groups] for d in data(optimizer.posterior))
+            process_group = distribute(optimizer.posterior, noise="shared", batchnorm="sync")
+            x, y = (d[:, process_group.data_rank :: process_group.data_groups] for d in data(optimizer.posterior))
             network = optimizer.posterior.model
             for t in range(STEPS):
                 if way == "closure":
@@ -150,9 +150,9 @@ def by_optimizer(rank: int, world: int, folder: Path) -> dict[str, Any]:
                 with optimizer.sampled_params(train=True):
                     F.cross_entropy(network(x[t]), y[t]).backward()
                 optimizer.step()
-            team.settle_(optimizer.posterior)
+            process_group.settle_(optimizer.posterior)
             found[f"{name} by {way}"] = numbers(optimizer.posterior)
-            team.close()
+            process_group.close()
     return found
 
 
@@ -181,12 +181,12 @@ def optimizer_fails(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 def compressed(rank: int, world: int, folder: Path) -> dict[str, Any]:
     posterior = BUILDS["vogn"](dtype=torch.float32)
-    team = distribute(posterior, compress="bfloat16")
+    process_group = distribute(posterior, compress="bfloat16")
     generator = torch.Generator().manual_seed(rank)
     own = torch.randn(10_001, generator=generator) * torch.rand(10_001, generator=generator).mul(8).exp()
     mean = own.clone()
-    losses = team.average_step_([mean], [1 / 3 + rank])
-    traffic = team.reductions, team.bytes_sent
+    losses = process_group.average_step_([mean], [1 / 3 + rank])
+    traffic = process_group.reductions, process_group.bytes_sent
     direct = own.to(torch.bfloat16)
     dist.all_reduce(direct)
     terms = steps_of(posterior, range(3))
@@ -217,16 +217,16 @@ def own_buffers(rank: int, world: int, folder: Path) -> dict[str, Any]:
     one = MAP(Following(), data_size=100)
     two = Ensemble([MAP(Following(), data_size=100, seed=seed) for seed in range(2)])
     for name, posterior in {"one": one, "two": two}.items():
-        team = distribute(posterior)
+        process_group = distribute(posterior)
         x, y = data(posterior.parts[-1])
         for t in range(3):
             batch = x[t] + rank
             posterior.step(lambda net, x=batch, y=y[t]: F.cross_entropy(net(x), y))  # type: ignore[misc]
         network: Any = posterior.parts[-1].model
         before = network.seen.clone(), network.largest.clone()
-        team.settle_(posterior)
+        process_group.settle_(posterior)
         found[name] = {"before": before, "after": (network.seen, network.largest), "running": network.inner[1]._buffers}
-        team.close()
+        process_group.close()
     return found
 
 
@@ -235,12 +235,12 @@ def evaluated_apart(rank: int, world: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     layers = nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False, track_running_stats=False)
     posterior = MAP(nn.Sequential(*layers).double(), data_size=100)
-    team = distribute(posterior, batchnorm="sync", timeout=5)
+    process_group = distribute(posterior, batchnorm="sync", timeout=5)
     x = data(posterior)[0][0]
     steps_of(posterior, range(1))
     posterior.model.eval()
     found = {"output": posterior.model(x) if rank == 0 else None}
-    team.barrier()
+    process_group.barrier()
     hidden = posterior.model[0](x)
-    team.close()
+    process_group.close()
     return found | {"expected": (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()}

@@ -91,29 +91,29 @@ def asked(posterior: Posterior, option: str, shard: str) -> Any:
 
 def predicted(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    team = join()
+    process_group = join()
     for name, option in CASES:
         posterior = BUILDS[name]()
-        posterior.team = team
+        posterior.process_group = process_group
         found |= {f"{name}, {option}, {shard}": asked(posterior, option, shard) for shard in ("draws", "data")}
     posterior = BUILDS["bbb conv"]()
-    team = distribute(posterior, noise="shared")  # an option of training, no business of a prediction
+    process_group = distribute(posterior, noise="shared")  # an option of training, no business of a prediction
     for shard in ("draws", "data"):
         passes: list[int] = []
         counted(posterior, passes)
         predict(posterior, batches(posterior), draws=DRAWS, shard=shard)
         found[f"rows, {shard}"] = sum(passes)
-    before = posterior.team.bytes_sent if posterior.team else 0
+    before = posterior.process_group.bytes_sent if posterior.process_group else 0
     found["local"] = predict(posterior, batches(posterior), draws=5) if rank == 0 else None
-    found["bytes"] = (before, team.bytes_sent)
-    team.close()
+    found["bytes"] = (before, process_group.bytes_sent)
+    process_group.close()
     return found
 
 
 def failing(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Something is wrong in one process only."""
     posterior = BUILDS["bbb conv"]()
-    posterior.team = join()
+    posterior.process_group = join()
     found: dict[str, Any] = {"seconds": time.perf_counter()}
 
     def attempt(key: str, **options: Any) -> None:

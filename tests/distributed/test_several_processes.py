@@ -283,6 +283,8 @@ def test_an_update_of_one_member_that_overflows_is_no_step_of_any(folder: Path) 
 def test_a_member_that_fails_in_its_update_alone_ends_the_team(folder: Path) -> None:
     first, second = load(folder, "late_failure", 2)
     assert second["messages"][0] == "NonFiniteError: too late"
-    assert second["messages"][1].startswith("LostProcessError: Process 1 left the team when the update of a member")
+    assert second["messages"][1].startswith(
+        "LostProcessError: Process 1 left the process group when the update of a member"
+    )
     assert first["messages"][0].startswith("LostProcessError: Process 0 of 2: another process was lost")
     assert first["seconds"] < 20  # of a timeout of 60

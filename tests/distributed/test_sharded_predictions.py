@@ -53,7 +53,7 @@ def test_shared_predictions_are_those_of_one_process(folder: Path, name: str, op
     for found in several:
         for shard in ("draws", "data"):
             assert_same(found[f"{name}, {option}, {shard}"], reference)
-    assert_same(asked(BUILDS[name](), option, "draws"), reference)  # without any team
+    assert_same(asked(BUILDS[name](), option, "draws"), reference)  # without any process_group
 
 
 def test_tolerance_stops_early_and_draws_differ(folder: Path) -> None:

@@ -156,7 +156,7 @@ def test_pull_in_closed_form_and_by_finite_differences() -> None:
     model = nn.Linear(4, 3)
     gaussian = credo.BBB(model, data_size=5, prior=0.5, std_init=0.2)
     assert noise_pull(gaussian) == pytest.approx(15 * (1 - 0.16), rel=1e-5)
-    laplace = credo.BBB(model, data_size=5, prior=credo.Laplace(b=0.5), std_init=0.2)
+    laplace = credo.BBB(model, data_size=5, prior=credo.priors.Laplace(b=0.5), std_init=0.2)
     flat = laplace.layout.flatten(laplace.mean()).double()
     std, step = torch.full_like(flat, 0.2), 1e-5
     difference = laplace.prior.kl(flat, (1 + step) * std) - laplace.prior.kl(flat, (1 - step) * std)

@@ -35,7 +35,7 @@ def test_kl_of_each_weight_is_that_of_torch() -> None:
     torch.testing.assert_close(kl_each(mean, std, prior_mean, prior_std), wanted)
 
 
-@pytest.mark.parametrize("prior", [0.3, credo.Gaussian(mean=0.1, std=0.5)])
+@pytest.mark.parametrize("prior", [0.3, credo.priors.Gaussian(mean=0.1, std=0.5)])
 def test_layers_add_up_to_the_posteriors_own_kl(prior: Any) -> None:
     torch.manual_seed(0)
     posterior = credo.BBB(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), data_size=10, prior=prior)
@@ -63,7 +63,7 @@ def test_collapsed_is_within_a_hundredth_of_a_nat() -> None:
     scale, offset = 0.5, 0.2
     std = scale * torch.tensor([1.0, 1.09, 0.92, 1.12, 0.88, 1.0, 1.0, 1.0])
     mean = offset + scale * torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.13, -0.15, 1.0])
-    (state,) = layer_states(linear(mean, std, prior=credo.Gaussian(mean=offset, std=scale)))
+    (state,) = layer_states(linear(mean, std, prior=credo.priors.Gaussian(mean=offset, std=scale)))
     assert state.collapsed == pytest.approx(4 / 8)  # the first three, and the mean that is off by 0.13
 
 
@@ -77,13 +77,13 @@ def test_a_posterior_equal_to_its_prior_is_collapsed_entirely() -> None:
 def test_values_of_the_prior_by_name() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    prior = credo.Gaussian(mean={"*": 0.0}, std={"weight": 0.5, "bias": 2.0})
+    prior = credo.priors.Gaussian(mean={"*": 0.0}, std={"weight": 0.5, "bias": 2.0})
     weight, bias = layer_states(credo.BBB(model, data_size=5, prior=prior, std_init=0.1))
     assert (weight.std_ratio, bias.std_ratio) == (pytest.approx(0.2, rel=1e-4), pytest.approx(0.05, rel=1e-4))
 
 
 def test_a_mixture_prior_is_compared_by_its_standard_deviation() -> None:
-    prior = credo.ScaleMixture(pi=0.25, std1=1.0, std2=0.1)
+    prior = credo.priors.ScaleMixture(pi=0.25, std1=1.0, std2=0.1)
     (state,) = layer_states(linear(torch.zeros(10), torch.full((10,), 0.1), prior=prior))
     assert state.std_ratio == pytest.approx(0.1 / (0.25 + 0.75 * 0.01) ** 0.5, rel=1e-4)
 

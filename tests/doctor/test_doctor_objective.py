@@ -31,7 +31,7 @@ def test_terms_are_those_of_a_step() -> None:
 
 
 def test_the_kl_of_a_mixture_prior_is_the_posteriors_own() -> None:
-    posterior = small(prior=credo.ScaleMixture())
+    posterior = small(prior=credo.priors.ScaleMixture())
     with torch.no_grad(), posterior.seeded(5):
         wanted = float(posterior.kl())
     found = objective(posterior, nll=0.0, cost=None, examples=50, batches=5, steps=0, seed=5)

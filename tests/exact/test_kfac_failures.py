@@ -72,7 +72,7 @@ def test_labels_that_cannot_be_drawn_are_refused() -> None:
         ({"warmup_steps": 5}, "belong together"),
         ({"augmentation": 0.0}, "augmentation=0.0"),
         ({"prior": 1.0, "prior_precision": 1.0}, "exclude each other"),
-        ({"prior": credo.Laplace()}, "Gaussian prior; got Laplace"),
+        ({"prior": credo.priors.Laplace()}, "Gaussian prior; got Laplace"),
         ({"lr": -0.1}, "lr=-0.1"),
         ({"lr": {"0.*": 0.1}}, "lr gives no value for"),
     ],

@@ -39,7 +39,7 @@ def test_resuming_between_inverses_is_exact(method: Any, fisher: str, stop: int)
 
 @pytest.mark.parametrize("method", [KFAC, NoisyKFAC])
 def test_a_saved_file_predicts_the_same(method: Any, tmp_path: Any) -> None:
-    options = {"prior": credo.Gaussian({"*": 0.1}, {"*weight": 0.5, "*": 1.0})}
+    options = {"prior": credo.priors.Gaussian({"*": 0.1}, {"*weight": 0.5, "*": 1.0})}
     posterior = method(mlp(), data_size=20, lr={"0.*": 0.01, "*": 0.02}, diagonal=["0.bias"], **options)
     for _ in range(3):
         posterior.step(nll)

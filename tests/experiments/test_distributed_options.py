@@ -68,7 +68,7 @@ def test_after_a_restart_of_torchrun_mc_groups_may_be_fewer(
 
 
 class Others:
-    """A team whose other processes say `asked` when it comes to agree."""
+    """A process group whose other processes say `asked` when it comes to agree."""
 
     def __init__(self, asked: bool) -> None:
         self.asked, self.told = asked, list[bool]()
@@ -78,8 +78,8 @@ class Others:
         return flag or self.asked
 
 
-def predicted(team: Others | None, stop: StopRequest, predict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: Any = SimpleNamespace(posterior=SimpleNamespace(team=team), test_batches=list)
+def predicted(process_group: Others | None, stop: StopRequest, predict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: Any = SimpleNamespace(posterior=SimpleNamespace(process_group=process_group), test_batches=list)
     monkeypatch.setattr(runs, "predict", predict)
     Run("nowhere")._predict(prepared, 4, stop)
 
@@ -104,17 +104,17 @@ def test_a_stop_of_another_process_stops_this_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_is_asked_to_stop_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    for team in (Others(asked=False), None):
+    for process_group in (Others(asked=False), None):
         stop = StopRequest()
         stop.ask(15)
         with pytest.raises(TrainingStopped) as stopped:
-            predicted(team, stop, one_batch, monkeypatch)
+            predicted(process_group, stop, one_batch, monkeypatch)
         assert stopped.value.signal == 15
-        assert team is None or team.told == [True]
+        assert process_group is None or process_group.told == [True]
 
 
 def test_nobody_is_asked_when_processes_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    team = Others(asked=True)
+    process_group = Others(asked=True)
     with pytest.raises(LostProcessError):
-        predicted(team, StopRequest(), lost, monkeypatch)
-    assert team.told == []
+        predicted(process_group, StopRequest(), lost, monkeypatch)
+    assert process_group.told == []

@@ -43,7 +43,7 @@ def trained(steps: int, **options: Any) -> tuple[credo.BBB, list[credo.Terms]]:
     [
         {},
         {"draws": 3},
-        {"prior": credo.Gaussian(mean=0.3, std=0.2), "temperature": 5.0},
+        {"prior": credo.priors.Gaussian(mean=0.3, std=0.2), "temperature": 5.0},
         {"clip_norm": 0.01, "optimizer": "sgd"},
         {"random": "weights", "optimizer_options": {"weight_decay": 0.1}},
     ],
@@ -66,7 +66,7 @@ def test_the_compiled_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     trained(1)
 
 
-@pytest.mark.parametrize("options", [{}, {"draws": 2}, {"noise": "lrt"}, {"prior": credo.ScaleMixture()}])
+@pytest.mark.parametrize("options", [{}, {"draws": 2}, {"noise": "lrt"}, {"prior": credo.priors.ScaleMixture()}])
 def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDO_KERNELS", "0")
     monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
@@ -79,7 +79,12 @@ def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.Monk
 @needs_kernels
 @pytest.mark.parametrize(
     "options",
-    [{"noise": "lrt"}, {"kl": "monte-carlo"}, {"prior": credo.Laplace()}, {"prior": credo.Gaussian(0.0, {"*": 1.0})}],
+    [
+        {"noise": "lrt"},
+        {"kl": "monte-carlo"},
+        {"prior": credo.priors.Laplace()},
+        {"prior": credo.priors.Gaussian(0.0, {"*": 1.0})},
+    ],
 )
 def test_what_the_compiled_path_leaves_to_torch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))

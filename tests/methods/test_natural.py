@@ -74,7 +74,7 @@ VOGN_SETTINGS: dict[str, dict[str, Any]] = {
     "paper's temperature": {"temperature": 0.3, "prior_precision": 4.0, "paper_tau": True, "curvature_decay": 0.5},
     "paper's CIFAR runs": {"curvature_decay": 0.001},
     "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
-    "centred prior": {"prior": credo.Gaussian({"0.*": 0.4, "*": -0.2}, 0.7)},
+    "centred prior": {"prior": credo.priors.Gaussian({"0.*": 0.4, "*": -0.2}, 0.7)},
     "norm": {"prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
     "norm, first at the mean": {"draws": 2, "momentum": 0.5, "lr": {"1.*": 0.05, "*": 0.2}},
     "random norm": {"random": "*", "prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
@@ -268,7 +268,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "vogn by name": lambda: credo.VOGN(network(), data_size=N, lr={"*": 0.05}, prior_precision={"0.*": 2.0, "*": 1.0}),
     "ogn": lambda: credo.OGN(network(), data_size=N, lr=0.05),
     "ivon": lambda: credo.IVON(network(torch.float32), data_size=N, curvature_decay=0.9, draws=2),
-    "ivon averaged": lambda: credo.IVON(network(), data_size=N, prior=credo.Gaussian({"*": 0.1}, 0.5)),
+    "ivon averaged": lambda: credo.IVON(network(), data_size=N, prior=credo.priors.Gaussian({"*": 0.1}, 0.5)),
 }
 
 

@@ -60,28 +60,30 @@ def test_precisions_for_no_parameter_are_refused(method: str) -> None:
 def test_priors_for_no_parameter_are_refused(method: str) -> None:
     make = partial(BY_PRIOR[method], network(), data_size=10)
     for prior, key in (
-        (credo.Gaussian({"haed.*": 0.1, "*": 0.0}, 1.0), "mean"),
-        (credo.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0}), "scale"),
+        (credo.priors.Gaussian({"haed.*": 0.1, "*": 0.0}, 1.0), "mean"),
+        (credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0}), "scale"),
     ):
         refused(lambda prior=prior: make(prior=prior), f"in the prior's {key} 'haed.*'")  # type: ignore[misc]
-    made = engine(make(prior=credo.Gaussian(0.0, {"head.*": 0.5, "*": 1.0})))
+    made = engine(make(prior=credo.priors.Gaussian(0.0, {"head.*": 0.5, "*": 1.0})))
     assert made.prior.std.unique().tolist() == [0.5, 1.0]
 
 
 def test_other_priors_for_no_parameter_are_refused() -> None:
-    refused(lambda: credo.BBB(network(), data_size=10, prior=credo.Laplace(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
+    refused(
+        lambda: credo.BBB(network(), data_size=10, prior=credo.priors.Laplace(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*"
+    )
     described = {"kind": "gaussian", "std": {"haed.*": 0.1, "*": 1.0}}
     refused(lambda: credo.MAP(network(), data_size=10, prior=described), "haed.*")
     nodes = partial(credo.NodeBNN, network(), data_size=10)
-    refused(lambda: nodes(weight_prior=credo.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
+    refused(lambda: nodes(weight_prior=credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
     parts = [credo.BBB(network(), data_size=10, std_init=0.1) for _ in range(2)]
-    refused(lambda: credo.merge(parts, prior=credo.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
+    refused(lambda: credo.merge(parts, prior=credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
 
 
 @pytest.mark.parametrize("method", BY_PRIOR)
 def test_values_for_parameters_without_noise_pass(method: str) -> None:
     """A prior over a subset, and frozen parameters: what they are called is right."""
-    prior = credo.Gaussian({"body.*": 0.3, "*": 0.0}, {"body.weight": 0.5, "head.*": 0.7, "*": 1.0})
+    prior = credo.priors.Gaussian({"body.*": 0.3, "*": 0.0}, {"body.weight": 0.5, "head.*": 0.7, "*": 1.0})
     if method not in ("OGN", "KFAC"):  # which have no noise to choose places for
         posterior = BY_PRIOR[method](network(), data_size=10, prior=prior, random="head.*")
         assert posterior.prior.std.unique().tolist() == pytest.approx([0.7])
@@ -102,7 +104,7 @@ def test_every_name_of_a_tied_weight_passes() -> None:
 @pytest.mark.parametrize("method", ["VOGN", "NoisyKFAC", "BBB"])
 def test_saved_posteriors_are_made_again(method: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lr": {"body.*": 0.1, "*": 0.2}} if method in NATURAL else {}
-    prior = credo.Gaussian(0.0, {"body.*": 0.5, "head.*": 0.7})
+    prior = credo.priors.Gaussian(0.0, {"body.*": 0.5, "head.*": 0.7})
     posterior = BY_PRIOR[method](network(), data_size=10, prior=prior, random="head.*", **options)
     credo.save(posterior, tmp_path / "saved.safetensors")
     again = credo.load(tmp_path / "saved.safetensors", model=network())
@@ -114,7 +116,7 @@ def test_a_belief_is_a_prior_of_some_of_a_larger_network() -> None:
     belief = credo.continual.belief_of(credo.BBB(network(), data_size=10, std_init=0.1))
     larger = network()
     larger.add_module("extra", nn.Linear(2, 2))
-    prior = credo.Gaussian({**belief.mean, "*": 0.0}, {**belief.std, "*": 1.0})
+    prior = credo.priors.Gaussian({**belief.mean, "*": 0.0}, {**belief.std, "*": 1.0})
     tuned = credo.BBB(larger, data_size=10, prior=prior)
     assert tuned.prior.std.unique().tolist() == pytest.approx([0.1, 1.0])
     head = credo.BBB(larger, data_size=10, prior=prior, random=["extra.*", "head.*"])

@@ -48,11 +48,13 @@ def there_and_back(posterior: credo.Posterior, path: Path, **options: Any) -> cr
 
 METHODS: dict[str, Callable[[Callable[..., nn.Module]], credo.Posterior]] = {
     "map": lambda net: credo.MAP(net(), data_size=12, prior=0.7),
-    "layer-l2": lambda net: credo.MAP(net(), data_size=12, prior=credo.LayerL2(0.01)),
+    "layer-l2": lambda net: credo.MAP(net(), data_size=12, prior=credo.priors.LayerL2(0.01)),
     "mc-dropout": lambda net: credo.MCDropout(net(), data_size=12),
-    "mc-dropout rate": lambda net: credo.MCDropout(net(), data_size=12, rate=0.3, prior=credo.Laplace(0.0, 0.5)),
+    "mc-dropout rate": lambda net: credo.MCDropout(net(), data_size=12, rate=0.3, prior=credo.priors.Laplace(0.0, 0.5)),
     "bbb": lambda net: credo.BBB(net(), data_size=12, rho_init=(-2.0, 0.5), noise="lrt", temperature=0.5),
-    "bbb mixture": lambda net: credo.BBB(net(), data_size=12, prior=credo.ScaleMixture(0.25, 1.0, 0.01), random="last"),
+    "bbb mixture": lambda net: credo.BBB(
+        net(), data_size=12, prior=credo.priors.ScaleMixture(0.25, 1.0, 0.01), random="last"
+    ),
     "ensemble of map": lambda net: credo.Ensemble([credo.MAP(net(s), data_size=12, seed=s) for s in range(3)]),
     "ensemble of bbb": lambda net: credo.Ensemble(
         [credo.BBB(net(s), data_size=12, std_init=0.2, seed=s) for s in range(2)]
@@ -149,7 +151,7 @@ def test_several_precisions_in_one_network(tmp_path: Path) -> None:
 
 def test_priors_by_parameter_come_back_as_vectors(tmp_path: Path) -> None:
     means = {"*.weight": 0.1, "*": -0.2}
-    prior = credo.Gaussian(mean=means, std={"*.bias": 0.5, "*": 2.0})
+    prior = credo.priors.Gaussian(mean=means, std={"*.bias": 0.5, "*": 2.0})
     posterior = trained(credo.BBB(mlp(), data_size=12, prior=prior))
     loaded = there_and_back(posterior, tmp_path)
     assert torch.equal(loaded.prior.mean, posterior.prior.mean)
@@ -160,7 +162,7 @@ def test_priors_by_parameter_come_back_as_vectors(tmp_path: Path) -> None:
 
 def test_the_last_posterior_as_prior(tmp_path: Path) -> None:
     first = trained(credo.BBB(mlp(), data_size=12, std_init=0.2))
-    second = credo.BBB(mlp(1), data_size=12, prior=credo.Laplace(first.mean(), first.std()))
+    second = credo.BBB(mlp(1), data_size=12, prior=credo.priors.Laplace(first.mean(), first.std()))
     loaded = there_and_back(trained(second), tmp_path)
     assert torch.equal(loaded.kl(), second.kl())
 

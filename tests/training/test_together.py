@@ -1,4 +1,4 @@
-"""What processes that train together must do alike, with a team that is only played."""
+"""What processes that train together must do alike, with a process group that is only played."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -49,9 +49,9 @@ def full() -> None:
 def test_the_first_does_it_and_the_others_wait() -> None:
     done: list[int] = []
     for rank in (0, 1):
-        team: Any = Played(rank)
-        assert first_does(team, lambda rank=rank: done.append(rank) or "value") == (None if rank else "value")
-        assert team.exchanges == 1
+        process_group: Any = Played(rank)
+        assert first_does(process_group, lambda rank=rank: done.append(rank) or "value") == (None if rank else "value")
+        assert process_group.exchanges == 1
     assert done == [0]
     assert first_does(None, lambda: 3) == 3
 
@@ -73,31 +73,31 @@ def test_the_value_of_the_first_is_everybodys() -> None:
 
 
 def test_a_stop_of_anybody_is_one_of_all() -> None:
-    for team, asked in ((Played(1, first=(False, 1)), True), (Played(0, others=True), False)):
-        waiting = Pauses(team, every=None, minutes=None, stop=lambda asked=asked: asked)  # type: ignore[arg-type]
+    for process_group, asked in ((Played(1, first=(False, 1)), True), (Played(0, others=True), False)):
+        waiting = Pauses(process_group, every=None, minutes=None, stop=lambda asked=asked: asked)  # type: ignore[arg-type]
         assert waiting.after(1) == (False, True)
 
 
 def test_the_clock_of_the_first_decides_and_counted_steps_need_no_exchange() -> None:
-    team: Any = Played(1, first=(True, 50))
-    other = Pauses(team, every=10, minutes=1e9, stop=lambda: False)
+    process_group: Any = Played(1, first=(True, 50))
+    other = Pauses(process_group, every=10, minutes=1e9, stop=lambda: False)
     assert other.after(1) == (True, False)  # though its own clock says nothing
-    exchanges = team.exchanges
+    exchanges = process_group.exchanges
     assert [step for step in range(2, 50) if other.after(step)[0]] == [10, 20, 30, 40]
-    assert team.exchanges == exchanges
+    assert process_group.exchanges == exchanges
 
 
 def test_all_look_at_signals_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(pauses.time, "monotonic", lambda: now)
     for seconds, most in ((0.001, 12), (0.1, 110), (5.0, 1000)):  # a step, and the looks in a thousand of them
-        team: Any = Played(0)
-        looked = Pauses(team, every=None, minutes=None, stop=None)
+        process_group: Any = Played(0)
+        looked = Pauses(process_group, every=None, minutes=None, stop=None)
         for step in range(1000):
             now += seconds
             looked.after(step + 1)
-        assert team.exchanges / 2 <= most
-        assert team.exchanges / 2 >= most * 0.8
+        assert process_group.exchanges / 2 <= most
+        assert process_group.exchanges / 2 >= most * 0.8
 
 
 SPLIT = Split(torch.arange(24.0).unsqueeze(1), torch.zeros(24, dtype=torch.long))
@@ -105,17 +105,17 @@ DATA = TensorDataset(SPLIT.x, SPLIT.y)
 
 
 def test_loaders_must_give_each_process_its_part() -> None:
-    team: Any = Played(1)
+    process_group: Any = Played(1)
     whole = Batches(SPLIT, batch_size=6)
     check_shares(None, whole)
-    check_shares(team, whole.shard(1, 2))
+    check_shares(process_group, whole.shard(1, 2))
     with pytest.raises(ValueError, match=r"part 0 of 1, this process has part 1 of 2.*loader\.shard"):
-        check_shares(team, whole)
-    check_shares(team, DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
+        check_shares(process_group, whole)
+    check_shares(process_group, DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
     for sampler in (None, DistributedSampler(DATA, num_replicas=3, rank=1)):
         with pytest.raises(ValueError, match="DistributedSampler"):
-            check_shares(team, DataLoader(DATA, sampler=sampler))
-    check_shares(team, [(SPLIT.x, SPLIT.y)])  # nobody knows
+            check_shares(process_group, DataLoader(DATA, sampler=sampler))
+    check_shares(process_group, [(SPLIT.x, SPLIT.y)])  # nobody knows
 
 
 def test_a_batch_that_cannot_be_shared_equally() -> None:
@@ -124,22 +124,22 @@ def test_a_batch_that_cannot_be_shared_equally() -> None:
 
 
 def test_validation_data_are_given_whole() -> None:
-    team: Any = Played(1)
+    process_group: Any = Played(1)
     whole = Batches(SPLIT, batch_size=6)
     for fine in (None, whole, [(SPLIT.x, SPLIT.y)], DataLoader(DATA)):
-        check_whole(team, fine)
+        check_whole(process_group, fine)
     check_whole(None, whole.shard(1, 2))
     for divided in (whole.shard(1, 2), DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1))):
         with pytest.raises(ValueError, match="one of 2 parts: give the whole validation set to every process"):
-            check_whole(team, divided)
+            check_whole(process_group, divided)
 
 
 # -- what all must want alike --------------------------------------------------------------------------------
 
 
-def trained(team: Any, **options: Any) -> None:
+def trained(process_group: Any, **options: Any) -> None:
     posterior = credo.MAP(nn.Linear(1, 2), data_size=24)
-    posterior.team = team
+    posterior.process_group = process_group
     list(credo.train(posterior, [(SPLIT.x, SPLIT.y)], **{"epochs": 2, **options}))
 
 
@@ -149,7 +149,7 @@ def wishes() -> dict[str, Any]:
     with pytest.raises(CredoError):  # of another process, behind the checks of its own
         trained(first)
     first.others = False
-    with pytest.raises(AttributeError):  # a played team makes no steps
+    with pytest.raises(AttributeError):  # a played process_group makes no steps
         trained(first)
     found: dict[str, Any] = first.shared[0]
     return found
@@ -171,9 +171,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_processes_that_want_different_trainings_are_told_before_the_first_step(what: str) -> None:
-    team = Played(1, first=wishes())
+    process_group = Played(1, first=wishes())
     with pytest.raises(ValueError, match=rf"(?s)ask for different trainings.*\b{what}: .* here, .* in process 0"):
-        trained(team, **OTHERS[what])
+        trained(process_group, **OTHERS[what])
 
 
 def test_loaders_of_different_length_are_told_on_the_first_process_too() -> None:
@@ -201,7 +201,7 @@ def test_early_stopping_follows_the_numbers_of_the_first(monkeypatch: pytest.Mon
     monkeypatch.setattr(validation, "quick_metrics", lambda prediction: {"nll": 0.1})
     posterior = credo.MAP(nn.Linear(1, 2), data_size=24)
     played: Any = Played(1, first={"nll": 0.1 + 1e-9})
-    posterior.team = played
+    posterior.process_group = played
     assert validation.validate(posterior, [], 1, 0) == {"nll": 0.1 + 1e-9}
 
 
@@ -212,7 +212,7 @@ def check_last_part(examples: int, layer: nn.Module, *, drop_last: bool = False,
     split = Split(torch.zeros(examples, 3), torch.zeros(examples, dtype=torch.long))
     posterior = credo.MAP(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2)), data_size=examples)
     played: Any = Played(0, groups)
-    posterior.team = played
+    posterior.process_group = played
     check_statistics(posterior, Batches(split, batch_size=128, drop_last=drop_last).shard(0, groups))
 
 

@@ -62,7 +62,7 @@ class TrainingWatch:
         if self.above < STEPS_ABOVE or self.told:
             return
         self.told = True
-        if posterior.team is None or posterior.team.is_first:
+        if posterior.process_group is None or posterior.process_group.is_first:
             _warn(
                 f"Training diverges: for {STEPS_ABOVE} steps in a row the NLL was above {limit:.3g} (now {nll:.3g}), "
                 f"and {self.start:.3g} at the first step. Start again with {' or '.join(_smaller_steps(posterior))}."
@@ -76,7 +76,7 @@ def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], 
     (running statistics) and all generators as they are. Not with several processes, whose passes may wait for each
     other.
     """
-    if posterior._watch.compared or posterior.team is not None:
+    if posterior._watch.compared or posterior.process_group is not None:
         return
     posterior._watch.compared = True
     if getattr(posterior, "attack", None) is not None:  # its passes are at the worst weights near a draw

@@ -23,7 +23,7 @@ class DivergenceWarning(UserWarning):
 
 
 class LostProcessError(CredoError, RuntimeError):
-    """Another process of the team was lost, or did not answer in time; parameters are those of the last step."""
+    """Another process of the group was lost, or did not answer in time; parameters are those of the last step."""
 
 
 class FileFormatError(CredoError, ValueError):

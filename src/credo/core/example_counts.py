@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.optimizer_step import scalar_loss
 
 _MEANING = "the number that the mean loss was divided by, in the units of data_size"
@@ -77,15 +77,17 @@ class Counted:
 EVERY = Counted()
 
 
-def weighed(nll: Callable[[nn.Module], Tensor], counted: Counted, team: Team | None) -> Callable[[nn.Module], Tensor]:
+def weighed(
+    nll: Callable[[nn.Module], Tensor], counted: Counted, process_group: ProcessGroup | None
+) -> Callable[[nn.Module], Tensor]:
     """The loss, times this process' share of all examples where several processes average their gradients.
 
     All of them must say how many examples they have, or none: it takes an exchange.
     """
     own = counted.total
-    if team is None or not team.defers or own is None:
+    if process_group is None or not process_group.defers or own is None:
         return nll
-    (mean,) = team.average_([], [own])
+    (mean,) = process_group.average_([], [own])
     share = own / mean
     return lambda net: share * scalar_loss(nll(net))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import NonFiniteError, UnsupportedModelError, unknown
 
 OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -51,7 +51,7 @@ class Descent:
         self.parameters = dict(parameters)
         self.choice, self.clip_norm = optimizer, clip_norm
         self.locate = locate
-        self._team: Team | None = None
+        self._process_group: ProcessGroup | None = None
         self._gone: dict[str, Tensor] = {}
         decays = callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer or ""))
         spared = undecayed if decays else ()
@@ -90,23 +90,23 @@ class Descent:
             parameter.grad = None
 
     @contextmanager
-    def cleared_on_error(self, team: Team | None = None) -> Iterator[None]:
-        """A step, which is the team's, if there is one; if what is inside fails, no gradients stay behind."""
-        self._team = team
+    def cleared_on_error(self, process_group: ProcessGroup | None = None) -> Iterator[None]:
+        """A step, which is the process group's, if there is one; if what is inside fails, no gradients stay behind."""
+        self._process_group = process_group
         try:
             yield
         except BaseException as error:
             self.clear()
-            if team is not None:
-                team.failed(error)
+            if process_group is not None:
+                process_group.failed(error)
             raise
         finally:
-            self._team = None
+            self._process_group = None
 
     def check(self, loss: float, *, at: int) -> None:
-        """Refuse a loss that is NaN or infinite, before anything has changed; in a team, when all know of it."""
-        if self._team is not None and self._team.defers:
-            self._team.doubt(loss)
+        """Raise NonFiniteError for a NaN or infinite loss before anything has changed; distributed, on all ranks."""
+        if self._process_group is not None and self._process_group.defers:
+            self._process_group.doubt(loss)
         else:
             self._refuse(loss, at)
 
@@ -132,14 +132,14 @@ class Descent:
     ) -> Sequence[float]:
         """All of an update that may fail: gradients checked and clipped, no parameter changed yet.
 
-        In a team, gradients and what is returned of the losses are means over all processes.
+        In a process group, gradients and what is returned of the losses are means over all processes.
         """
         if isinstance(self.optimizer, _Forgotten):
             self.optimizer.step()
         check_dense({plain_name(name): p.grad for name, p in self.parameters.items()})
-        if self._team is not None and self._team.defers:
+        if self._process_group is not None and self._process_group.defers:
             squares, squared = 0.0, ()  # they were of our gradients alone
-            losses = self._team.average_step_([], losses or (0.0,), [*self.parameters.values()])
+            losses = self._process_group.average_step_([], losses or (0.0,), [*self.parameters.values()])
             for loss in losses:
                 self._refuse(loss, at)
         for parameter in self.parameters.values():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.wrapped_networks import check_alone
 from credo.core.divergence import TrainingWatch
 from credo.core.errors import UnsupportedModelError
@@ -52,7 +52,7 @@ class Posterior(nn.Module, ABC):
 
     Owns its random generator: nothing reads or reseeds the global one. `lr_scale` multiplies every learning rate, for
     schedules; `steps` counts updates. Both the generator's state and the optimiser's are part of `state_dict()`.
-    `team`, if any, are the processes that make its steps together (`distribute`).
+    `process_group`, if any, are the processes that make its steps together (`distribute`).
 
     Several threads may use one posterior. Draws go into private copies of the network's module tree, never into the
     network itself; a step holds a lock, and what predicts works on a `snapshot` between two steps.
@@ -61,9 +61,9 @@ class Posterior(nn.Module, ABC):
     model: nn.Module
     likelihood: Likelihood
     kept: Tensor | None
-    team: Team | None = None
-    steps_in_team: ClassVar[bool] = False
-    """Whether a step, if there is a team, averages over it all that differs between its processes."""
+    process_group: ProcessGroup | None = None
+    averages_over_processes: ClassVar[bool] = False
+    """Whether a step, if there is a process group, averages over it all that differs between its processes."""
     _may_step = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -131,22 +131,22 @@ class Posterior(nn.Module, ABC):
         self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
     def _reseed(self, *place: int) -> None:
-        """In a team, all that is random from here on is a function of seed, step, place and part of the data alone.
+        """When distributed, reseed from (seed, step, position, data shard).
 
-        So any process can take any place, also after a restart with more or fewer of them.
+        So results do not depend on which rank runs what, also after a restart with more or fewer processes.
         """
-        if self.team is not None:
-            self.generator.manual_seed(self.team.seed_for(self.seed, self.steps, *place))
+        if self.process_group is not None:
+            self.generator.manual_seed(self.process_group.seed_for(self.seed, self.steps, *place))
 
     def _begin_pass(self, count: int, draws: int = 1) -> None:
         """Reseed for the pass that comes after `count` others of a step; after `draws`, it is for more data."""
-        if self.team is not None:
+        if self.process_group is not None:
             part, index = divmod(count, draws)
             self._reseed(self._draw_number(index, draws), part)
 
     def _draw_number(self, index: int, draws: int = 1) -> int:
         """The number of one of our `draws` among those of all processes that see the same data."""
-        return index if self.team is None else self.team.mc_rank * draws + index
+        return index if self.process_group is None else self.process_group.mc_rank * draws + index
 
     @property
     def parts(self) -> list[Posterior]:

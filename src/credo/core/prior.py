@@ -301,7 +301,8 @@ def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior |
         return Gaussian(std=float(given))
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"prior={given!r:.80} is none: give a Gaussian's standard deviation, an object such as credo.Laplace(0.1), "
+            f"prior={given!r:.80} is none: give a Gaussian's standard deviation, an object such as "
+            "credo.priors.Laplace(0.1), "
             "or a description, {'kind': 'laplace', 'b': 0.1}."
         )
     options = {key: _placeholder(value) for key, value in given.items()}

@@ -90,8 +90,8 @@ class Prepared:
                     stacklevel=2,
                 )
         check_batch_size(self.loader.batch_size, options, world.world, members)
-        team = distribute(self.posterior, **asdict(options))
-        return replace(self, loader=self.loader.shard(team.data_rank, team.data_groups))
+        process_group = distribute(self.posterior, **asdict(options))
+        return replace(self, loader=self.loader.shard(process_group.data_rank, process_group.data_groups))
 
 
 def in_order(split: Split, batch_size: int = 512) -> Batches:

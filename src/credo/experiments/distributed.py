@@ -16,7 +16,7 @@ from credo.experiments.type_checks import check_kinds
 
 @dataclass(frozen=True)
 class Distributed:
-    """Options of `credo.distribute`. A single process that has this section makes the draws of a team of one.
+    """Options of `credo.distribute`. A single process that has this section makes the draws of a process group of one.
 
     Another number of processes can go on with a run, also with other `mc_groups`; the rest are settings of the run.
     """

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, FileFormatError
 from credo.core.support.files import folder_for, kind_of, left_overs, write_text
 from credo.core.support.json_files import read_json, read_toml
@@ -73,7 +73,7 @@ def _about_sequence(folder: Path) -> str:
 
 
 @contextmanager
-def opened(folder: Path, experiment: Experiment, team: Team | None) -> Iterator[None]:
+def opened(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
     """While open, the folder is there and no other training's; one that holds other settings is refused.
 
     The first of several processes sees to it, and all fail if it does.
@@ -85,12 +85,12 @@ def opened(folder: Path, experiment: Experiment, team: Team | None) -> Iterator[
             stack.enter_context(_locked(folder))
             _check_same(folder, experiment)
 
-        first_does(team, open_)
+        first_does(process_group, open_)
         yield
 
 
 @contextmanager
-def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator[None]:
+def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
     """The folder belongs to these settings, unless they fail before there is anything to resume."""
 
     def claim() -> None:
@@ -100,11 +100,11 @@ def claimed(folder: Path, experiment: Experiment, team: Team | None) -> Iterator
         (folder / RESULT).unlink(missing_ok=True)  # of fewer epochs; before the record says that there are more
         write_text(folder / CONFIG, experiment.to_toml())
 
-    first_does(team, claim)
+    first_does(process_group, claim)
     try:
         yield
     except Exception:
-        if is_first(team) and not (folder / CHECKPOINT).exists():
+        if is_first(process_group) and not (folder / CHECKPOINT).exists():
             (folder / CONFIG).unlink(missing_ok=True)
         raise
 

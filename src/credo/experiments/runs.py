@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import join
 from credo.core.errors import LostProcessError
 from credo.core.posterior import Posterior
@@ -52,15 +52,15 @@ __all__ = [
 
 
 class Run:
-    """A run folder and what is in it; `team` are processes that share its predictions, where several evaluate it."""
+    """A run folder and what is in it; `process_group` shares its predictions where several processes evaluate it."""
 
-    def __init__(self, folder: Path | str, team: Team | None = None) -> None:
-        self.folder, self.team = Path(folder), team
+    def __init__(self, folder: Path | str, process_group: ProcessGroup | None = None) -> None:
+        self.folder, self.process_group = Path(folder), process_group
 
     @property
     def shard(self) -> str | None:
-        """The option of `predict` by which the team divides the work."""
-        return None if self.team is None else "data"
+        """The option of `predict` by which the process group divides the work."""
+        return None if self.process_group is None else "data"
 
     @property
     def finished(self) -> bool:
@@ -83,7 +83,7 @@ class Run:
             self.experiment()  # says so if this is no run at all
             raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` on it finishes it.")
         posterior = load(self.folder / MODEL)
-        posterior.team = self.team
+        posterior.process_group = self.process_group
         return posterior
 
     def facts(self) -> dict[str, Any]:
@@ -118,19 +118,19 @@ class Run:
         draws = checked_count("draws", draws)
         experiment = self._as_started(experiment)
         options = experiment.distributed
-        team = None if options is None else join(options.timeout)
-        with opened(self.folder, experiment, team):
-            if from_first(team, self._has_result_of(experiment)):
+        process_group = None if options is None else join(options.timeout)
+        with opened(self.folder, experiment, process_group):
+            if from_first(process_group, self._has_result_of(experiment)):
                 return
             prepared = prepare(experiment)
             if options is not None:
-                going_on = from_first(team, (self.folder / CONFIG).exists() or restarted())
+                going_on = from_first(process_group, (self.folder / CONFIG).exists() or restarted())
                 prepared = prepared.shared(options, going_on=going_on)
             if on_data is not None:
                 on_data(prepared.dataset)
             # Only now: before, there is nothing to save, and who waits for other processes must be free to go.
             signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
-            with claimed(self.folder, experiment, team), signals as stop:
+            with claimed(self.folder, experiment, process_group), signals as stop:
                 yield from self._train(experiment, prepared, draws, stop)
 
     def _has_result_of(self, experiment: Experiment) -> bool:
@@ -169,10 +169,10 @@ class Run:
         ):
             records.append(record)
             lines = "".join(json.dumps(finite(asdict(r))) + "\n" for r in records)
-            first_does(posterior.team, lambda text=lines: write_text(self.folder / LOG, text))  # type: ignore[misc]
+            first_does(posterior.process_group, lambda text=lines: write_text(self.folder / LOG, text))  # type: ignore[misc]
             yield record
         prediction = self._predict(prepared, draws, stop)
-        if is_first(posterior.team):
+        if is_first(posterior.process_group):
             metrics = measure(in_target_units(prediction, prepared.dataset))
             save(posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
             for name in ABOUT_MODEL:
@@ -190,8 +190,8 @@ class Run:
             if stop():
                 raise stopped()
 
-        posterior, team = prepared.posterior, prepared.posterior.team
-        shard = None if team is None else "data"
+        posterior, process_group = prepared.posterior, prepared.posterior.process_group
+        shard = None if process_group is None else "data"
         try:
             prediction: Prediction = predict(
                 posterior, prepared.test_batches(), draws=draws, shard=shard, on_batch=on_batch
@@ -199,7 +199,7 @@ class Run:
         except LostProcessError:
             raise
         except Exception as error:  # what fails for one fails for all: was any of them asked to stop?
-            if team is not None and team.agree(stop()):
+            if process_group is not None and process_group.agree(stop()):
                 raise stopped() from error
             raise
         return prediction
@@ -237,7 +237,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Metrics of a trained run on its test set, and against out-of-distribution sets by name.
 
-    The processes of the run's team share the work; all of them call this and have the numbers.
+    The processes of the run's process group share the work; all of them call this and have the numbers.
     """
     posterior, dataset = run.posterior(), run.dataset()
     if ood and dataset.classes is None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.flat_layout import Layout, substituted
@@ -149,11 +149,11 @@ def weight_slopes(
     check: Callable[[float], None],
     *,
     frozen: bool,
-    team: Team | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Callable[[Tensor], dict[str, Tensor | None]]:
     """The derivatives of the batch's loss by the weights of `layout` alone, as a function of these weights, flat.
 
-    Processes of a team that share a draw ascend together, on the loss of all their parts of the batch.
+    Processes of a process group that share a draw ascend together, on the loss of all their parts of the batch.
     """
 
     def slopes(draw: Tensor) -> dict[str, Tensor | None]:
@@ -165,6 +165,12 @@ def weight_slopes(
             found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
             if any(slope is None for slope in found):
                 _check_not_hidden(value)
-        return dict(zip(leaves, found if team is None else team.average_slopes([*leaves.values()], found), strict=True))
+        return dict(
+            zip(
+                leaves,
+                found if process_group is None else process_group.average_slopes([*leaves.values()], found),
+                strict=True,
+            )
+        )
 
     return slopes

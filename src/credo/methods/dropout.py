@@ -40,7 +40,7 @@ class MCDropout(Posterior):
     do just that.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(
         self,
@@ -123,7 +123,9 @@ class MCDropout(Posterior):
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
             self._begin_pass(0)
-            with self._noise(self.point._net, WHOLE if self.team is None else self.team.rows) as source:
+            with self._noise(
+                self.point._net, WHOLE if self.process_group is None else self.process_group.rows
+            ) as source:
                 update = stack.enter_context(self.point.prepared(nll, examples=examples, weights=weights))
             self.guard.check_used(source.is_used)
             yield partial(self._counted, update)

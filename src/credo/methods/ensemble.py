@@ -21,13 +21,13 @@ from credo.core.posterior import Nll, Posterior, Terms
 
 
 class Ensemble(Posterior):
-    """Equal mixture of `members`, which must not share a network. In a team, each is trained by some of the processes.
+    """Equal mixture of `members`, which must not share a network; distributed, each is trained by some processes.
 
     A draw is a complete set of weights and buffers (running statistics too) of one member, put into the first
     member's network. Ensembles of one size are taken as their members together, which is the same mixture.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(self, members: Sequence[Posterior]) -> None:
         members = _flattened(list(members))
@@ -90,7 +90,7 @@ class Ensemble(Posterior):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step that every member has prepared: until the update, all their gradients are in memory."""
-        with self.team.watched() if self.team is not None else nullcontext(), ExitStack() as stack:
+        with self.process_group.watched() if self.process_group is not None else nullcontext(), ExitStack() as stack:
             updates, given = [], Counted(examples, weights).given()
             nll = same_inputs(nll)
             failed: dict[int, NonFiniteError] = {}
@@ -107,16 +107,16 @@ class Ensemble(Posterior):
 
     def _own(self) -> Sequence[int]:
         """Which members are trained by this process."""
-        members = None if self.team is None else self.team.members
+        members = None if self.process_group is None else self.process_group.members
         return range(len(self.parts)) if members is None else members.own
 
     def _agree(self, failed: Mapping[int, NonFiniteError]) -> None:
         """If the step of a member failed, it is an error of all processes."""
-        if self.team is None or not self.team.defers:
+        if self.process_group is None or not self.process_group.defers:
             for error in failed.values():
                 raise error
             return
-        flags = self.team.average_([], [float(index in failed) for index in range(len(self.parts))])
+        flags = self.process_group.average_([], [float(index in failed) for index in range(len(self.parts))])
         bad = next((index for index, flag in enumerate(flags) if flag), None)
         if bad is not None:
             raise NonFiniteError(
@@ -131,8 +131,8 @@ class Ensemble(Posterior):
         sums = [sum(t.loss for t in terms), sum(t.nll for t in terms), sum(t.penalty for t in terms)]
         sums.append(sum(t.kl or 0.0 for t in terms))
         count = float(len(terms))
-        if self.team is not None and self.team.defers:
-            *sums, count = self.team.average_([], [*sums, count])
+        if self.process_group is not None and self.process_group.defers:
+            *sums, count = self.process_group.average_([], [*sums, count])
         loss, nll, penalty, kl = (value / count for value in sums)
         return Terms(loss=loss, nll=nll, penalty=penalty, kl=kl if has_kl else None)
 
@@ -141,10 +141,11 @@ class Ensemble(Posterior):
         try:
             return [update() for update in updates]
         except NonFiniteError as error:
-            if self.team is not None and self.team.defers:
-                self.team.close(
-                    f"Process {self.team.rank} left the team when the update of a member failed ({error}). Start all "
-                    "processes again from the last checkpoint."
+            if self.process_group is not None and self.process_group.defers:
+                self.process_group.close(
+                    f"Process {self.process_group.rank} left the process group when the update of a member failed "
+                    f"({error}). "
+                    "Start all processes again from the last checkpoint."
                 )
             raise
 

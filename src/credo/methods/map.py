@@ -29,7 +29,7 @@ class MAP(Posterior):
     `prior` (None: maximum likelihood) acts on the parameters that `random` chooses.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class MAP(Posterior):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
-            nll = weighed(nll, Counted(examples, weights), self.team)
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.process_group):
+            nll = weighed(nll, Counted(examples, weights), self.process_group)
             loss = data_term = scalar_loss(nll(self._net))
             if self.prior is not None:
                 weights = self.layout.flatten(dict(self.model.named_parameters()))

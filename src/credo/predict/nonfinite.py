@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import NonFiniteError, unknown
 from credo.predict.result import P
 
@@ -27,11 +27,11 @@ class InputFaults:
             if x.is_floating_point() and not bool(x[row].isfinite().all()):
                 self._rows.add(first + row)
 
-    def of_all(self, team: Team | None) -> set[int]:
+    def of_all(self, process_group: ProcessGroup | None) -> set[int]:
         """Those that any process has found."""
-        if team is None:
+        if process_group is None:
             return self._rows
-        found = [team.share(sorted(self._rows), source) for source in range(team.world)]
+        found = [process_group.share(sorted(self._rows), source) for source in range(process_group.world)]
         return {row for rows in found for row in rows}
 
 
@@ -41,14 +41,14 @@ def check_choice(on_nonfinite: str) -> None:
         raise ValueError(unknown("on_nonfinite", str(on_nonfinite), ON_NONFINITE))
 
 
-def refuse_or_mark(prediction: P, on_nonfinite: str, faults: InputFaults, team: Team | None) -> P:
+def refuse_or_mark(prediction: P, on_nonfinite: str, faults: InputFaults, process_group: ProcessGroup | None) -> P:
     """The prediction, if every row of it has an answer; else NonFiniteError, or NaN in all numbers of such rows."""
     usable = prediction.finite
     if bool(usable.all()):
         return prediction
     if on_nonfinite == "mark":
         return _marked(prediction, usable)
-    raise NonFiniteError(_message((~usable).nonzero().flatten().tolist(), len(usable), faults.of_all(team)))
+    raise NonFiniteError(_message((~usable).nonzero().flatten().tolist(), len(usable), faults.of_all(process_group)))
 
 
 def _marked(prediction: P, usable: Tensor) -> P:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import unknown
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
@@ -56,9 +56,9 @@ def predict(
     as a share of the predictive std) is below it; `draws` is the most then, and `draws_used` says how many it took.
     Memory holds one batch at a time: sums over draws, and one entropy for each draw and input.
 
-    `shard="draws"` or `"data"` lets the processes of `posterior.team` divide the draws of each batch, or the batches.
-    All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has other
-    random numbers than one without.
+    `shard="draws"` or `"data"` lets the processes of `posterior.process_group` divide the draws of each batch, or the
+    batches. All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has
+    other random numbers than one without.
 
     Rows for which the network's outputs are NaN or infinite have no prediction. `on_nonfinite="raise"` is a
     `NonFiniteError` that names them; `"mark"` predicts the others: such rows hold NaN, their label is −1, and
@@ -102,15 +102,15 @@ class _Task:
         """The prediction of all batches, in order."""
         parts: list[Prediction] = []
         plan: Strategy | None = None
-        draw_team, data_team = sharing(posterior, self.shard)
+        draw_group, data_group = sharing(posterior, self.shard)
         faults, rows = InputFaults(), 0
-        with evaluating(posterior, self.seed) as frozen, together(data_team):
+        with evaluating(posterior, self.seed) as frozen, together(data_group):
             for batch, (x, y) in enumerate(batches):
                 x = x.to(frozen.device)
                 y = None if y is None else y.to(frozen.device)
-                plan = self._plan(frozen, x, draw_team) if plan is None else plan
+                plan = self._plan(frozen, x, draw_group) if plan is None else plan
                 rows += len(x)
-                if not is_ours(batch, data_team):
+                if not is_ours(batch, data_group):
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     plan.begin(batch)
@@ -118,14 +118,14 @@ class _Task:
                 faults.look(x, parts[-1].finite, first=rows - len(x))
                 if self.on_batch is not None:
                     self.on_batch(len(x))
-        return refuse_or_mark(concatenate(gathered(parts, data_team)), self.on_nonfinite, faults, data_team)
+        return refuse_or_mark(concatenate(gathered(parts, data_group)), self.on_nonfinite, faults, data_group)
 
-    def _plan(self, frozen: Posterior, x: Tensor, team: Team | None) -> Strategy:
+    def _plan(self, frozen: Posterior, x: Tensor, process_group: ProcessGroup | None) -> Strategy:
         options: dict[str, Any] = {"name": self.strategy, "draws": self.draws, "shared": self.shared_draws}
         plan = choose_strategy(frozen, x, **options, seed=self.seed, keep=self.shard is None)
         if self.shard is None:
             return plan
-        return Numbered(plan, frozen, team, seed=self.seed, shared=self.shared_draws)
+        return Numbered(plan, frozen, process_group, seed=self.seed, shared=self.shared_draws)
 
     def _batch(self, frozen: Posterior, plan: Strategy, x: Tensor, y: Tensor | None) -> Prediction:
         tolerance = self.tolerance if frozen.is_random else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.support.validate import checked_count
 from credo.training.rank_zero import from_first, several
 
@@ -21,13 +21,18 @@ class Pauses:
     """
 
     def __init__(
-        self, team: Team | None, *, every: int | None, minutes: float | None, stop: Callable[[], bool] | None
+        self,
+        process_group: ProcessGroup | None,
+        *,
+        every: int | None,
+        minutes: float | None,
+        stop: Callable[[], bool] | None,
     ) -> None:
         if every is not None:
             checked_count("checkpoint_every", every, what="steps between two checkpoints")
         if minutes is not None and not minutes > 0:
             raise ValueError(f"checkpoint_minutes={minutes} must be positive, or None for no checkpoints by time.")
-        self.team, self.every, self.minutes, self.stop = team, every, minutes, stop
+        self.process_group, self.every, self.minutes, self.stop = process_group, every, minutes, stop
         self._saved = self._looked = time.monotonic()
         self._wait = self._left = 1  # steps between two looks, and until the next
 
@@ -44,13 +49,13 @@ class Pauses:
     def _look(self) -> tuple[bool, bool]:
         due = self.minutes is not None and time.monotonic() - self._saved >= 60 * self.minutes
         stop = self.stop is not None and self.stop()
-        if self.team is None or not several(self.team):
+        if self.process_group is None or not several(self.process_group):
             return due, stop
         self._left -= 1
         if self._left > 0:
             return False, False
-        stop = self.team.agree(stop)
-        due, self._wait = from_first(self.team, (due, self._steps_until_next()))
+        stop = self.process_group.agree(stop)
+        due, self._wait = from_first(self.process_group, (due, self._steps_until_next()))
         self._left = self._wait
         return due, stop
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError
 from credo.core.example_counts import Counted
 from credo.core.posterior import Posterior, Terms
@@ -45,13 +45,13 @@ def run_epoch(
 ) -> Terms:
     """Make the steps that are left of the epoch, counting them in `progress`; the means of the terms over all of it."""
     total = len(loader)
-    batches = _behind(loader, posterior.team, seed, progress)
-    if progress.random is not None and posterior.team is None:
+    batches = _behind(loader, posterior.process_group, seed, progress)
+    if progress.random is not None and posterior.process_group is None:
         set_global_generators(progress.random, posterior.device)
     if progress.step:  # stopped after the last step, an epoch has no other that would set its rate
         posterior.lr_scale = scale(progress.epoch + (progress.step - 1) / total)
     while True:
-        batch = _next(batches, posterior.team, seed, progress.epoch, progress.step)
+        batch = _next(batches, posterior.process_group, seed, progress.epoch, progress.step)
         if batch is _END:
             break
         posterior.lr_scale = scale(progress.epoch + progress.step / total)
@@ -66,32 +66,34 @@ def run_epoch(
     return Terms(**means)  # type: ignore[arg-type]
 
 
-def _behind(loader: Loader, team: Team | None, seed: int, progress: Progress) -> Iterator[Any]:
+def _behind(loader: Loader, process_group: ProcessGroup | None, seed: int, progress: Progress) -> Iterator[Any]:
     """The epoch's batches after those that are done; a loader that cannot skip is read over them."""
     if isinstance(loader, Batches):
         loader.skip(progress.step)
         return iter(loader)
-    if team is not None:  # a DataLoader's workers are seeded from here: parts of the data must not be augmented alike
-        torch.manual_seed(_hashed(seed, progress.epoch, "workers", team.data_rank))
+    if (
+        process_group is not None
+    ):  # a DataLoader's workers are seeded from here: parts of the data must not be augmented alike
+        torch.manual_seed(_hashed(seed, progress.epoch, "workers", process_group.data_rank))
     batches = iter(loader)
     for step in range(progress.step):
         # Seeded as when they were trained on: a sampler draws the order of the epoch with the first batch.
-        _next(batches, team, seed, progress.epoch, step)
+        _next(batches, process_group, seed, progress.epoch, step)
     return batches
 
 
-def _next(batches: Iterator[Any], team: Team | None, seed: int, epoch: int, step: int) -> Any:
-    """The next batch. With a team, global randomness is seeded for each step, so that no process' state need be kept.
+def _next(batches: Iterator[Any], process_group: ProcessGroup | None, seed: int, epoch: int, step: int) -> Any:
+    """The next batch. When distributed, the global generators are seeded for each step, so no rank's state is kept.
 
     What a batch is made with (augmentation) is common to those who share it, what a pass draws (dropout) is each one's
     own.
     """
-    if team is None:
+    if process_group is None:
         return next(batches, _END)
     place = (seed, epoch, step)
-    torch.manual_seed(_hashed(*place, "batch", team.data_rank))
+    torch.manual_seed(_hashed(*place, "batch", process_group.data_rank))
     batch = next(batches, _END)
-    torch.manual_seed(_hashed(*place, "pass", team.rank))
+    torch.manual_seed(_hashed(*place, "pass", process_group.rank))
     return batch
 
 

@@ -38,8 +38,8 @@ class Loop:
             terms = run_epoch(
                 posterior, self.loader, self.nll, scale, progress, self.seed, self._after_step, self.counts
             )
-        if posterior.team is not None:
-            posterior.team.settle_(posterior)
+        if posterior.process_group is not None:
+            posterior.process_group.settle_(posterior)
         return terms
 
     def seconds(self) -> float:

@@ -79,17 +79,17 @@ def train(
     After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
     another number of processes can go on.
     """
-    team = posterior.team
+    process_group = posterior.process_group
     counts = _counts(posterior, nll, examples, weights)
     # Labels that are left out are few: the number of rows says what data_size should be about.
     counted = counts is not None and type(posterior.likelihood) is not Categorical
     counted = counted or examples is not None or weights is not None
-    all_do(team, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted))
+    all_do(process_group, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
     check_alike(
-        team,
+        process_group,
         options
         | _in_words(
             schedule=schedule, checkpoint=checkpoint, validation=validation, examples=examples, weights=weights
@@ -98,7 +98,7 @@ def train(
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
-    pauses = Pauses(team, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
+    pauses = Pauses(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
     if 0 < epochs < progress.begun:  # none is a way to look at a checkpoint
         raise ValueError(
@@ -159,8 +159,8 @@ def _check(
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
     check_scale(posterior, loader, counted=counted)
-    check_shares(posterior.team, loader)
-    check_whole(posterior.team, validation)
+    check_shares(posterior.process_group, loader)
+    check_whole(posterior.process_group, validation)
     check_statistics(posterior, loader)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.posterior import Posterior
@@ -60,16 +60,16 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
         )
 
 
-def check_shares(team: Team | None, loader: Any) -> None:
+def check_shares(process_group: ProcessGroup | None, loader: Any) -> None:
     """Refuse a loader that would give every process the same batches, where they are meant to share them."""
-    if team is None:
+    if process_group is None:
         return
-    rank, groups = team.data_rank, team.data_groups
+    rank, groups = process_group.data_rank, process_group.data_groups
     if isinstance(loader, Batches):
         if (loader.rank, loader.world) != (rank, groups):
             raise ValueError(
                 f"The batches are part {loader.rank} of {loader.world}, this process has part {rank} of {groups}: give "
-                "the batches of one process as loader.shard(team.data_rank, team.data_groups)."
+                "the batches of one process as loader.shard(group.data_rank, group.data_groups)."
             )
     elif isinstance(loader, DataLoader) and groups > 1:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
@@ -77,14 +77,14 @@ def check_shares(team: Team | None, loader: Any) -> None:
         if plain or getattr(sampler, "num_replicas", groups) != groups:
             raise ValueError(
                 f"The loader's {type(sampler).__name__} does not give each of {groups} processes its own part of the "
-                "data. Use DataLoader(..., sampler=DistributedSampler(data, num_replicas=team.data_groups, "
-                "rank=team.data_rank)), with batch_size a part of the whole batch."
+                "data. Use DataLoader(..., sampler=DistributedSampler(data, num_replicas=group.data_groups, "
+                "rank=group.data_rank)), with batch_size a part of the whole batch."
             )
 
 
-def check_whole(team: Team | None, validation: Any) -> None:
+def check_whole(process_group: ProcessGroup | None, validation: Any) -> None:
     """Refuse validation data that are divided already: processes share the prediction of the whole by themselves."""
-    if team is None:
+    if process_group is None:
         return
     parts = validation.world if isinstance(validation, Batches) else 1
     if isinstance(validation, DataLoader):
@@ -99,8 +99,13 @@ def check_whole(team: Team | None, validation: Any) -> None:
 
 def check_statistics(posterior: Posterior, loader: Any) -> None:
     """Refuse a last part of a single example where BatchNorm takes its statistics from it: there are none of one."""
-    team = posterior.team
-    if not isinstance(loader, Batches) or team is None or team.data_groups == 1 or loader.last_size != 1:
+    process_group = posterior.process_group
+    if (
+        not isinstance(loader, Batches)
+        or process_group is None
+        or process_group.data_groups == 1
+        or loader.last_size != 1
+    ):
         return
     modules = list(posterior.modules())
     # After a convolution one example has many positions to take statistics from.

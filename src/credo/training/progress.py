@@ -40,7 +40,7 @@ def shown(
     **options: Any,
 ) -> Iterator[EpochRecord]:
     """`train` with a bar over all steps: loss, nll, kl and the last validation; on the first process only."""
-    if not is_first(posterior.team):
+    if not is_first(posterior.process_group):
         yield from train(posterior, loader, epochs=epochs, on_step=on_step, **options)
         return
     with make_progress() as bar:

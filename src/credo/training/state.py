@@ -66,10 +66,10 @@ class Checkpoints:
 
     def resume(self) -> Progress:
         """Put the last state into posterior and loader, if there is one, and say how far it was."""
-        path, team = self.path, self.posterior.team
+        path, process_group = self.path, self.posterior.process_group
         if path is None:
             return Progress()
-        content = from_first(team, first_does(team, lambda: self._newest(path)))
+        content = from_first(process_group, first_does(process_group, lambda: self._newest(path)))
         if content is None:
             return Progress()
         state = parse_checkpoint(content, path)
@@ -99,13 +99,13 @@ class Checkpoints:
         path, posterior = self.path, self.posterior
         if path is None:
             return
-        if posterior.team is not None:
-            posterior.team.settle_(posterior)
+        if posterior.process_group is not None:
+            posterior.process_group.settle_(posterior)
         if progress.step:
             progress.random = global_generators(posterior.device)
         else:
             self.begin_epoch()
-        first_does(posterior.team, lambda: save_checkpoint(path, self._state(progress), keep=self.keep))
+        first_does(posterior.process_group, lambda: save_checkpoint(path, self._state(progress), keep=self.keep))
 
     def _state(self, progress: Progress) -> dict[str, Any]:
         return {

@@ -23,13 +23,13 @@ def validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, ep
     """Metrics on held-out data; processes that train together divide its batches, and have the same numbers."""
     if batches is None:
         return {}
-    if posterior.team is None:
+    if posterior.process_group is None:
         return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(epoch)  # a loader that shuffles must do so alike for everybody
         metrics = quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
     # Early stopping and rates follow these: rounding that differs between machines must not part the processes.
-    return from_first(posterior.team, metrics)
+    return from_first(posterior.process_group, metrics)
 
 
 def judge(posterior: Posterior, progress: Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:

@@ -70,7 +70,7 @@ def evaluate_command(
     """
     with errors_explained():
         place = Run(run, join() if started_by_torchrun() else None)
-        first = place.team is None or place.team.is_first
+        first = place.process_group is None or place.process_group.is_first
         kinds = _checked_kinds(place, shift, shift_kinds, shift_examples)
         sets = _checked(place, attack_set or [], samples=samples)
         metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
@@ -114,7 +114,7 @@ def _lost(path: Path, now: dict[str, Any]) -> str:
 
 def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]) -> dict[str, Any]:
     """The study of corrupted images; the first process shows how far it is."""
-    if run.team is not None and not run.team.is_first:
+    if run.process_group is not None and not run.process_group.is_first:
         return shift_run(run, kinds=kinds, examples=examples, **options)
     names = corruption_kinds(kinds, channels=run.dataset().input_shape[0])
     with make_progress() as bar:

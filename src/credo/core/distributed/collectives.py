@@ -158,7 +158,7 @@ class Link:
 
 
 def _what_now() -> str:
-    """What becomes of a team that lost a process, by what torchrun tells its workers."""
+    """What becomes of a process group that lost a process, by what torchrun tells its workers."""
     most, done = (int(os.environ.get(f"TORCHELASTIC_{key}", "0")) for key in ("MAX_RESTARTS", "RESTART_COUNT"))
     if done < most:
         return f"torchrun starts all of them again, from the last checkpoint (restart {done + 1} of {most})."

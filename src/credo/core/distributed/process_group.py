@@ -31,17 +31,17 @@ COMPRESSIONS = (None, "bfloat16")
 
 @dataclass(frozen=True)
 class Members:
-    """How the members of an ensemble are spread: `own` are trained here, by the processes of `team`.
+    """How the members of an ensemble are spread: `own` are trained here, by the processes of `process_group`.
 
     `owners` gives for each member the rank that is asked for it.
     """
 
-    team: Team
+    process_group: ProcessGroup
     own: tuple[int, ...]
     owners: tuple[int, ...]
 
 
-class Team:
+class ProcessGroup:
     """One of several processes that make every step together; made by `distribute`.
 
     A loader must give this rank part `data_rank` of `data_groups` of each batch (of a batch common to all members, for
@@ -67,7 +67,7 @@ class Team:
             self.data_rank, self.mc_rank = divmod(self.rank, mc_groups)
             self.data_groups = self.world // mc_groups
         else:
-            inner = members.team
+            inner = members.process_group
             self.data_rank, self.mc_rank, self.data_groups = inner.data_rank, inner.mc_rank, inner.data_groups
         self.reductions, self.bytes_sent = 0, 0
         self._before = (0, 0)
@@ -154,7 +154,8 @@ class Team:
         """A step of ours ended in an error; unless all have it, leave, so that the others do not wait in vain."""
         if self.world > 1 and not isinstance(error, NonFiniteError | LostProcessError):
             self.close(
-                f"Process {self.rank} left the team when a step of its own failed ({type(error).__name__}: {error}). "
+                f"Process {self.rank} left the process group when a step of its own failed "
+                f"({type(error).__name__}: {error}). "
                 "Start all processes again from the last checkpoint."
             )
 
@@ -167,10 +168,10 @@ class Team:
             self.failed(error)
             raise
 
-    def close(self, reason: str = "This team was closed.") -> None:
+    def close(self, reason: str = "This process group was closed.") -> None:
         """No exchange any more."""
         if self.members is not None:
-            self.members.team.close(reason)
+            self.members.process_group.close(reason)
         for link in (self.peers, self.link):
             if link.group is not None:
                 link.leave(reason)
@@ -188,7 +189,7 @@ class Team:
             self.share_buffers_(posterior.model)
             return
         for index in self.members.own:
-            self.members.team.average_buffers_(posterior.parts[index])
+            self.members.process_group.average_buffers_(posterior.parts[index])
         for index, (part, owner) in enumerate(zip(posterior.parts, self.members.owners, strict=True)):
             state = self.share(part.state_dict() if self.rank == owner else None, owner)
             if index not in self.members.own:
@@ -276,7 +277,7 @@ class Team:
         self.reductions, self.bytes_sent = total[0] - self._before[0], total[1] - self._before[1]
         self._before = total
 
-    def __deepcopy__(self, memo: Any) -> Team:
+    def __deepcopy__(self, memo: Any) -> ProcessGroup:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from credo.core.distributed.collectives import Link
-from credo.core.distributed.process_group import COMPRESSIONS, NOISES, Members, Team
+from credo.core.distributed.process_group import COMPRESSIONS, NOISES, Members, ProcessGroup
 from credo.core.distributed.rendezvous import meeting_place
 from credo.core.distributed.sync_batchnorm import synchronise_
 from credo.core.errors import LostProcessError, UnsupportedModelError, unknown
@@ -41,12 +41,12 @@ def distribute(
     batchnorm: str = "local",
     timeout: float = 300.0,
     independent: bool = False,
-) -> Team:
+) -> ProcessGroup:
     """Make the steps of a posterior common to all processes that `torchrun` started; also of one that runs alone.
 
-    From then on every process must make every step, on part `team.data_rank` of `team.data_groups` of the batch; all
-    parts must be equally large. All begin with the state of rank 0, make the same updates, and raise the same error
-    where a loss is not finite; `team.settle_(posterior)` belongs before evaluation and checkpoints.
+    From then on every process must make every step, on part `group.data_rank` of `group.data_groups` of the batch;
+    all parts must be equally large. All begin with the state of rank 0, make the same updates, and raise the same error
+    where a loss is not finite; `process_group.settle_(posterior)` belongs before evaluation and checkpoints.
 
     Args:
         posterior: The same method on the same network in every process.
@@ -57,9 +57,9 @@ def distribute(
         batchnorm: `"local"`: BatchNorm takes the statistics of the part. `"sync"`: those of the whole batch, at two
             small exchanges a layer and pass; in training mode all processes must make every pass.
         timeout: Seconds after which a process that does not answer is an error (`LostProcessError`).
-        independent: True where each process trains a network of its own on purpose: it is then a team of one, and
-            exchanges nothing. Give each posterior a seed of its own. By default processes train together, and without
-            this call the first step raises where there are several: replicas would drift apart.
+        independent: True where each process trains a network of its own on purpose: it is then a process group of one,
+            and exchanges nothing. Give each posterior a seed of its own. By default processes train together, and
+            without this call the first step raises where there are several: replicas would drift apart.
 
     Members of an ensemble are trained by different processes: several by one, or each by equally many. Then the parts
     of a batch are for those that train the same member.
@@ -72,22 +72,22 @@ def distribute(
     # Before they meet: who leaves at once breaks the connections of the others.
     _share(1 if independent else _count(), members, mc_groups)
     world = Link(None, posterior.device) if independent else _world(posterior.device, wait)
-    team = _divided(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
-    _begin_alike(posterior, team)
-    inner = team if team.members is None else team.members.team
+    process_group = _divided(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
+    _begin_alike(posterior, process_group)
+    inner = process_group if process_group.members is None else process_group.members.process_group
     for module in posterior.modules():
         if isinstance(module, Posterior):
-            module.team = inner
-    posterior.team = team
+            module.process_group = inner
+    posterior.process_group = process_group
     if batchnorm == "sync":
         synchronise_(posterior, inner.peers)
-    return team
+    return process_group
 
 
-def join(timeout: float = 300.0, device: torch.device | str = "cpu") -> Team:
-    """All processes that `torchrun` started, as a team without a posterior, to agree on what comes before training."""
+def join(timeout: float = 300.0, device: torch.device | str = "cpu") -> ProcessGroup:
+    """All processes that `torchrun` started, as a group without a posterior: to agree on what precedes training."""
     world = _world(torch.device(device), timedelta(seconds=timeout))
-    return Team(world, world)
+    return ProcessGroup(world, world)
 
 
 def leave() -> None:
@@ -142,34 +142,34 @@ def _share(size: int, members: int | None, mc_groups: int) -> int:
     return each
 
 
-def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]) -> Team:
-    """The team of this process, for an ensemble with the smaller one that trains its members."""
+def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]) -> ProcessGroup:
+    """The process group of this process, for an ensemble with the smaller one that trains its members."""
     count, each = members or 1, _share(world.size, members, mc_groups)
     lists = [[*range(start, start + each)] for start in range(0, world.size, each)]
     by_draw = [ranks[first::mc_groups] for ranks in lists for first in range(mc_groups)]
     link = world if len(lists) == 1 else world.part(lists, timeout=wait)
     peers = link if mc_groups == 1 else world.part(by_draw, timeout=wait)
-    team = Team(link, peers, mc_groups=mc_groups, **common)
+    process_group = ProcessGroup(link, peers, mc_groups=mc_groups, **common)
     if members is None:
-        return team
+        return process_group
     owners = tuple(member % len(lists) * each for member in range(count))
     own = tuple(member for member in range(count) if member % len(lists) == world.rank // each)
-    return Team(world, world, mc_groups=mc_groups, members=Members(team, own, owners), **common)
+    return ProcessGroup(world, world, mc_groups=mc_groups, members=Members(process_group, own, owners), **common)
 
 
-def _begin_alike(posterior: Posterior, team: Team) -> None:
+def _begin_alike(posterior: Posterior, process_group: ProcessGroup) -> None:
     """The state of rank 0 for all, who must have built the same."""
     own = [
         [type(part).__name__, part.data_size, part.config(), {n: list(p.shape) for n, p in part.named_parameters()}]
         for part in (posterior, *posterior.parts)
     ]
-    if team.agree(team.share(own) != own):
+    if process_group.agree(process_group.share(own) != own):
         raise ValueError(
             "The processes have different posteriors: build the same in each, with the same options, and with the "
             "data_size of the whole data set."
         )
-    state = team.share(posterior.state_dict() if team.is_first else None)
-    if not team.is_first:
+    state = process_group.share(posterior.state_dict() if process_group.is_first else None)
+    if not process_group.is_first:
         posterior.load_state_dict(state)
 
 
@@ -193,11 +193,14 @@ def _check(
 
 
 def _check_steps(posterior: Posterior) -> None:
-    lonely = [type(m).__name__ for m in posterior.modules() if isinstance(m, Posterior) and not m.steps_in_team]
+    lonely = [
+        type(m).__name__ for m in posterior.modules() if isinstance(m, Posterior) and not m.averages_over_processes
+    ]
     if lonely:
         raise UnsupportedModelError(
             f"{lonely[0]} makes every step alone, so the processes would part. A method of your own can be distributed "
-            "if its steps average gradients by Team.average_step_, as Descent does it in cleared_on_error(self.team); "
-            "then say so: steps_in_team = True. If the processes are meant to train different networks: "
+            "if its steps average gradients by ProcessGroup.average_step_, as Descent does it in "
+            "cleared_on_error(self.process_group); "
+            "then say so: averages_over_processes = True. If the processes are meant to train different networks: "
             "independent=True."
         )

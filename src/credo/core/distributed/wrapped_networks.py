@@ -33,7 +33,7 @@ def wrapper_problems(network: nn.Module) -> list[str]:
     if _SHARDED in places:
         places.pop(_WRAPPERS["DTensor"], None)
     return [
-        f"{name or 'it'} {problem}: give the plain network, and write `team = credo.distribute(posterior)` in every "
+        f"{name or 'it'} {problem}: give the plain network, and write `group = credo.distribute(posterior)` in every "
         "process before the first step"
         for problem, name in places.items()
     ]
@@ -45,10 +45,10 @@ def check_alone(posterior: Posterior) -> None:
     if problems:
         raise UnsupportedModelError(f"{type(posterior).__name__} cannot make a step: " + "; ".join(problems) + ".")
     count = process_count()
-    if posterior.team is None and count > 1:
+    if posterior.process_group is None and count > 1:
         raise RuntimeError(
             f"This is one of {count} processes, and each would train its own {type(posterior).__name__}: write "
-            "`team = credo.distribute(posterior)` in every process before the first step (for an optimiser of "
+            "`group = credo.distribute(posterior)` in every process before the first step (for an optimiser of "
             "credo.optim: `credo.distribute(optimizer.posterior)`). DistributedDataParallel (DDP) around the network, "
             "which Lightning and Hugging Face's Trainer use, does not replace it. If the processes are meant to train "
             "different networks: `credo.distribute(posterior, independent=True)`."

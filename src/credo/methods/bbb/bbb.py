@@ -59,7 +59,7 @@ class BBB(DrawnGradients):
     weights, also pretrained ones.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(
         self,
@@ -183,9 +183,9 @@ class BBB(DrawnGradients):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.process_group):
             self.descent.clear()
-            nll = weighed(nll, Counted(examples, weights), self.team)
+            nll = weighed(nll, Counted(examples, weights), self.process_group)
             nll = same_inputs(nll) if self._has_passes else nll
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
             if self.attack is not None:

@@ -124,7 +124,9 @@ class DrawnGradients(GaussianPosterior):
         assert attack is not None
         check = partial(self.descent.check, at=self.steps)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self._net, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
+        slopes = weight_slopes(
+            self._net, nll, self.layout, self._aliases, check, frozen=frozen, process_group=self.process_group
+        )
         self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
         eps = attack.worst_noise(self._normal(), mean, std, slopes, self.layout)
         before, share = len(self._shares()), attack.weight / self.step_draws
@@ -182,7 +184,7 @@ class DrawnGradients(GaussianPosterior):
 
     def _noisy_nll(self, nll: Nll, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         places: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
-        places["rows"] = WHOLE if self.team is None else self.team.rows
+        places["rows"] = WHOLE if self.process_group is None else self.process_group.rows
         with noisy(self._net, self.noise_name, weights, self.layout.split(std), **places) as net:
             return nll(net)
 

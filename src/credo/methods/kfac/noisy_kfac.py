@@ -58,7 +58,7 @@ class NoisyKFAC(Posterior):
     mean. `mean()` and `std()` are those of single weights. Parameters that are not random have neither noise nor prior.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class NoisyKFAC(Posterior):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and whose new inverses and steps are found; what it yields takes them."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.process_group):
             nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll, examples=examples, weights=weights)
@@ -248,7 +248,7 @@ class NoisyKFAC(Posterior):
                 found = watch.result() if watch is not None else found
             if calls is not None:
                 key = flat.new_key(self.generator)
-                rows = WHOLE if self.team is None else self.team.rows
+                rows = WHOLE if self.process_group is None else self.process_group.rows
                 found = sampled_curvature(
                     self.plan, calls, leaves.values(), self.likelihood, key, rows, counted, outputs
                 )

@@ -1,4 +1,4 @@
-"""What the passes before a natural-gradient update found, gathered, and averaged over the processes of a team."""
+"""What the passes before a natural-gradient update found, gathered, and averaged over processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.distributed.process_group import Team
+from credo.core.distributed.process_group import ProcessGroup
 from credo.core.example_counts import EVERY, Counted
 from credo.core.per_example.layer_rules import widened
 from credo.methods.natural.validate import refuse_loss
@@ -96,31 +96,31 @@ class Gathered:
             self.leaves = None
 
     @contextmanager
-    def dropped_on_error(self, team: Team | None = None) -> Iterator[None]:
-        """If what is inside fails, nothing stays gathered, and the team is told."""
+    def dropped_on_error(self, process_group: ProcessGroup | None = None) -> Iterator[None]:
+        """If what is inside fails, nothing stays gathered, and the process group is told."""
         try:
             yield
         except BaseException as error:
             self.clear()
-            if team is not None:
-                team.failed(error)
+            if process_group is not None:
+                process_group.failed(error)
             raise
 
 
 def average_(found: Gathered, posterior: Any) -> None:
-    """In a team, what was gathered becomes the mean over all processes' passes, as of one pass; and losses are checked.
+    """When distributed, average what was gathered over all processes' passes, and check their losses.
 
     Also the gradients of the likelihood's own parameters.
     """
-    team, descent = posterior.team, posterior.descent
-    if team is None or not team.defers:
+    process_group, descent = posterior.process_group, posterior.descent
+    if process_group is None or not process_group.defers:
         return
     own = [*descent.parameters.values()] if descent is not None else []
     gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
     curvatures = [*found.curvatures.values()]
     if found.flat_curvature is not None:
         curvatures.append(found.flat_curvature)
-    with found.dropped_on_error(team):
+    with found.dropped_on_error(process_group):
         # Sums over examples where these are counted, and else means: processes then have equally many.
         factor = 1 / found.shares if found.unit is None else found.unit
         torch._foreach_mul_(gradients, factor)
@@ -130,7 +130,7 @@ def average_(found: Gathered, posterior: Any) -> None:
         # NaN for what is not known would be taken for a pass that failed.
         loss = 0.0 if found.is_silent else found.loss * factor
         examples = [] if found.unit is None else [found.unit * found.shares]
-        found.loss, *examples = team.average_step_(tensors, [loss, *examples], own)
+        found.loss, *examples = process_group.average_step_(tensors, [loss, *examples], own)
         found.count, found.curvature_weight = 1, 1.0
         found.shares = examples[0] if examples else 1.0
         refuse_loss(found.loss, posterior)

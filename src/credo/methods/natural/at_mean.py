@@ -19,7 +19,7 @@ from credo.core.posterior import Nll, Posterior, Terms
 class AtMean(Posterior, ABC):
     """A noisy method (`engine`) whose passes and updates are all at the mean; under the same prior."""
 
-    steps_in_team = True
+    averages_over_processes = True
     # Options of the engine that are about its noise.
     _noise_options: ClassVar[tuple[str, ...]]
 

@@ -31,7 +31,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
     Momentum and curvature are vectors over all trainable parameters, the random ones first.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
     momentum: Tensor
     curvature: Tensor
     progress: Tensor
@@ -125,7 +125,7 @@ class NaturalGaussian(GaussianPosterior, ABC):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step whose passes are gathered and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.team):
+        with statistics_kept_on_error(self.model), self._gathered.dropped_on_error(self.process_group):
             nll = same_inputs(nll) if self._has_passes else nll
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self.gather(nll, examples=examples, weights=weights)

@@ -76,9 +76,9 @@ def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: i
 
 
 def check_loss(value: float, posterior: Posterior) -> None:
-    """Refuse a loss that is NaN or infinite, in a team when all know of it."""
-    if posterior.team is not None and posterior.team.defers:
-        posterior.team.doubt(value)
+    """Refuse a loss that is NaN or infinite, in a process group when all know of it."""
+    if posterior.process_group is not None and posterior.process_group.defers:
+        posterior.process_group.doubt(value)
     else:
         refuse_loss(value, posterior)
 

@@ -213,7 +213,9 @@ class VOGN(NaturalGaussian):
         eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
         check = partial(check_loss, posterior=self)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(self._net, nll, self.layout, self._aliases, check, frozen=frozen, team=self.team)
+        slopes = weight_slopes(
+            self._net, nll, self.layout, self._aliases, check, frozen=frozen, process_group=self.process_group
+        )
         worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
         own = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         return {**self.layout.split(worst), **own}

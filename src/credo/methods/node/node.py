@@ -55,7 +55,7 @@ class NodeBNN(Posterior):
     their nodes are trained.
     """
 
-    steps_in_team = True
+    averages_over_processes = True
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ class NodeBNN(Posterior):
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
         """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.team):
+        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.process_group):
             self.descent.clear()
-            nll = weighed(nll, Counted(examples, weights), self.team)
+            nll = weighed(nll, Counted(examples, weights), self.process_group)
             nll = same_inputs(nll) if self.step_draws > 1 else nll
             self._reseed()
             first = self._random_component()
@@ -241,7 +241,7 @@ class NodeBNN(Posterior):
 
         A row has another component in the next pass.
         """
-        ours = WHOLE if self.team is None else self.team.rows
+        ours = WHOLE if self.process_group is None else self.process_group.rows
         component = (first + ours.numbers(rows, self.loc.device) + index) % self.components
         # Not by indexing, whose way back is many times slower.
         means, stds = (each.index_select(0, component) for each in (self.loc, F.softplus(self.rho)))

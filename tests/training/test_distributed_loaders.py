@@ -1,4 +1,4 @@
-"""A DataLoader under a team: resumed at the same example, and augmented for each part of the data apart."""
+"""A DataLoader under a process group: resumed at the same example, and augmented for each part of the data apart."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ DATA = TensorDataset(torch.arange(24.0).unsqueeze(1), torch.zeros(24, dtype=torc
 
 
 def trained(path: Path | None, *, until: int | None = None) -> list[list[int]]:
-    """The examples of each batch that a team of one trains on."""
+    """The examples of each batch that a process group of one trains on."""
     seen: list[list[int]] = []
     posterior = credo.MAP(nn.Linear(1, 2), data_size=24)
     credo.distribute(posterior)
@@ -63,7 +63,9 @@ def test_workers_of_different_parts_are_seeded_apart_and_those_of_one_part_alike
     def drawn(rank: int, *, mc_groups: int, epoch: int = 0) -> float:
         loader, terms = Seeding(), SimpleNamespace(loss=0.0, nll=0.0, penalty=0.0, kl=None)
         posterior: Any = SimpleNamespace(
-            team=SimpleNamespace(rank=rank, data_rank=rank // mc_groups), device=torch.device("cpu"), lr_scale=1.0
+            process_group=SimpleNamespace(rank=rank, data_rank=rank // mc_groups),
+            device=torch.device("cpu"),
+            lr_scale=1.0,
         )
         posterior.step = lambda loss: terms
         with torch.random.fork_rng(devices=[]):

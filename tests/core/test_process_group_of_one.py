@@ -1,4 +1,4 @@
-"""A team of one process: the path of several without any exchange; and what `distribute` refuses."""
+"""A process group of one process: the path of several without any exchange; and what `distribute` refuses."""
 
 import copy
 import pickle
@@ -37,14 +37,20 @@ def loss(net: nn.Module, factor: float = 1.0) -> Tensor:
 
 def test_alone_there_is_no_traffic_and_one_part(network: nn.Module) -> None:
     posterior = VOGN(network, data_size=10)
-    assert posterior.team is None
-    team = distribute(posterior)
-    assert posterior.team is team
+    assert posterior.process_group is None
+    process_group = distribute(posterior)
+    assert posterior.process_group is process_group
     posterior.step(loss)
-    assert (team.rank, team.world, team.data_rank, team.data_groups, team.mc_rank) == (0, 1, 0, 1, 0)
-    assert team.is_first
-    assert (team.reductions, team.bytes_sent) == (0, 0)
-    assert [team.agree(False), team.agree(True)] == [False, True]
+    assert (
+        process_group.rank,
+        process_group.world,
+        process_group.data_rank,
+        process_group.data_groups,
+        process_group.mc_rank,
+    ) == (0, 1, 0, 1, 0)
+    assert process_group.is_first
+    assert (process_group.reductions, process_group.bytes_sent) == (0, 0)
+    assert [process_group.agree(False), process_group.agree(True)] == [False, True]
     assert join().world == 1
 
 
@@ -71,22 +77,22 @@ def test_a_loss_that_is_not_finite_is_refused_where_it_is(network: nn.Module) ->
 def test_members_have_a_team_of_their_own(network: nn.Module) -> None:
     members = [MAP(copy.deepcopy(network), data_size=10, seed=i) for i in range(3)]
     ensemble = Ensemble(members)
-    team = distribute(ensemble)
-    assert team.members is not None
-    assert team.members.own == (0, 1, 2)
-    assert all(member.team is team.members.team for member in members)
+    process_group = distribute(ensemble)
+    assert process_group.members is not None
+    assert process_group.members.own == (0, 1, 2)
+    assert all(member.process_group is process_group.members.process_group for member in members)
     ensemble.step(loss)
 
 
 def test_copies_share_the_team_and_pickles_have_none(network: nn.Module) -> None:
     posterior = VOGN(network, data_size=10)
-    team = distribute(posterior, batchnorm="sync")
-    assert copy.deepcopy(posterior).team is team
-    assert copy.deepcopy(network)[1].link is team.peers  # type: ignore[index]
+    process_group = distribute(posterior, batchnorm="sync")
+    assert copy.deepcopy(posterior).process_group is process_group
+    assert copy.deepcopy(network)[1].link is process_group.peers  # type: ignore[index]
     restored = pickle.loads(pickle.dumps(network))
     assert isinstance(restored[1], SyncedBatchNorm1d)
     assert restored[1].link is None
-    assert pickle.loads(pickle.dumps(team)) is None
+    assert pickle.loads(pickle.dumps(process_group)) is None
 
 
 def test_synchronised_layers_are_torchs_own_for_one_process(network: nn.Module) -> None:
@@ -115,7 +121,7 @@ def test_wrong_options(network: nn.Module, options: dict[str, Any], message: str
 
 
 class Lonely(MAP):
-    steps_in_team = False
+    averages_over_processes = False
 
 
 def test_methods_that_step_alone_are_refused(network: nn.Module) -> None:
