@@ -40,6 +40,7 @@ class TrainingWatch:
 
     def __init__(self) -> None:
         self.start: float | None = None
+        self.limit = -math.inf  # of the NLL, above which it counts as far above its start
         self.above = 0
         self.told = self.compared = False
 
@@ -50,23 +51,28 @@ class TrainingWatch:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`."""
         self.start, self.above, self.told = state["start"], state["above"], state["told"]
+        self.limit = -math.inf if self.start is None else _limit(self.start)
 
     def after_step(self, nll: float, posterior: Posterior) -> None:
         """Take a step's NLL; warn if it has been far above its start for too long."""
         if math.isnan(nll):  # a loop of one's own did not say
             return
         if self.start is None:
-            self.start = nll
-        limit = self.start + ABOVE_START * max(abs(self.start), 1.0)
-        self.above = self.above + 1 if nll > limit else 0
+            self.start, self.limit = nll, _limit(nll)
+        self.above = self.above + 1 if nll > self.limit else 0
         if self.above < STEPS_ABOVE or self.told:
             return
         self.told = True
         if posterior.process_group is None or posterior.process_group.is_first:
             _warn(
-                f"Training diverges: for {STEPS_ABOVE} steps in a row the NLL was above {limit:.3g} (now {nll:.3g}), "
-                f"and {self.start:.3g} at the first step. Start again with {' or '.join(_smaller_steps(posterior))}."
+                f"Training diverges: for {STEPS_ABOVE} steps in a row the NLL was above {self.limit:.3g} "
+                f"(now {nll:.3g}), and {self.start:.3g} at the first step. "
+                f"Start again with {' or '.join(_smaller_steps(posterior))}."
             )
+
+
+def _limit(start: float) -> float:
+    return start + ABOVE_START * max(abs(start), 1.0)
 
 
 def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], Tensor]) -> None:

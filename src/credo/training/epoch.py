@@ -56,7 +56,7 @@ def run_epoch(
             break
         posterior.lr_scale = scale(progress.epoch + progress.step / total)
         counted = {} if counts is None else counts(batch).given()
-        terms = posterior.step(lambda net, batch=batch: nll(net, batch), **counted)  # type: ignore[misc]
+        terms = posterior.step(lambda net, batch=batch: nll(net, batch), **counted)
         _add(progress.sums, terms)
         progress.step += 1
         after_step(terms)
