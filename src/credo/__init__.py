@@ -6,7 +6,7 @@ A posterior is a module around your untouched network; it can draw weights, make
 import warnings
 from typing import Any
 
-from credo import optim, priors
+from credo import methods, optim, priors
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
@@ -26,34 +26,13 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
-from credo.methods import (
-    BBB,
-    IVON,
-    KFAC,
-    MAP,
-    METHODS,
-    OGN,
-    VOGN,
-    AdversarialSampling,
-    Ensemble,
-    MCDropout,
-    NodeBNN,
-    NoisyKFAC,
-)
+from credo.methods import *  # noqa: F403
 from credo.models import summary
 from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
 
 __all__ = [
-    "BBB",
-    "IVON",
-    "KFAC",
-    "MAP",
-    "METHODS",
-    "OGN",
-    "VOGN",
-    "AdversarialSampling",
     "Bernoulli",
     "Categorical",
     "ClassPrediction",
@@ -61,16 +40,12 @@ __all__ = [
     "CredoError",
     "Diagnosis",
     "DivergenceWarning",
-    "Ensemble",
     "FileFormatError",
     "Finding",
     "GaussianNoise",
     "GaussianPosterior",
     "Likelihood",
     "LostProcessError",
-    "MCDropout",
-    "NodeBNN",
-    "NoisyKFAC",
     "NonFiniteError",
     "Posterior",
     "Predictor",
@@ -101,6 +76,7 @@ __all__ = [
     "summary",
     "train",
 ]
+__all__ += methods.__all__
 
 _RENAMED = {
     "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),
