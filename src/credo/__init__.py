@@ -11,8 +11,13 @@ from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
 from credo.core.errors import (
+    CheckpointWarning,
     CredoError,
+    CredoWarning,
+    DataSizeWarning,
+    DataWarning,
     DivergenceWarning,
+    ExampleCountWarning,
     FileFormatError,
     LostProcessError,
     NonFiniteError,
@@ -35,11 +40,16 @@ from credo.version import __version__
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "CheckpointWarning",
     "ClassPrediction",
     "Counted",
     "CredoError",
+    "CredoWarning",
+    "DataSizeWarning",
+    "DataWarning",
     "Diagnosis",
     "DivergenceWarning",
+    "ExampleCountWarning",
     "FileFormatError",
     "Finding",
     "GaussianNoise",

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
+from credo.core.errors import DataSizeWarning
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches
 from credo.data import Batches
@@ -55,7 +56,7 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
             f"data_size={posterior.data_size}, but the loader has {count} examples: prior and data are weighed as if "
             f"there were {posterior.data_size:,}. Give data_size={high}; if another weight of the data is meant, say "
             "so by temperature.",
-            UserWarning,
+            DataSizeWarning,
             stacklevel=2,
         )
 

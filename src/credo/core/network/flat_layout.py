@@ -179,11 +179,6 @@ def substituted(
         _refresh_flat_weights(recurrent.values())
 
 
-def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters under the optimizer, by name: the network's, the likelihood's, the posterior's own."""
-    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}
-
-
 def parameters_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
     """The network's parameters of these names."""
     split = ((name, *name.rpartition(".")) for name in names)
@@ -215,26 +210,26 @@ def random_names(model: nn.Module, random: Random) -> list[str]:
     with two or more dimensions, `"last"`: those of the last layer; else name globs (`"*"` is really everything) or a
     predicate of name and parameter. Parameters with `requires_grad=False` are never chosen.
     """
-    candidates = trainable(model)
-    chosen = _choose(model, candidates, random)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    chosen = _choose(model, trainable, random)
     if not chosen:
         raise ValueError(
-            f"random={random!r} chooses no parameter of {type(model).__name__}; trainable ones: {_listing(candidates)}."
+            f"random={random!r} chooses no parameter of {type(model).__name__}; trainable ones: {_listing(trainable)}."
         )
     return chosen
 
 
-def _choose(model: nn.Module, candidates: Mapping[str, nn.Parameter], random: Random) -> list[str]:
+def _choose(model: nn.Module, trainable: Mapping[str, nn.Parameter], random: Random) -> list[str]:
     if callable(random):
-        return [name for name, p in candidates.items() if random(name, p)]
+        return [name for name, p in trainable.items() if random(name, p)]
     if random in ("all", "weights"):
         affine = _norm_affine(model)
         smallest = 2 if random == "weights" else 0
-        return [name for name, p in candidates.items() if name not in affine and p.dim() >= smallest]
+        return [name for name, p in trainable.items() if name not in affine and p.dim() >= smallest]
     if random == "last":
-        return _last_layer([name for name in candidates if name not in _norm_affine(model)])
+        return _last_layer([name for name in trainable if name not in _norm_affine(model)])
     patterns = [random] if isinstance(random, str) else list(random)
-    return chosen_names(candidates, patterns, "parameter or glob in random=")
+    return chosen_names(trainable, patterns, "parameter or glob in random=")
 
 
 def _norm_affine(model: nn.Module) -> set[str]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import unknown
-from credo.core.network.flat_layout import inverse_softplus, trainable
-from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name
+from credo.core.network.flat_layout import inverse_softplus
+from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name, trainable
 from credo.methods.node.elbo_terms import KINDS
 from credo.methods.node.layers import NodeLayer, node_dtype
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from credo.core.errors import FileFormatError
+from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, why_torch
 from credo.core.support.files import earlier, left_overs, require_file, write_atomically
 from credo.core.support.tensor_files import parse_archive
@@ -50,7 +50,7 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
         warnings.warn(
             f"{path} is missing, so training starts again; {_listed(found)} is not used. To go on from there, rename "
             f"it to {path.name}.",
-            UserWarning,
+            CheckpointWarning,
             stacklevel=2,
         )
         return None
@@ -68,7 +68,7 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
             warnings.warn(
                 f"{' '.join(damaged)} Going on from the checkpoint before it, {place}; what came after is trained "
                 "again.",
-                UserWarning,
+                CheckpointWarning,
                 stacklevel=2,
             )
         return content
