@@ -59,7 +59,7 @@ def test_the_kl_of_an_epoch_counts_once_or_training_does_not_begin(kind: str) ->
         weights.append(terms.penalty / terms.kl * N)
 
     wrong = bbb(N, kl_weight="blundell", batches=100)
-    with pytest.raises(ValueError, match=r"told of batches=100.*the loader has 10.*Give batches=10"):
+    with pytest.raises(ValueError, match=r"expects batches=100.*the loader has 10.*Give batches=10"):
         fit(wrong, loader)
     assert wrong.steps == 0
     right = bbb(N, kl_weight="blundell", batches=10)
@@ -69,7 +69,7 @@ def test_the_kl_of_an_epoch_counts_once_or_training_does_not_begin(kind: str) ->
 
 def test_members_of_an_ensemble_are_asked_too() -> None:
     members = [bbb(N, kl_weight="blundell", batches=b, seed=b) for b in (10, 11)]
-    with pytest.raises(ValueError, match="told of batches=11"):
+    with pytest.raises(ValueError, match="expects batches=11"):
         fit(credo.Ensemble(members), LOADERS["batches"]())
 
 
