@@ -168,7 +168,7 @@ def price_(
     )  # fmt: skip
 
 
-class Update(ctypes.Structure):
+class UpdateStruct(ctypes.Structure):
     """Hyper-parameters of one natural-gradient update, documented in flat.cpp."""
 
     _fields_ = tuple(
@@ -198,14 +198,14 @@ def update_(
         curvatures: Accumulated curvature estimates.
         momentum: Running average of gradients.
         curvature: Running average of curvatures.
-        numbers: Fields of `Update`.
+        numbers: Fields of `UpdateStruct`.
         dry: Only compute the return values.
     """
     sums = (ctypes.c_double * 2)()
     size = momentum.numel()
     loaded().credo_update(
         means.pointers, gradients.pointers, curvatures.pointers, means.sizes, INT64(means.count), address(momentum),
-        address(curvature), INT64(size), ctypes.byref(Update(**numbers)), int(dry), sums, threads_for(size),
+        address(curvature), INT64(size), ctypes.byref(UpdateStruct(**numbers)), int(dry), sums, threads_for(size),
     )  # fmt: skip
     return sums[0], sums[1]
 
