@@ -243,7 +243,7 @@ def test_a_killed_process_is_an_error_of_the_others_at_once(folder: Path) -> Non
 
 def test_a_process_that_does_not_answer_is_an_error_after_the_timeout(folder: Path) -> None:
     first, _ = load(folder, "hanging", 2)
-    assert first["messages"][0].startswith("LostProcessError: Process 0 of 2: another process was lost or did not")
+    assert first["messages"][0].startswith("LostProcessError: Process 0 of 2: another process was lost or timed out")
     assert first["same"]
     assert 0.9 < first["seconds"] < 20
 

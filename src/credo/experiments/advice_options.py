@@ -21,7 +21,7 @@ def setting_of(name: str, argument: str | None, method: Mapping[str, Any]) -> st
     if not equals or not key.isidentifier():
         return argument
     if key == "twin":
-        return "--twin runs/plain"
+        return "--baseline runs/plain"
     if key == "draws" and name == "few-draws":
         return f"--draws {value}"
     if key in _OF_TRAINING:

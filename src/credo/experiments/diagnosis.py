@@ -24,7 +24,7 @@ def diagnose_run(
     *,
     draws: int = DRAWS,
     examples: int = EXAMPLES,
-    twin: Run | None = None,
+    baseline: Run | None = None,
     on_stage: OnStage | None = None,
     on_unwritable: Callable[[OSError], None] | None = None,
 ) -> Diagnosis:
@@ -36,13 +36,13 @@ def diagnose_run(
         run: the trained run.
         draws: weight draws; 32 settle what is judged.
         examples: training and test examples to measure on, at most; 1000 settle what is judged.
-        twin: a run of the plain network on the same data; the file says which, under `asked`.
+        baseline: a run of the plain network on the same data; the file says which, under `asked`.
         on_stage: called with each stage that begins.
         on_unwritable: called with the error if the file cannot be written (a folder that is read-only, a full disk).
             Without it that error is raised, and the diagnosis is lost.
     """
     posterior = run.posterior()
-    other = None if twin is None else _twin(run, twin)
+    other = None if baseline is None else _baseline(run, baseline)
     experiment = run.experiment()
     # The run's own model has its weights: where they began may be gone.
     prepared = prepare(replace(experiment, model={**experiment.model, "weights": None}))
@@ -57,7 +57,7 @@ def diagnose_run(
         on_stage=on_stage,
     )
     try:
-        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, baseline)})
     except OSError as error:
         if on_unwritable is None:
             raise
@@ -65,24 +65,23 @@ def diagnose_run(
     return diagnosis
 
 
-def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, twin: Run | None = None) -> dict[str, Any]:
-    """What a diagnosis depends on beside the run itself; the twin's folder is relative to the run's."""
-    beside = None if twin is None else os.path.relpath(twin.folder.resolve(), run.folder.resolve())
-    return {"twin": beside, "draws": draws, "examples": examples, "version": __version__}
+def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, baseline: Run | None = None) -> dict[str, Any]:
+    """What a diagnosis depends on beside the run itself; the baseline's folder is relative to the run's."""
+    beside = None if baseline is None else os.path.relpath(baseline.folder.resolve(), run.folder.resolve())
+    return {"baseline": beside, "draws": draws, "examples": examples, "version": __version__}
 
 
-def stored_diagnosis(run: Run, *, twin: Run | None = None) -> dict[str, Any] | None:
-    """An earlier diagnosis, if `diagnose_run` with this twin and else its defaults would only repeat it.
+def stored_diagnosis(run: Run, *, baseline: Run | None = None) -> dict[str, Any] | None:
+    """An earlier diagnosis, if `diagnose_run` with this baseline and else its defaults would only repeat it.
 
-    One that is older than a model it is about, or that was asked of another twin, with other draws or examples, or by
-    another version, is None.
+    None if it is older than one of the models, or was made with other options or by another version.
     """
     path = run.folder / DIAGNOSIS
-    models = [each.folder / MODEL for each in (run, twin) if each is not None]
+    models = [each.folder / MODEL for each in (run, baseline) if each is not None]
     if not path.exists() or path.stat().st_mtime < max(model.stat().st_mtime for model in models):
         return None
     found = read_json(path)
-    return found if found.get("asked") == asked(run, twin=twin) else None
+    return found if found.get("asked") == asked(run, baseline=baseline) else None
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
@@ -96,11 +95,11 @@ def read_log(run: Run) -> list[dict[str, Any]]:
     return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0
 
 
-def _twin(run: Run, twin: Run) -> Any:
-    mine, other = run.experiment().data, twin.experiment().data
+def _baseline(run: Run, baseline: Run) -> Any:
+    mine, other = run.experiment().data, baseline.experiment().data
     if mine != other:
         raise ValueError(
-            f"The twin {twin.folder} was trained on other data ({other}) than {run.folder} ({mine}): "
+            f"The baseline {baseline.folder} was trained on other data ({other}) than {run.folder} ({mine}): "
             "its numbers cannot be compared. Train it on the same."
         )
-    return twin.posterior()
+    return baseline.posterior()
