@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.wrapped_networks import check_alone
 from credo.core.divergence import TrainingWatch
@@ -356,6 +357,10 @@ class Posterior(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior."""
 
+    def describe(self) -> Description:
+        """Properties that inspectors read; every method fills in those that it has."""
+        return Description()
+
     def masks(self) -> dict[str, Tensor]:
         """Which weights are not pruned, by parameter name."""
         return masks_by_name(self.model, self.kept)
@@ -449,3 +454,8 @@ class GaussianPosterior(Posterior, ABC):
     @abstractmethod
     def std(self) -> dict[str, Tensor]:
         """Posterior standard deviations of the random parameters, by name."""
+
+    def describe(self) -> Description:
+        """One standard deviation for each random weight that is not pruned."""
+        masks = self.masks()
+        return Description(spread_count=sum(int(masks[name].sum()) for name in self.std()))
