@@ -16,13 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from credo.compress import prune
+from credo.core.parameter_counts import parameter_counts
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.data import DataMissingError, Dataset, Split, load_dataset
 from credo.evaluate.ensembles import ensemble_study
 from credo.evaluate.suite import quick_metrics
 from credo.experiments.config import in_order, make_experiment, prepare
-from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.runs import CHECKPOINT, Run, versions
 from credo.predict import predict
 from credo.training.files.checkpoint import load_checkpoint

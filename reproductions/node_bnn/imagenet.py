@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.parameter_counts import parameter_counts
 from credo.data.errors import DataMissingError
-from credo.experiments.parameter_counts import node_numbers, parameter_counts
 from credo.experiments.runs import versions
 from credo.methods import MAP, NodeBNN
 from credo.models import build_model, load_named_weights
@@ -210,7 +210,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     numbers = {str(components): scores(prediction.probs, prediction.targets)}
     if variant == "sgd":
         numbers["scaled"] = scores(cross_scaled(prediction.probs, prediction.targets), prediction.targets)
-    counts = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
+    counts = {**parameter_counts(posterior), "nodes": posterior.describe().spread_count}
     about = {"network": "resnet50", "variant": variant, "seed": 0, "seconds": seconds}
     return {**about, "parameters": counts, "numbers": numbers, "versions": versions()}
 

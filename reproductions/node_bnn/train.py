@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.parameter_counts import parameter_counts
 from credo.core.posterior import Posterior
 from credo.data import Dataset, Split, corruption_kinds
 from credo.evaluate import ece, nll_each, temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.corruption_study import shift_study
-from credo.experiments.parameter_counts import node_numbers, parameter_counts
 from credo.experiments.runs import Run, versions
 from credo.methods import Ensemble
 from credo.predict import predict_classes
@@ -45,7 +45,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
             if arguments["variant"] == "sgd":
                 numbers["scaled"] = scores(cross_scaled(probs, labels), labels)
     about = {key: arguments[key] for key in ("network", "variant")}
-    sizes = {**parameter_counts(posterior), "nodes": node_numbers(posterior)}
+    sizes = {**parameter_counts(posterior), "nodes": posterior.describe().spread_count}
     return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
 
 

@@ -17,12 +17,11 @@ from credo.compress.dead_units import Weights, chosen_entries, remove_dead_, sel
 from credo.compress.layer_resizing import resize_
 from credo.compress.prune import check_prunable
 from credo.compress.structure import links
+from credo.core.description import WeightState
 from credo.core.errors import UnsupportedModelError
 from credo.core.network.flat_layout import Layout
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.prior import Prior
-from credo.methods.bbb.bbb import BBB
-from credo.methods.natural.base import NaturalGaussian
 
 Chosen = Mapping[str, Mapping[int, Tensor]]
 
@@ -54,13 +53,13 @@ def compact(posterior: Posterior) -> Posterior:
     masks = {name: select(mask, chosen.get(name, {})) for name, mask in weights.masks.items()}
     if not all(bool(mask.all()) for mask in masks.values()):
         smaller.keep_(masks)
-    for key, vector in _vectors(posterior, weights, variances, chosen, smaller).items():
-        getattr(smaller, key).copy_(vector)
-    smaller.likelihood.load_state_dict(posterior.likelihood.state_dict())
+    new = smaller.describe().state
+    for key, old in posterior.describe().state.items():
+        new[key].values.copy_(_resized(key, old, new[key].layout, weights, variances, chosen))
+    rest = {key: t for key, t in posterior.state_dict().items() if key.startswith("likelihood.") or key == "progress"}
+    smaller.load_state_dict(rest, strict=False)
     smaller.generator.set_state(posterior.generator.get_state())
     smaller.steps = posterior.steps
-    if isinstance(posterior, NaturalGaussian):
-        cast(NaturalGaussian, smaller).has_curvature = posterior.has_curvature
     return smaller.train(posterior.training)
 
 
@@ -84,15 +83,13 @@ def _smaller(model: nn.Module, weights: Weights) -> tuple[nn.Module, Chosen]:
 
 def _made_again(posterior: Posterior, model: nn.Module, chosen: Chosen) -> Posterior:
     """A posterior with the same options over the smaller network; its state is still a new one's."""
-    options = posterior.config()
+    options, about = posterior.config(), posterior.describe()
     if options.get("optimizer", "") is None:  # a function, which a description does not hold
         options["optimizer"] = cast(Any, posterior).descent.choice
     if options.get("kl_weight", "") is None:
-        options["kl_weight"] = cast(Any, posterior).kl_weight
-    prior = getattr(posterior, "prior", None)
-    layout = getattr(posterior, "layout", None)
-    if prior is not None and layout is not None:
-        options["prior"] = _prior(prior, options["prior"], layout, chosen)
+        options["kl_weight"] = about.kl_weight
+    if about.prior is not None and about.layout is not None:
+        options["prior"] = _prior(about.prior, options["prior"], about.layout, chosen)
     kind: Any = type(posterior)
     made: Posterior = kind(model, data_size=posterior.data_size, **options)
     return made
@@ -118,38 +115,24 @@ def _device(vectors: Mapping[str, Tensor | None]) -> torch.device:
     return next(vector.device for vector in vectors.values() if vector is not None)
 
 
-def _vectors(
-    posterior: Posterior, weights: Weights, before: Mapping[str, Tensor], chosen: Chosen, smaller: Posterior
-) -> dict[str, Tensor]:
-    """The posterior's own vectors for the smaller network: ρ, or momentum and curvature."""
-    if isinstance(posterior, BBB):
-        return {"rho": _rho(posterior, weights, before, chosen, cast(BBB, smaller))}
-    if isinstance(posterior, NaturalGaussian):
-        layout, new = posterior.split.layout, cast(NaturalGaussian, smaller).split.layout
-        curvature = layout.split(posterior.curvature, cast=False)
-        for name in (n for n in weights.folded if n in before and posterior.has_curvature):
-            # σ² = scale/(curvature + …), whatever the rest is.
-            change = 1 / weights.variances[name].double() - 1 / before[name].double()
-            curvature[name] = curvature[name] + (posterior.variance_scale * change).to(curvature[name].dtype)
-        momentum = layout.split(posterior.momentum, cast=False)
-        return {"momentum": _small(momentum, chosen, new), "curvature": _small(curvature, chosen, new)}
-    return {}
-
-
-def _rho(posterior: BBB, weights: Weights, before: Mapping[str, Tensor], chosen: Chosen, smaller: BBB) -> Tensor:
+def _resized(
+    key: str,
+    old: WeightState,
+    layout: Layout | None,
+    weights: Weights,
+    before: Mapping[str, Tensor],
+    chosen: Chosen,
+) -> Tensor:
+    """A vector of the posterior's state for the smaller network; biases that took over constants have new variances."""
     folded = [name for name in weights.folded if name in before]
-    if not posterior.spread.per_weight:
+    if old.layout is None or layout is None:
         if folded:
             raise UnsupportedModelError(
-                "spread='relative-layer' has one α for a whole tensor, and what dead units leave in the biases "
+                f"{key} has one entry for a whole tensor, and what dead units leave in the biases "
                 f"{', '.join(sorted(folded))} has another: such a posterior can be pruned but not made smaller."
             )
-        return posterior.rho.detach()
-    pieces = posterior.layout.split(posterior.rho.detach())
-    for name in folded:
-        pieces[name] = posterior.spread.rho_for(weights.means[name], weights.variances[name].sqrt())
-    return _small(pieces, chosen, smaller.layout)
-
-
-def _small(pieces: Mapping[str, Tensor], chosen: Chosen, layout: Layout) -> Tensor:
+        return old.values
+    pieces = old.layout.split(old.values.detach(), cast=False)
+    for name in folded if old.refit is not None else ():
+        pieces[name] = old.refit(pieces[name], weights.means[name], before[name], weights.variances[name])
     return layout.flatten({name: select(piece, chosen.get(name, {})) for name, piece in pieces.items()})

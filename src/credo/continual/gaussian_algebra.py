@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import HasMoments
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout, all_names, inverse_softplus, parameters_at
 from credo.core.posterior import Posterior
@@ -72,13 +73,12 @@ class Belief:
 
 def belief_of(posterior: Posterior) -> Belief:
     """Means and standard deviations of a posterior that has both; of noisy K-FAC those of each weight by itself."""
-    mean, std = (getattr(posterior, name, None) for name in ("mean", "std"))
-    if not (callable(mean) and callable(std)):
+    if not isinstance(posterior, HasMoments):
         raise ValueError(
             f"{type(posterior).__name__} has no Gaussian over its weights. BBB, VOGN, IVON and NoisyKFAC have one; "
             "of an ensemble take the parts."
         )
-    return Belief(mean(), std())
+    return Belief(posterior.mean(), posterior.std())
 
 
 def merge(posteriors: Iterable[Posterior], *, prior: Gaussian | float | None = None) -> BBB:
@@ -147,14 +147,14 @@ def compare(a: Posterior, b: Posterior) -> dict[str, float]:
 
 
 def _common_prior(posteriors: Sequence[Posterior]) -> Gaussian:
-    priors = [getattr(posterior, "prior", None) for posterior in posteriors]
+    priors = [posterior.describe().prior for posterior in posteriors]
     first = priors[0]
     if not isinstance(first, Gaussian):
         raise ValueError("The posteriors' prior is not Gaussian: their product has no closed form.")
     for other in priors[1:]:
         same = isinstance(other, Gaussian) and all(
-            torch.equal(torch.as_tensor(getattr(first, key)), torch.as_tensor(getattr(other, key)))
-            for key in ("mean", "scale")
+            torch.equal(torch.as_tensor(mine), torch.as_tensor(its))
+            for mine, its in ((first.mean, other.mean), (first.scale, other.scale))
         )
         if not same:
             raise ValueError("The posteriors have different priors. Give the one to divide by as prior=.")
@@ -163,7 +163,8 @@ def _common_prior(posteriors: Sequence[Posterior]) -> Gaussian:
 
 def _common_temperature(posteriors: Sequence[Posterior]) -> float:
     """The temperature of all, at which the likelihood of each part counts 1/temperature times."""
-    values = [float(getattr(posterior, "temperature", 1.0)) for posterior in posteriors]
+    found = [posterior.describe().temperature for posterior in posteriors]
+    values = [1.0 if temperature is None else temperature for temperature in found]
     if not all(math.isclose(value, values[0], rel_tol=1e-6) for value in values):
         raise ValueError(
             f"The posteriors have different temperatures, {', '.join(f'{value:g}' for value in values)}: the data of "

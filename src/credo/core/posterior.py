@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import as_json, recorded
+from credo.core.description import Description
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
@@ -217,6 +218,10 @@ class Posterior(ThreadSafe, Prunable, ABC):
             self._watch.after_step(terms.nll, self)
         return terms
 
+    def describe(self) -> Description:
+        """Properties that inspectors read; every method fills in those that it has."""
+        return Description()
+
     # -- saving ------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -285,3 +290,8 @@ class GaussianPosterior(Posterior, ABC):
     @abstractmethod
     def std(self) -> dict[str, Tensor]:
         """Posterior standard deviations of the random parameters, by name."""
+
+    def describe(self) -> Description:
+        """One standard deviation for each random weight that is not pruned."""
+        masks = self.masks()
+        return Description(spread_count=sum(int(masks[name].sum()) for name in self.std()))

@@ -111,33 +111,25 @@ def method_of(posterior: Posterior) -> Method:
     """What kind of posterior this is."""
     parts = leaves(posterior)
     first, likelihood = parts[0], parts[0].likelihood
-    noise = getattr(first, "noise_name", None)
+    about, parameters = first.describe(), inspect.signature(type(first)).parameters
     return Method(
         name=type(posterior).__name__,
         random=posterior.is_random,
         gaussian=len(gaussian_leaves(posterior)) == len(parts),
         members=len(parts),
-        has_prior=any(_has_prior(leaf) for leaf in parts),
-        noise=noise if isinstance(noise, str) else None,
+        has_prior=any(leaf.describe().has_prior for leaf in parts),
+        noise=about.noise,
         fixed_noise_level=isinstance(likelihood, GaussianNoise)
         and not (likelihood.learn or likelihood.heteroscedastic),
-        rate=getattr(first, "rate", None),
-        arguments=frozenset(inspect.signature(type(first)).parameters),
+        rate=about.rate,
+        arguments=frozenset(parameters),
         lr=_number(first.config().get("lr")),
-        usual_lr=_number(getattr(inspect.signature(type(first)).parameters.get("lr"), "default", None)),
+        usual_lr=_number(parameters["lr"].default) if "lr" in parameters else None,
     )
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _has_prior(leaf: Posterior) -> bool:
-    if gaussian_leaves(leaf):
-        return True
-    # MC-dropout and OGN keep their prior in the posterior that they wrap.
-    inner = [leaf, *(module for module in leaf.children() if isinstance(module, Posterior))]
-    return any(getattr(one, "prior", None) is not None for one in inner)
 
 
 def _statistics(found: Statistics, metric: str) -> dict[str, Any]:

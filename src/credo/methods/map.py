@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.example_counts import Counted, weighed
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import statistics_kept_on_error
@@ -105,6 +106,12 @@ class MAP(Posterior):
         """Constructor arguments, a predicate as the names it chose; a custom optimiser is not kept."""
         prior = None if self.prior is None else self.prior.config()
         return {**self._config, "prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
+
+    def describe(self) -> Description:
+        """A prior, if there is one, and nothing else."""
+        if self.prior is None:
+            return Description(has_prior=False)
+        return Description(prior=self.prior, layout=self.layout)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.descent.optimizer

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from credo.core.errors import CredoError, NonFiniteError
+from credo.core.parameter_counts import parameter_counts
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
 from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
-from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
 from credo.predict import ClassPrediction, Prediction, predict
 from credo.report.compare import difference, further_intervals, metrics_of

@@ -50,7 +50,7 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
                 f"{len(loader)}: the KL would not count once an epoch. Give batches={len(loader)}."
             )
     known = None if counted else known_size(loader)
-    if known is None or not any(_uses_size(part) for part in posterior.parts):
+    if known is None or not any(part.describe().has_prior for part in posterior.parts):
         return
     low, high = known
     if not low <= posterior.data_size * _FACTOR <= high * _FACTOR**2:
@@ -143,8 +143,3 @@ def known_size(loader: Any) -> tuple[int, int] | None:
     elif isinstance(loader.sampler, Sized):
         sizes.append(len(loader.sampler))
     return min(sizes), max(sizes) * process_count()
-
-
-def _uses_size(part: Posterior) -> bool:
-    """Return whether `data_size` matters: not for maximum likelihood. Some KLs have no prior in the config."""
-    return callable(getattr(part, "kl", None)) or part.config().get("prior", "") is not None

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from credo.core.network.flat_layout import Layout
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.prior import Prior
 from credo.doctor.no_side_effects import leaves
 from credo.doctor.thresholds import COLLAPSED_NATS
 
@@ -51,8 +50,8 @@ def kept_layout(leaf: GaussianPosterior) -> Layout:
 def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
     """Mean and standard deviation of the prior by parameter name; None where a method does not tell its prior."""
     layout = kept_layout(leaf)
-    prior = getattr(leaf, "prior", None)
-    if not isinstance(prior, Prior):
+    prior = leaf.describe().prior
+    if prior is None:
         return None
     flat = []
     for value in prior.moments_for(layout.flatten(leaf.mean()), layout.flatten(leaf.std())):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from credo.core.description import Description
 from credo.core.kl_schedule import forgotten
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.prior import Prior
 from credo.doctor.measure.layers import gaussian_leaves, kept_layout, layer_states, prior_moments
 from credo.doctor.no_side_effects import leaves, quiet
 
@@ -46,9 +45,10 @@ def objective(
     """The objective's terms from the NLL of draws and the cost of widening σ (see `gradient_noise`)."""
     parts = leaves(posterior)
     kl = _mean([_kl(leaf, seed) for leaf in parts])
-    temperature = _mean([_number(leaf, "temperature") for leaf in parts])
-    weight = _mean([kl_weight(leaf, steps, batches) for leaf in parts])
-    data_size = posterior.data_size * (_mean([augmentation(leaf) for leaf in parts]) or 1.0)
+    described = [leaf.describe() for leaf in parts]
+    temperature = _mean([about.temperature for about in described])
+    weight = _mean([kl_weight(about, steps, batches) for about in described])
+    data_size = posterior.data_size * (_mean([about.augmentation for about in described]) or 1.0)
     scale = None if temperature is None or weight is None else temperature * weight
     effective = None if scale is None else scale * examples / data_size
     pull = _mean([noise_pull(leaf) for leaf in gaussian_leaves(posterior)])
@@ -66,17 +66,11 @@ def objective(
     )
 
 
-def augmentation(leaf: Posterior) -> float:
-    """The factor by which a method counts its data more than once; 1 for those without one."""
-    value = leaf.config().get("augmentation", 1.0)
-    return float(value) if isinstance(value, int | float) else 1.0
-
-
-def kl_weight(leaf: Posterior, steps: int, batches: int) -> float | None:
+def kl_weight(about: Description, steps: int, batches: int) -> float | None:
     """The KL's weight averaged over one epoch from step `steps` on; 1 where that is not known (0 steps)."""
-    weight: Callable[[int], float] | None = getattr(leaf, "kl_weight", None)
-    if not callable(weight):
-        return 1.0 if _number(leaf, "temperature") is not None else None
+    weight = about.kl_weight
+    if weight is None:
+        return 1.0 if about.temperature is not None else None
     if weight is forgotten:
         return None
     if steps == 0:  # a file does not say how long it was trained
@@ -87,8 +81,8 @@ def kl_weight(leaf: Posterior, steps: int, batches: int) -> float | None:
 def noise_pull(leaf: GaussianPosterior) -> float | None:
     """−d/dt KL(q with (1+t)·σ ‖ p) at t = 0: Σ (1 − σ²/s²) for a Gaussian prior of standard deviation s."""
     mean, std = leaf.mean(), leaf.std()
-    prior = getattr(leaf, "prior", None)
-    if isinstance(prior, Prior):
+    prior = leaf.describe().prior
+    if prior is not None:
         layout = kept_layout(leaf)
         t = torch.zeros((), device=leaf.device, requires_grad=True)
         kl = prior.kl(layout.flatten(mean), layout.flatten(std) * (1 + t))
@@ -103,18 +97,12 @@ def noise_pull(leaf: GaussianPosterior) -> float | None:
 
 
 def _kl(leaf: Posterior, seed: int) -> float | None:
-    own = getattr(leaf, "kl", None)
-    if callable(own):
+    own = leaf.describe().kl
+    if own is not None:
         with quiet(leaf, seed), torch.no_grad():
-            value: Tensor = own()
-            return float(value)
+            return float(own())
     found = [state.kl for state in layer_states(leaf)]
     return sum(kl for kl in found if kl is not None) if found and None not in found else None
-
-
-def _number(leaf: Posterior, name: str) -> float | None:
-    value = getattr(leaf, name, None)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description, WeightState
 from credo.core.divergence import compare_draw
 from credo.core.example_counts import Counted, weighed
 from credo.core.kernels import flat
@@ -222,6 +223,24 @@ class BBB(DrawnGradients):
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
+
+    def describe(self) -> Description:
+        """Prior, KL and σ."""
+        rho = WeightState(
+            self.rho,
+            self.layout if self.spread.per_weight else None,
+            lambda _, mean, before, after: self.spread.rho_for(mean, after.sqrt()),
+        )
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            kl=self.kl,
+            kl_weight=self.kl_weight,
+            temperature=self.temperature,
+            noise=self.noise_name,
+            spread_count=self.rho.numel(),
+            state={"rho": rho},
+        )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also which layers were found to need weight draws: finding them anew would use up random numbers."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
 from credo.core.example_counts import Counted, weighed
@@ -273,6 +274,16 @@ class NodeBNN(Posterior):
         """Constructor arguments; what initialisation gave is in the tensors."""
         prior = None if self.weight_prior is None else self.weight_prior.config()
         return {**self._config, "weight_prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
+
+    def describe(self) -> Description:
+        """KL and moments of the node variables; there is no prior over random weights."""
+        return Description(
+            kl=self.kl,
+            kl_weight=self.kl_weight,
+            temperature=self.temperature,
+            noise=self.noise_name,
+            spread_count=self.loc.numel() + self.rho.numel(),
+        )
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.descent.optimizer

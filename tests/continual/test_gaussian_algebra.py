@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.continual import Belief, Learner, Task, belief_of
+from credo.core.description import Description
 from credo.core.network.flat_layout import Layout, parameters_at
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian
@@ -38,6 +39,9 @@ class Conjugate(GaussianPosterior):
 
     def std(self) -> dict[str, Tensor]:
         return {"weight": self.precision.rsqrt().reshape(1, -1)}
+
+    def describe(self) -> Description:
+        return Description(prior=self.prior, layout=self.layout, spread_count=FEATURES)
 
     def step(self, nll: Nll) -> Terms:
         weight = parameters_at(self.model, ["weight"])["weight"]
