@@ -86,7 +86,7 @@ def _made_again(posterior: Posterior, model: nn.Module, chosen: Chosen) -> Poste
     """A posterior with the same options over the smaller network; its state is still a new one's."""
     options = posterior.config()
     if options.get("optimizer", "") is None:  # a function, which a description does not hold
-        options["optimizer"] = cast(Any, posterior).descent.choice
+        options["optimizer"] = cast(Any, posterior).optimizer_step.choice
     if options.get("kl_weight", "") is None:
         options["kl_weight"] = cast(Any, posterior).kl_weight
     prior = getattr(posterior, "prior", None)

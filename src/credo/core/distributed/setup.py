@@ -199,8 +199,8 @@ def _check_steps(posterior: Posterior) -> None:
     if lonely:
         raise UnsupportedModelError(
             f"{lonely[0]} makes every step alone, so the processes would part. A method of your own can be distributed "
-            "if its steps average gradients by ProcessGroup.average_step_, as Descent does it in "
-            "cleared_on_error(self.process_group); "
+            "if its steps average gradients by ProcessGroup.average_step_, as OptimizerStep does it in "
+            "guarded(self.process_group); "
             "then say so: averages_over_processes = True. If the processes are meant to train different networks: "
             "independent=True."
         )
