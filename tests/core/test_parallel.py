@@ -103,7 +103,7 @@ class Own(MAP):
 
     def step(self, nll: Callable[[nn.Module], Tensor]) -> Any:
         with self.sampled() as net:
-            self.descent.step(nll(net), at=self.steps)
+            self.optimizer_step.step(nll(net), at=self.steps)
         self.steps += 1
         return None
 

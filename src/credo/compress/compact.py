@@ -85,7 +85,7 @@ def _made_again(posterior: Posterior, model: nn.Module, chosen: Chosen) -> Poste
     """A posterior with the same options over the smaller network; its state is still a new one's."""
     options, about = posterior.config(), posterior.describe()
     if options.get("optimizer", "") is None:  # a function, which a description does not hold
-        options["optimizer"] = cast(Any, posterior).descent.choice
+        options["optimizer"] = cast(Any, posterior).optimizer_step.choice
     if options.get("kl_weight", "") is None:
         options["kl_weight"] = about.kl_weight
     if about.prior is not None and about.layout is not None:

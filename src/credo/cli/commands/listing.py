@@ -12,7 +12,7 @@ from credo.cli.output import errors_explained, print_json, print_table
 from credo.core.errors import unknown
 from credo.core.kl_schedule import KL_WEIGHTS
 from credo.core.likelihood import LIKELIHOODS
-from credo.core.optimizer_step import OPTIMIZERS
+from credo.core.optimizers import OPTIMIZERS
 from credo.core.prior import PRIORS
 from credo.data import AUGMENTATIONS, DATASETS
 from credo.experiments.defaults import method_options

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import Likelihood
-from credo.core.optimizer_step import Descent
+from credo.core.optimizer_step import OptimizerStep as Descent
 
 _LR = 1e-2
 

@@ -32,7 +32,13 @@ from credo.core.per_example.plan import SquarePlan
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
-from credo.methods.adversarial_sampling import AdversarialSampling, is_attack, make_attack, unknown_noise, weight_slopes
+from credo.methods.adversarial_sampling import (
+    AdversarialSampling,
+    is_attack,
+    make_attack,
+    unknown_noise,
+    weight_gradients,
+)
 from credo.methods.natural.accumulator import Gathered
 from credo.methods.natural.base import NaturalGaussian
 from credo.methods.natural.likelihood_params import likelihood_gradients, likelihood_kept_on_error, put_back_
@@ -205,7 +211,7 @@ class VOGN(NaturalGaussian):
 
     def _worst_weights(self, nll: Nll, attack: AdversarialSampling, counted: Counted) -> dict[str, Tensor]:
         total = counted.total
-        if total is not None:  # slopes are averaged over processes, and only their signs matter
+        if total is not None:  # gradients are averaged over processes, and only their signs matter
             nll = partial(_times, nll, total)
         random = parameters_at(self.model, self.layout.names)
         with torch.no_grad():
@@ -213,10 +219,10 @@ class VOGN(NaturalGaussian):
         eps = flat.normal(self.layout.size, self.generator, device=std.device, dtype=std.dtype)
         check = partial(check_loss, posterior=self)
         frozen = not attack.attack_statistics
-        slopes = weight_slopes(
+        gradients = weight_gradients(
             self._net, nll, self.layout, self._aliases, check, frozen=frozen, process_group=self.process_group
         )
-        worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, slopes, self.layout))
+        worst = torch.addcmul(mean, std, attack.worst_noise(eps, mean, std, gradients, self.layout))
         own = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
         return {**self.layout.split(worst), **own}
 
