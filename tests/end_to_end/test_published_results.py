@@ -22,13 +22,13 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("study", "key"), PUBLISHED)
 def test_a_published_table(study: str, key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(work: Any, cell: tables.Cell, folder: Path) -> Any:
-        raise AssertionError(f"no record of {cell.name}")
+    def missing(work: Any, job: tables.Job, folder: Path) -> Any:
+        raise AssertionError(f"no record of {job.name}")
 
     monkeypatch.setattr(tables, "_run_one", missing)
     folder = shutil.copytree(ROOT / "results" / study / "cpu", tmp_path / "cpu")
     chosen = STUDIES[study]
-    records = {cell.name: record for cell, record in chosen.cells[key](folder, scale="cpu", jobs=1)}
+    records = {job.name: record for job, record in chosen.jobs[key](folder, scale="cpu", workers=1)}
     if key in chosen.rows:  # all that are stored, in the order of the table
         stored = chosen.rows[key](folder, "cpu")
         assert {name: stored[name] for name in records} == records

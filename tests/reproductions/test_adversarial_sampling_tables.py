@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.adversarial_sampling import networks as adversarial_cells
+from reproductions.adversarial_sampling import networks as adversarial_jobs
 from reproductions.adversarial_sampling import rows as adversarial_rows
 from reproductions.adversarial_sampling import tables as adversarial_sampling
 from reproductions.jobs import SCALES
@@ -25,19 +25,19 @@ STUDY = STUDIES["adversarial-sampling"]
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("table", [1, 2, 3, 4, "differences", "settings"])
 def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int | str) -> None:
-    cells, twins = adversarial_cells.cells_of(table, scale), adversarial_cells.twins_of(table, scale)
-    assert len({cell.name for cell in [*twins, *cells]}) == len(cells) + len(twins) == STUDY.count[table](scale)
-    for cell in cells:
-        make_experiment(cell.arguments["experiment"])
-        json.dumps(cell.arguments)
-    assert {cell.arguments["twin"] for cell in cells} - {None} == {twin.name for twin in twins}
+    jobs, twins = adversarial_jobs.jobs_of(table, scale), adversarial_jobs.twins_of(table, scale)
+    assert len({job.name for job in [*twins, *jobs]}) == len(jobs) + len(twins) == STUDY.count[table](scale)
+    for job in jobs:
+        make_experiment(job.arguments["experiment"])
+        json.dumps(job.arguments)
+    assert {job.arguments["twin"] for job in jobs} - {None} == {twin.name for twin in twins}
     for twin in twins:
         assert make_experiment(twin.arguments["experiment"]).method["name"] == "map"
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_twin_is_the_same_network_in_every_table(scale: str) -> None:
-    every = [twin for table in STUDY.table for twin in adversarial_cells.twins_of(table, scale)]
+    every = [twin for table in STUDY.table for twin in adversarial_jobs.twins_of(table, scale)]
     assert len({twin.name for twin in every}) == len({json.dumps(twin.arguments) for twin in every}) > 0
 
 
@@ -71,14 +71,14 @@ def test_the_longer_training_takes_as_many_passes() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_network_has_a_curve_of_single_draws(scale: str) -> None:
     for table in (1, 2, 4):
-        for cell in adversarial_cells.cells_of(table, scale):
-            training = make_experiment(cell.arguments["experiment"]).training
+        for job in adversarial_jobs.jobs_of(table, scale):
+            training = make_experiment(job.arguments["experiment"]).training
             assert (training.validation >= 100, training.validation_draws) == (True, 1)
 
 
 def test_the_sweep_shares_networks_with_table_1() -> None:
-    sweep, first = adversarial_cells.cells_of(4, "cpu"), adversarial_cells.cells_of(1, "cpu")
-    shared = {cell.name for cell in sweep} & {cell.name for cell in first}
+    sweep, first = adversarial_jobs.jobs_of(4, "cpu"), adversarial_jobs.jobs_of(1, "cpu")
+    shared = {job.name for job in sweep} & {job.name for job in first}
     assert shared == {"scratch-mnist-lenet5-bbb", "scratch-mnist-lenet5-as"}
     weights = [make_experiment(c.arguments["experiment"]).method["noise"] for c in sweep]
     assert [0.0 if w == "weights" else w["weight"] for w in weights] == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -86,7 +86,7 @@ def test_the_sweep_shares_networks_with_table_1() -> None:
 
 def test_a_fine_tuned_network_is_trained_measured_and_tabled(tmp_path: Path) -> None:
     """From the twin in the folder beside it, that both variants share."""
-    found = {cell.name: record for cell, record in adversarial_cells.run_table(2, tmp_path, scale="smoke", jobs=1)}
+    found = {job.name: record for job, record in adversarial_jobs.run_table(2, tmp_path, scale="smoke", workers=1)}
     (twin,) = (name for name in found if name.startswith("twin"))
     assert found[twin]["numbers"]["accuracy"] > 30
     record = found["tuned-digits-convnet-as"]
@@ -95,7 +95,7 @@ def test_a_fine_tuned_network_is_trained_measured_and_tabled(tmp_path: Path) -> 
     assert numbers["highest"] == pytest.approx(100 * float(accuracies.max()))
     for name in ("ensembled", "lowest", "highest"):
         assert record["intervals"][name][0] <= numbers[name] <= record["intervals"][name][1]
-        right = adversarial_cells.unpacked(record["hits"])[name]
+        right = adversarial_jobs.unpacked(record["hits"])[name]
         assert 100 * float(right.mean()) == pytest.approx(numbers[name])
     assert set(numbers["retained"]) == {"0.2", "0.4", "0.6", "0.8", "1"}
     assert len(record["curve"]) == 2
@@ -107,7 +107,7 @@ def test_a_fine_tuned_network_is_trained_measured_and_tabled(tmp_path: Path) -> 
     assert all(len(row) == len(table.columns) for row in table.rows)
     before = (tmp_path / "networks" / f"{twin}.json").stat().st_mtime_ns
     (tmp_path / "networks" / "tuned-digits-convnet-as.json").unlink()
-    again = {cell.name: r for cell, r in adversarial_cells.run_table(2, tmp_path, scale="smoke", jobs=1)}
+    again = {job.name: r for job, r in adversarial_jobs.run_table(2, tmp_path, scale="smoke", workers=1)}
     unlike = {"wall"}
     assert {k: v for k, v in again["tuned-digits-convnet-as"].items() if k not in unlike} == {
         k: v for k, v in record.items() if k not in unlike
@@ -123,7 +123,7 @@ def some_record(lowest: list[int], highest: list[int], ensembled: list[int]) -> 
         "draws": 7,
         "case": "some",
         "variant": "bbb",
-        "hits": adversarial_cells.packed({name: torch.tensor(right) for name, right in hits.items()}),
+        "hits": adversarial_jobs.packed({name: torch.tensor(right) for name, right in hits.items()}),
     }
 
 
@@ -143,7 +143,7 @@ def test_differences_are_paired_image_by_image() -> None:
 
 def test_tables_of_differences_and_settings_show_what_is_there() -> None:
     plain, ours = some_record([0, 1], [1, 1], [1, 1]), some_record([1, 1], [1, 1], [1, 1])
-    names = [cell.name for table in ("differences", "settings") for cell in adversarial_cells.cells_of(table, "smoke")]
+    names = [job.name for table in ("differences", "settings") for job in adversarial_jobs.jobs_of(table, "smoke")]
     records = {name: dict(plain if name.endswith(("bbb", "long")) else ours) for name in names}
     table = STUDY.table["differences"](records, "smoke")
     assert len(table.rows) == 2 * 2 + 5, "from scratch and fine-tuned against two, and five λ"
@@ -177,9 +177,9 @@ def test_intervals_of_shares_are_wilsons() -> None:
 @pytest.mark.parametrize("size", [1, 7, 8, 10_000])
 def test_hits_are_packed_without_loss(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    hits = {name: torch.randint(2, (size,), generator=generator).double() for name in adversarial_cells.STORED}
-    stored = json.loads(json.dumps(adversarial_cells.packed(hits)))
-    found = adversarial_cells.unpacked(stored)
+    hits = {name: torch.randint(2, (size,), generator=generator).double() for name in adversarial_jobs.STORED}
+    stored = json.loads(json.dumps(adversarial_jobs.packed(hits)))
+    found = adversarial_jobs.unpacked(stored)
     assert all(torch.equal(found[name], hits[name]) for name in hits)
     assert torch.equal(found["spread"], hits["highest"] - hits["lowest"])
 
@@ -201,8 +201,8 @@ def test_figures_are_drawn_from_records(tmp_path: Path, monkeypatch: pytest.Monk
         intervals = {name: [value - 1, value + 1] for name, value in numbers.items()}
         return {"numbers": numbers, "intervals": intervals, "curve": [0.5, 0.75, at / 100]}
 
-    cells = [cell for table in (1, 4) for cell in adversarial_cells.cells_of(table, "cpu")]
-    records = {cell.name: record(70.0 + index) for index, cell in enumerate(cells)}
+    jobs = [job for table in (1, 4) for job in adversarial_jobs.jobs_of(table, "cpu")]
+    records = {job.name: record(70.0 + index) for index, job in enumerate(jobs)}
     drawn = adversarial_sampling.draw_figures(records, "cpu", tmp_path)
     assert [p.name for p in drawn] == [
         "curves-scratch-mnist-lenet5.png",
@@ -214,8 +214,8 @@ def test_figures_are_drawn_from_records(tmp_path: Path, monkeypatch: pytest.Monk
     assert plain[0] == long[0] == [1, 2, 3]
     assert attacked[0] == [7, 14, 21], "an epoch with the attack takes seven passes"
     assert plain[1] == pytest.approx([50, 25, 100 - records["scratch-mnist-lenet5-bbb"]["curve"][-1] * 100])
-    sweep = adversarial_cells.sweep_cells("cpu")
-    lowest = [records[cell.name]["numbers"]["lowest"] for cell in sweep.values()]
+    sweep = adversarial_jobs.sweep_jobs("cpu")
+    lowest = [records[job.name]["numbers"]["lowest"] for job in sweep.values()]
     assert lines[2][2] == ([0, 0.2, 0.4, 0.6, 0.8, 1.0], lowest)
     del records["lambda-0.4"]
     assert len(adversarial_sampling.draw_figures(records, "cpu", tmp_path)) == 2

@@ -13,7 +13,7 @@ from reproductions.bayesian_cnn import networks as bayesian_cnn
 from reproductions.bayesian_cnn import rows
 from reproductions.bayesian_cnn.tables import draw_figures
 from reproductions.bayesian_cnn.uncertainty import class_split, snapshot
-from reproductions.jobs import SCALES, Cell, run_cells
+from reproductions.jobs import SCALES, Job, run_jobs
 from reproductions.studies import STUDIES
 
 from credo.compress import prune
@@ -25,17 +25,17 @@ from credo.predict import predict
 from credo.training.schedule import Plateau
 
 STUDY = STUDIES["bayesian-cnn"]
-TABLES = list(bayesian_cnn.CELLS)
+TABLES = list(bayesian_cnn.JOBS)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("table", TABLES)
 def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int | str) -> None:
-    cells = bayesian_cnn.CELLS[table](scale)
-    assert len({cell.name for cell in cells}) == len(cells) == STUDY.count[table](scale)
-    for cell in cells:
-        json.dumps(cell.arguments)
-        for experiment in cell.arguments.get("experiments", {"": cell.arguments.get("experiment")}).values():
+    jobs = bayesian_cnn.JOBS[table](scale)
+    assert len({job.name for job in jobs}) == len(jobs) == STUDY.count[table](scale)
+    for job in jobs:
+        json.dumps(job.arguments)
+        for experiment in job.arguments.get("experiments", {"": job.arguments.get("experiment")}).values():
             found = make_experiment(experiment)
             build_model(**{**found.model, "inputs": [1, 28, 28] if found.data["name"] == "mnist" else [3, 32, 32]})
 
@@ -61,17 +61,17 @@ def test_the_forms_of_noise_and_deviation() -> None:
         "weights-relative": ("weights", "relative", "ard"),
     }
     for scale in ("cpu", "paper"):
-        cells = {cell.arguments["form"]: cell for cell in bayesian_cnn.form_cells(scale)}
-        methods = {form: make_experiment(cell.arguments["experiment"]).method for form, cell in cells.items()}
+        jobs = {job.arguments["form"]: job for job in bayesian_cnn.form_jobs(scale)}
+        methods = {form: make_experiment(job.arguments["experiment"]).method for form, job in jobs.items()}
         assert {form: (m["noise"], m["spread"], m["kl"]) for form, m in methods.items()} == wanted
 
 
 def test_tables_share_their_networks() -> None:
-    first = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("cpu")}
-    others = [cell for table in TABLES[1:-1] for cell in bayesian_cnn.CELLS[table]("cpu")]
-    shared = [cell for cell in others if cell.name in first]
-    assert all(first[cell.name] == cell.arguments for cell in shared)
-    assert {cell.name for cell in others} - set(first) == {
+    first = {job.name: job.arguments for job in bayesian_cnn.accuracy_jobs("cpu")}
+    others = [job for table in TABLES[1:-1] for job in bayesian_cnn.JOBS[table]("cpu")]
+    shared = [job for job in others if job.name in first]
+    assert all(first[job.name] == job.arguments for job in shared)
+    assert {job.name for job in others} - set(first) == {
         "lenet5-bayesian-mnist-weights-free",
         "lenet5-bayesian-mnist-lrt-relative",
         "lenet5-bayesian-mnist-weights-relative",
@@ -82,7 +82,7 @@ def test_tables_share_their_networks() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As cells run: several threads may sum the same numbers in another order, and differ in the last digits."""
+    """As jobs run: several threads may sum the same numbers in another order, and differ in the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -95,10 +95,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("study")
     wanted = ("lenet5-bayesian-mnist", "alexnet-frequentist-cifar100", "alexnet-bayesian-cifar100")
     found = {}
-    for cell in bayesian_cnn.accuracy_cells("smoke"):
-        if cell.name in wanted:
-            record = bayesian_cnn.train_cell(cell.arguments, folder / cell.name)
-            found[cell.name] = {**json.loads(json.dumps(record)), "arguments": cell.arguments, "folder": str(folder)}
+    for job in bayesian_cnn.accuracy_jobs("smoke"):
+        if job.name in wanted:
+            record = bayesian_cnn.train_job(job.arguments, folder / job.name)
+            found[job.name] = {**json.loads(json.dumps(record)), "arguments": job.arguments, "folder": str(folder)}
     return found
 
 
@@ -166,8 +166,8 @@ def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str
 
 def test_held_out_images_are_no_training_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At scale paper a fifth is held out: accuracy in training is of the others."""
-    cell = next(cell for cell in bayesian_cnn.dropout_cells("smoke") if cell.arguments["kind"] == "frequentist")
-    experiment = {**cell.arguments["experiment"]}
+    job = next(job for job in bayesian_cnn.dropout_jobs("smoke") if job.arguments["kind"] == "frequentist")
+    experiment = {**job.arguments["experiment"]}
     experiment["training"] = {**experiment["training"], "validation": 0.2}
     measured: list[int] = []
 
@@ -176,8 +176,8 @@ def test_held_out_images_are_no_training_images(tmp_path: Path, monkeypatch: pyt
         return ensemble_study(posterior, batches, sizes, **options)
 
     monkeypatch.setattr(bayesian_cnn, "ensemble_study", study)
-    arguments = {**cell.arguments, "experiment": experiment, "watched": True}
-    record = bayesian_cnn.train_cell(arguments, tmp_path)
+    arguments = {**job.arguments, "experiment": experiment, "watched": True}
+    record = bayesian_cnn.train_job(arguments, tmp_path)
     prepared = prepare(make_experiment(experiment))
     assert measured == [len(prepared.loader.split), 359] == [1150, 359]
     run = bayesian_cnn.Run(tmp_path / "run")
@@ -204,7 +204,7 @@ def test_foreign_data_that_are_not_there_are_named(
 def test_missing_data_are_missed_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CREDO_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digits, cifar = (Cell(name, {"experiment": {"data": {"name": name}}}) for name in ("digits", "cifar100"))
+    digits, cifar = (Job(name, {"experiment": {"data": {"name": name}}}) for name in ("digits", "cifar100"))
     run: list[str] = []
 
     def work(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -212,26 +212,26 @@ def test_missing_data_are_missed_before_anything_is_trained(monkeypatch: pytest.
         return {}
 
     with pytest.raises(DataMissingError, match="cifar100"):
-        list(run_cells(work, [digits, cifar], tmp_path / "records", jobs=1))
+        list(run_jobs(work, [digits, cifar], tmp_path / "records", workers=1))
     assert run == []
-    list(run_cells(work, [digits], tmp_path / "records", jobs=1))
+    list(run_jobs(work, [digits], tmp_path / "records", workers=1))
     assert run == ["digits"]
 
 
 def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:
-    cell = next(cell for cell in bayesian_cnn.uncertainty_cells("smoke") if cell.arguments["data"] == "mnist")
-    whole = records[cell.name]["epochs"]
+    job = next(job for job in bayesian_cnn.uncertainty_jobs("smoke") if job.arguments["data"] == "mnist")
+    whole = records[job.name]["epochs"]
     run = bayesian_cnn.Run(tmp_path / "run")
-    stopped = run.train(make_experiment(cell.arguments["experiment"]), draws=5)
+    stopped = run.train(make_experiment(job.arguments["experiment"]), draws=5)
     next(stopped)
     stopped.close()  # type: ignore[attr-defined]
     assert not (run.folder / bayesian_cnn.EPOCHS).exists()
-    assert bayesian_cnn._train(run, cell.arguments) == whole
-    assert bayesian_cnn._train(run, cell.arguments) == whole, "a finished run only reads its file"
+    assert bayesian_cnn._train(run, job.arguments) == whole
+    assert bayesian_cnn._train(run, job.arguments) == whole, "a finished run only reads its file"
 
 
 def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    sizes = {cell.name: bayesian_cnn.size_cell(cell.arguments, tmp_path) for cell in bayesian_cnn.size_cells("smoke")}
+    sizes = {job.name: bayesian_cnn.size_job(job.arguments, tmp_path) for job in bayesian_cnn.size_jobs("smoke")}
     made = {key: STUDY.table[key](sizes if key == "parameters" else records, "smoke") for key in TABLES}
     for table in made.values():
         assert table.rows
@@ -281,8 +281,8 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
 def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[str, dict[str, Any]]) -> None:
     first = records["lenet5-bayesian-mnist"]
     assert first["arguments"]["experiment"]["method"]["std_init"] == 0.05
-    cells = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("smoke")}
-    other = {**first, "arguments": cells["lenet5-bayesian-cifar10"]}
+    jobs = {job.name: job.arguments for job in bayesian_cnn.accuracy_jobs("smoke")}
+    other = {**first, "arguments": jobs["lenet5-bayesian-cifar10"]}
     table = STUDY.table["pruning"]({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
     (told,) = [note for note in table.notes if note.startswith("LeNet-5, Bayesian")]
     assert told.endswith(
@@ -301,18 +301,18 @@ def test_the_pictures_say_what_was_trained(
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
-    cell = next(cell for cell in bayesian_cnn.size_cells("smoke") if cell.name == "lenet5")
-    counts = bayesian_cnn.size_cell(cell.arguments, tmp_path)["counts"]
+    job = next(job for job in bayesian_cnn.size_jobs("smoke") if job.name == "lenet5")
+    counts = bayesian_cnn.size_job(job.arguments, tmp_path)["counts"]
     network = sum(
         p.numel()
-        for p in prepare(make_experiment(cell.arguments["experiments"]["frequentist"])).posterior.model.parameters()
+        for p in prepare(make_experiment(job.arguments["experiments"]["frequentist"])).posterior.model.parameters()
     )
     assert counts["frequentist"]["needed"] == network
     assert counts["bayesian"]["needed"] == counts["relative"]["needed"] == 2 * network
     assert counts["relative-layer"]["needed"] == network + 8
     weights = sum(
         p.numel()
-        for p in prepare(make_experiment(cell.arguments["experiments"]["bayesian"])).posterior.model.parameters()
+        for p in prepare(make_experiment(job.arguments["experiments"]["bayesian"])).posterior.model.parameters()
         if p.dim() > 1
     )
     assert counts["pruned"]["needed"] == 2 * (network - round(0.5 * weights))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reproductions.adversarial_sampling import networks as adversarial_cells
-from reproductions.jobs import Cell, Table
+from reproductions.adversarial_sampling import networks as adversarial_jobs
+from reproductions.jobs import Job, Table
 from reproductions.studies import STUDIES, Study
 from reproductions.weight_sampling import attack_sets as weight_sampling_sets
 from reproductions.weight_sampling import networks as weight_sampling
@@ -22,36 +22,36 @@ STUDY = ("reproduce", "weight-sampling", "--table", 1, "--scale", "smoke", "--jo
 
 
 @pytest.fixture
-def few_cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two networks in both settings; the list fills with the cells that are trained."""
+def few_jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two networks in both settings; the list fills with the jobs that are trained."""
     monkeypatch.setattr(weight_sampling, "RHOS", (-3.0,))
     monkeypatch.setattr(weight_sampling, "STRENGTHS", (0.01,))
     monkeypatch.setattr(weight_sampling, "RUNS", 3)
     trained: list[str] = []
-    original = weight_sampling.train_cell
+    original = weight_sampling.train_job
 
     def counted(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         trained.append(folder.name)
         return original(arguments, folder)
 
-    monkeypatch.setattr(weight_sampling, "train_cell", counted)
+    monkeypatch.setattr(weight_sampling, "train_job", counted)
     return trained
 
 
-CELLS = ["tuned-bayesian--3", "tuned-deterministic-0.01", "literal-bayesian--3", "literal-deterministic-0.01"]
+JOBS = ["tuned-bayesian--3", "tuned-deterministic-0.01", "literal-bayesian--3", "literal-deterministic-0.01"]
 
 
-def test_a_table_from_end_to_end(call: Call, few_cells: list[str]) -> None:
+def test_a_table_from_end_to_end(call: Call, few_jobs: list[str]) -> None:
     result = call(*STUDY)
-    assert few_cells == CELLS
+    assert few_jobs == JOBS
     assert "Table 1: accuracy on unperturbed data" in result.stdout
     assert "4/4 literal-deterministic-0.01" in result.stderr
     assert "Scale smoke: digits, a tiny network" in result.stderr
     table = json.loads(Path("out/table1.json").read_text())
     assert table["scale"] == "smoke"
     assert [row[0] for row in table["rows"]] == ["bayesian ρ=-3", "deterministic λ=0.01"]
-    for row, cell in zip(table["rows"], CELLS[:2], strict=True):
-        record = json.loads(Path(f"out/table1/{cell}.json").read_text())
+    for row, job in zip(table["rows"], JOBS[:2], strict=True):
+        record = json.loads(Path(f"out/table1/{job}.json").read_text())
         mean = record["numbers"]["test"]["mean"]
         paper = weight_sampling.PAPER["test"][record["value"]]
         assert row[4:6] == [f"{paper:.2f}", f"{mean:.2f}"]
@@ -60,33 +60,33 @@ def test_a_table_from_end_to_end(call: Call, few_cells: list[str]) -> None:
         assert all(value in result.stdout for value in row)
 
 
-def test_records_are_not_trained_again_and_json_is_json(call: Call, few_cells: list[str]) -> None:
+def test_records_are_not_trained_again_and_json_is_json(call: Call, few_jobs: list[str]) -> None:
     first = json.loads(call(*STUDY, "--json").stdout)
-    few_cells.clear()
+    few_jobs.clear()
     again = json.loads(call(*STUDY, "--json").stdout)
-    assert few_cells == []
+    assert few_jobs == []
     assert again == first
     assert first[0]["columns"][0] == "network"
     assert len(first[0]["rows"]) == 2
 
 
-def test_interrupted_and_started_again(call: Call, few_cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = weight_sampling.train_cell
+def test_interrupted_and_started_again(call: Call, few_jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = weight_sampling.train_job
 
     def interrupted(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-        if len(few_cells) == 2:
+        if len(few_jobs) == 2:
             raise KeyboardInterrupt
         return counted(arguments, folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weight_sampling, "train_cell", interrupted)
+        patch.setattr(weight_sampling, "train_job", interrupted)
         assert "Run the same command again" in call(*STUDY, code=130).stderr
-    assert few_cells == CELLS[:2]
+    assert few_jobs == JOBS[:2]
     call(*STUDY)
-    assert few_cells == CELLS
+    assert few_jobs == JOBS
 
 
-def test_records_of_another_scale_are_not_taken(call: Call, refused: Refused, few_cells: list[str]) -> None:
+def test_records_of_another_scale_are_not_taken(call: Call, refused: Refused, few_jobs: list[str]) -> None:
     call(*STUDY)
     other = [part if part != "smoke" else "cpu" for part in STUDY]
     assert "is the record of other settings or another scale" in refused(*other)
@@ -106,15 +106,15 @@ def test_a_table_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_set_aside_and_tables_run_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int | str] = []
 
-    def cells(key: int | str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    def jobs(key: int | str, folder: Path, *, scale: str, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
         ran.append(key)
-        yield Cell("one", {}), {}
+        yield Job("one", {}), {}
 
     keys: tuple[int | str, ...] = (1, "all", "extra")
     study = Study(
         "some",
         count=dict.fromkeys(keys, lambda scale: 1),
-        cells={key: partial(cells, key) for key in keys},
+        jobs={key: partial(jobs, key) for key in keys},
         table={
             key: lambda records, scale, key=key: Table(f"of {key}", ["a column as wide as the title"], [["b"]], [])
             for key in keys
@@ -129,9 +129,9 @@ def test_tables_set_aside_and_tables_run_first(call: Call, monkeypatch: pytest.M
     assert "of extra" in call("reproduce", "some", "--table", "extra").stdout
     assert ran == ["all", 1, "extra"]
     sampling = STUDIES["adversarial-sampling"]
-    every = {cell.name for key in (1, 2, 3, 4) for cell in adversarial_cells.cells_of(key, "cpu")}
+    every = {job.name for key in (1, 2, 3, 4) for job in adversarial_jobs.jobs_of(key, "cpu")}
     assert sampling.together == "differences"
-    assert {cell.name for cell in adversarial_cells.cells_of("differences", "cpu")} == every
+    assert {job.name for job in adversarial_jobs.jobs_of("differences", "cpu")} == every
 
 
 def test_what_there_is(call: Call) -> None:
@@ -171,9 +171,9 @@ def test_chosen_rows(call: Call) -> None:
         (("vogn", "--rows", "lenet5,alexnett"), "Unknown row 'alexnett'. Did you mean 'alexnet'?"),
     ],
 )
-def test_unknown_names(refused: Refused, few_cells: list[str], arguments: tuple[str, ...], message: str) -> None:
+def test_unknown_names(refused: Refused, few_jobs: list[str], arguments: tuple[str, ...], message: str) -> None:
     assert message in refused("reproduce", *arguments, "--output", "out")
-    assert few_cells == []
+    assert few_jobs == []
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_demo(call: Call) -> None:
     lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
     assert [line.split("│")[1].strip() for line in lines] == METHODS_SHOWN
     for line in lines:
-        accuracy, nll, ece, auroc, seconds = (float(cell) for cell in line.split("│")[2:7])
+        accuracy, nll, ece, auroc, seconds = (float(job) for job in line.split("│")[2:7])
         assert 0 <= accuracy <= 1
         assert 0 <= ece <= 1
         assert 0 <= auroc <= 1

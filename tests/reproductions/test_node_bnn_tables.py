@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reproductions.jobs import SCALES, run_cells
+from reproductions.jobs import SCALES, run_jobs
 from reproductions.node_bnn import imagenet as node_imagenet
 from reproductions.node_bnn import rows as node_rows
 from reproductions.node_bnn import tables as node_bnn
@@ -31,12 +31,12 @@ STUDY = STUDIES["node-bnn"]
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
-    for cells in (node_bnn.tuned_cells(scale), node_bnn.scratch_cells(scale), node_bnn.gamma_cells(scale)):
-        assert len({cell.name for cell in cells}) == len(cells)
-        for cell in cells:
-            make_experiment(cell.arguments["experiment"])
-            json.dumps(cell.arguments)
-    assert {c.arguments["variant"] for c in node_bnn.tuned_cells(scale)} == set(node_rows.VARIANTS)
+    for jobs in (node_bnn.tuned_jobs(scale), node_bnn.scratch_jobs(scale), node_bnn.gamma_jobs(scale)):
+        assert len({job.name for job in jobs}) == len(jobs)
+        for job in jobs:
+            make_experiment(job.arguments["experiment"])
+            json.dumps(job.arguments)
+    assert {c.arguments["variant"] for c in node_bnn.tuned_jobs(scale)} == set(node_rows.VARIANTS)
     for key, count in STUDY.count.items():
         assert count(scale) > 0, key
 
@@ -48,36 +48,36 @@ def cost(given: dict[str, Any]) -> int:
 
 
 def test_budgets_are_equal() -> None:
-    cells = {cell.name: cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet20",))}
-    costs = {name: cost(given) for name, given in cells.items()}
+    jobs = {job.name: job.arguments for job in node_bnn.tuned_jobs("cpu", ("resnet20",))}
+    costs = {name: cost(given) for name, given in jobs.items()}
     assert {count for name, count in costs.items() if not name.endswith("sgd")} == {2 * 38_400}
-    assert cells["resnet20-mc-dropout"]["passes"] == [4, 8, 16, 32]
-    assert cells["resnet20-ensemble"]["passes"] == [4]
-    assert cells["resnet20-ibnn-16"]["passes"] == [16]
-    large = [cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet56",))]
+    assert jobs["resnet20-mc-dropout"]["passes"] == [4, 8, 16, 32]
+    assert jobs["resnet20-ensemble"]["passes"] == [4]
+    assert jobs["resnet20-ibnn-16"]["passes"] == [16]
+    large = [job.arguments for job in node_bnn.tuned_jobs("cpu", ("resnet56",))]
     assert {cost(given) for given in large if given["variant"] != "sgd"} == {25_600}
-    full = [cell.arguments for cell in node_bnn.tuned_cells("paper")]
+    full = [job.arguments for job in node_bnn.tuned_jobs("paper")]
     assert {cost(given) for given in full if given["variant"] != "sgd"} == {100_000}
-    scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
+    scratch = [job.arguments for job in node_bnn.scratch_jobs("cpu")]
     assert len({cost(given) for given in scratch}) == 1
 
 
 def test_all_rows_begin_with_one_network() -> None:
-    twins = [cell.arguments["twin"] for cell in node_bnn.tuned_cells("smoke")]
+    twins = [job.arguments["twin"] for job in node_bnn.tuned_jobs("smoke")]
     assert twins[0]["training"] == node_rows.PRETRAINED["smoke"]["convnet"].training
     assert all(twin == twins[0] for twin in twins)
-    assert all(cell.arguments["twin"] is None for cell in node_bnn.tuned_cells("cpu")), "public weights"
+    assert all(job.arguments["twin"] is None for job in node_bnn.tuned_jobs("cpu")), "public weights"
 
 
 def test_which_rows_are_run() -> None:
-    names = [cell.name for cell in node_bnn.tuned_cells("cpu", ("resnet56-ibnn-4", "resnet20-sgd"))]
+    names = [job.name for job in node_bnn.tuned_jobs("cpu", ("resnet56-ibnn-4", "resnet20-sgd"))]
     assert names == ["resnet20-sgd", "resnet56-ibnn-4"]
     with pytest.raises(ValueError, match="Unknown row 'resnet20-ibnn-5'"):
-        node_bnn.tuned_cells("cpu", ("resnet20-ibnn-5",))
+        node_bnn.tuned_jobs("cpu", ("resnet20-ibnn-5",))
 
 
 def test_the_sizes(tmp_path: Path) -> None:
-    records = {cell.name: record for cell, record in STUDY.cells[1](tmp_path, scale="smoke", jobs=1)}
+    records = {job.name: record for job, record in STUDY.jobs[1](tmp_path, scale="smoke", workers=1)}
     table = STUDY.table[1](records, "smoke")
     assert [row[5] for row in table.rows][1:] == [row[6] for row in table.rows][1:], "the paper's nodes are ours"
     assert all(len(row) == len(table.columns) for row in table.rows)
@@ -86,8 +86,8 @@ def test_the_sizes(tmp_path: Path) -> None:
 def test_pretrained_rows(tmp_path: Path) -> None:
     """Every kind of row once, on digits; and again from its records."""
     wanted = ("convnet-sgd", "convnet-mc-dropout", "convnet-ensemble", "convnet-ibnn-4")
-    found = list(node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted))
-    records = {cell.name: record for cell, record in found}
+    found = list(node_bnn.run_tuned(tmp_path, scale="smoke", workers=1, rows=wanted))
+    records = {job.name: record for job, record in found}
     assert set(records) == set(wanted)
     assert set(records["convnet-sgd"]["numbers"]) == {"1", "scaled"}
     assert set(records["convnet-mc-dropout"]["numbers"]) == {"4", "8"}
@@ -108,14 +108,14 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
-    order = [cell.name for cell, _ in found]
+    order = [job.name for job, _ in found]
     assert (order[0], order[-1], len(order)) == ("convnet-mc-dropout", "convnet-sgd", 4), "the longest first"
     table = node_bnn.tuned_table(node_bnn.tuned_records(tmp_path, "smoke"), "smoke")
     assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
     assert table.rows[1][2] is None
     assert all(len(row) == len(table.columns) for row in table.rows)
-    again = {c.name: r for c, r in node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted)}
+    again = {c.name: r for c, r in node_bnn.run_tuned(tmp_path, scale="smoke", workers=1, rows=wanted)}
     assert again == records
 
 
@@ -142,19 +142,19 @@ def test_more_passes_are_added_to_those_made() -> None:
 
 
 def test_shifted_rows(tmp_path: Path) -> None:
-    cells = {cell.name: cell for cell in (*node_bnn.scratch_cells("smoke"), *node_bnn.gamma_cells("smoke"))}
+    jobs = {job.name: job for job in (*node_bnn.scratch_jobs("smoke"), *node_bnn.gamma_jobs("smoke"))}
     records = {}
     # With several jobs they may arrive in any order.
     for name in ("convnet-node-bnn-10", "convnet-node-bnn-0", "convnet-ensemble"):
-        ((_, records[name]),) = run_cells(node_train.shift_cell, [cells[name]], tmp_path, jobs=1)
+        ((_, records[name]),) = run_jobs(node_train.shift_job, [jobs[name]], tmp_path, workers=1)
         assert set(records[name]["shift"]["severities"]) == set("12345")
-    assert node_bnn.scratch_cells("smoke")[3] == node_bnn.gamma_cells("smoke")[0], "trained once for both tables"
+    assert node_bnn.scratch_jobs("smoke")[3] == node_bnn.gamma_jobs("smoke")[0], "trained once for both tables"
     table = node_bnn.scratch_table({n: records[n] for n in list(records)[1:]}, "smoke")
     assert [row[0] for row in table.rows] == ["convnet ensemble of 4", "convnet node-BNN"]
     swept = node_bnn.gamma_table({n: records[n] for n in list(records)[:2]}, "smoke")
     assert [row[0] for row in swept.rows] == ["0", "10"]
     assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
-    experiment = make_experiment(cells["convnet-node-bnn-0"].arguments["experiment"])
+    experiment = make_experiment(jobs["convnet-node-bnn-0"].arguments["experiment"])
     trained = prepare(experiment).posterior
     trained.load_state_dict(load_checkpoint(tmp_path / "runs" / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
     assert trained.steps == 4 * 10, "1238 images, 128 a batch"
@@ -228,15 +228,15 @@ def test_boxes() -> None:
 
 def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     rows = ("resnet50-sgd", "resnet50-ibnn-4")
-    run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", jobs=1, rows=rows, data="imagenet", root=str(folder))
-    records = {cell.name: record for cell, record in run}
+    run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", workers=1, rows=rows, data="imagenet", root=str(folder))
+    records = {job.name: record for job, record in run}
     stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
     assert stored == records
     table = node_bnn.tuned_table(stored, "smoke", data="imagenet")
     assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
     assert node_bnn.tuned_records(tmp_path / "out", "smoke") == {}
-    (cell,) = node_imagenet.cells("smoke", rows[1:], str(folder))
-    given, side = cell.arguments, cell.arguments["crop"]
+    (job,) = node_imagenet.jobs("smoke", rows[1:], str(folder))
+    given, side = job.arguments, job.arguments["crop"]
     net = build_model("resnet50", inputs=(3, side, side), classes=2, width=given["width"], seed=0)
     trained = credo.NodeBNN(net, data_size=10, **given["method"])
     state = load_checkpoint(tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt")["posterior"]
@@ -249,7 +249,7 @@ def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
     assert records["resnet50-ibnn-4"]["numbers"] == {
         "4": pytest.approx(node_train.scores(expected.probs, expected.targets), rel=1e-4)
     }
-    assert len(node_imagenet.cells("paper", (), str(folder))) == 5
+    assert len(node_imagenet.jobs("paper", (), str(folder))) == 5
 
 
 @pytest.mark.parametrize("name", node_imagenet.WEIGHTS)
@@ -267,11 +267,11 @@ def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, na
     with torch.no_grad():
         wanted = float(F.cross_entropy(net(x), y))
     small = {"width": 4, "crop": 64, "resize": 72, "batch_size": 4}
-    sgd, tuned = node_imagenet.cells("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
-    found = node_imagenet.tune_cell({**sgd.arguments, **small}, tmp_path / "sgd")
+    sgd, tuned = node_imagenet.jobs("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
+    found = node_imagenet.tune_job({**sgd.arguments, **small}, tmp_path / "sgd")
     assert found["numbers"]["1"]["nll"] == pytest.approx(wanted, rel=1e-4)
     still = {**tuned.arguments["method"], "lr": 1e-12, "node_lr": 1e-12, "spread": 0.01, "std_init": 1e-3}
-    node_imagenet.tune_cell({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
+    node_imagenet.tune_job({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
     state = load_checkpoint(tmp_path / "tuned" / "checkpoint.pt")["posterior"]
     (trained,) = [value for key, value in state.items() if key.endswith("layer4.2.conv3.weight")]
     torch.testing.assert_close(trained, weights["layer4.2.conv3.weight"])
@@ -279,17 +279,17 @@ def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, na
 
 def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs --root"):
-        node_imagenet.cells("smoke", (), None)
+        node_imagenet.jobs("smoke", (), None)
     with pytest.raises(ValueError, match="Unknown row 'resnet20'"):
-        node_imagenet.cells("smoke", ("resnet20",), str(folder))
+        node_imagenet.jobs("smoke", ("resnet20",), str(folder))
     with pytest.raises(DataMissingError, match="holds no images"):
         node_imagenet.FolderImages(tmp_path / "nowhere")
-    (cell,) = node_imagenet.cells("cpu", ("resnet50-sgd",), str(folder))
+    (job,) = node_imagenet.jobs("cpu", ("resnet50-sgd",), str(folder))
     with pytest.raises(DataMissingError, match=r"resnet50\.safetensors or resnet50\.pth"):
-        node_imagenet.tune_cell({**cell.arguments, "width": 4, "crop": 32}, tmp_path / "run")
+        node_imagenet.tune_job({**job.arguments, "width": 4, "crop": 32}, tmp_path / "run")
     (folder / "val" / "dog").rename(folder / "val" / "fox")
     with pytest.raises(ValueError, match=r"other classes .*\(2\): dog, fox"):
-        node_imagenet.tune_cell(cell.arguments, tmp_path / "run")
+        node_imagenet.tune_job(job.arguments, tmp_path / "run")
     (folder / "val" / "goat").mkdir()
     with pytest.raises(DataMissingError, match=r"classes without images \(1\): goat"):
         node_imagenet.FolderImages(folder / "val")
@@ -305,7 +305,7 @@ def test_a_damaged_image_is_named(folder: Path) -> None:
 
 def test_a_root_is_the_same_however_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    assert node_imagenet.cells("smoke", (), folder.name) == node_imagenet.cells("smoke", (), str(folder))
+    assert node_imagenet.jobs("smoke", (), folder.name) == node_imagenet.jobs("smoke", (), str(folder))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -314,7 +314,7 @@ def test_notes_tell_of_their_own_rows(scale: str) -> None:
     assert "MC-dropout and the 4 networks" in ours
     assert ("digits, a tiny network" in ours) == (scale == "smoke")
     assert not any(word in images for word in ("MC-dropout", "4 networks", "digits", "whatever the network"))
-    given = node_imagenet.cells(scale, (), "X")[0].arguments
+    given = node_imagenet.jobs(scale, (), "X")[0].arguments
     assert f"at {given['crop']} pixels" in images
     assert f"for {given['epochs']} epoch" in images
     assert ("torchvision's weights" in images) == given["weights"]
@@ -328,12 +328,12 @@ def test_training_sizes_are_those_of_the_data() -> None:
 def test_the_longest_rows_are_run_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names: list[str] = []
 
-    def run(work: Any, cells: Any, folder: Path, *, jobs: int) -> Any:
-        names.extend(cell.name for cell in cells)
+    def run(work: Any, jobs: Any, folder: Path, *, workers: int) -> Any:
+        names.extend(job.name for job in jobs)
         return iter(())
 
-    monkeypatch.setattr(node_bnn, "run_cells", run)
-    list(node_bnn.run_tuned(tmp_path, scale="cpu", jobs=2))
+    monkeypatch.setattr(node_bnn, "run_jobs", run)
+    list(node_bnn.run_tuned(tmp_path, scale="cpu", workers=2))
     assert names[:2] == ["resnet56-ibnn-32", "resnet56-ibnn-16"]
     assert [name.partition("-")[0] for name in names] == ["resnet56"] * 7 + ["resnet20"] * 7
     assert set(names[7:9]) == {"resnet20-mc-dropout", "resnet20-ibnn-32"}

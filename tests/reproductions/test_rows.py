@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from reproductions.jobs import Cell
+from reproductions.jobs import Job
 from reproductions.studies import STUDIES, Study, Table
 
 Call = Callable[..., Any]
@@ -72,8 +72,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """A study whose tables a and b have rows, b and c other data, d neither; the list fills with what is run."""
     done: list[tuple[str, dict[str, Any]]] = []
 
-    def cells(name: str) -> Callable[..., list[tuple[Cell, dict[str, Any]]]]:
-        def run(folder: Path, *, scale: str, jobs: int, **choice: Any) -> list[tuple[Cell, dict[str, Any]]]:
+    def jobs(name: str) -> Callable[..., list[tuple[Job, dict[str, Any]]]]:
+        def run(folder: Path, *, scale: str, workers: int, **choice: Any) -> list[tuple[Job, dict[str, Any]]]:
             done.append((name, choice))
             return []
 
@@ -83,7 +83,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     study = Study(
         "made up",
         count={name: lambda scale, **choice: 0 for name in names},
-        cells={name: cells(name) for name in names},  # type: ignore[misc]
+        jobs={name: jobs(name) for name in names},  # type: ignore[misc]
         table={name: lambda records, scale, **data: Table(f"on {data}", [], [], []) for name in names},
         rows={name: lambda folder, scale, **data: {} for name in ("a", "b")},
         data={"more": ("b", "c"), "most": ("c",)},

@@ -23,14 +23,14 @@ from credo.training import train
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
     rows = tuple(vogn_rows.NETWORKS)
-    cells = vogn.table_1_cells(scale, rows)
-    assert len({cell.name for cell in cells}) == len(cells) == STUDIES["vogn"].count[1](scale, rows=rows)
-    for cell in cells:
-        experiment = make_experiment(cell.arguments["experiment"])
+    jobs = vogn.table_1_jobs(scale, rows)
+    assert len({job.name for job in jobs}) == len(jobs) == STUDIES["vogn"].count[1](scale, rows=rows)
+    for job in jobs:
+        experiment = make_experiment(job.arguments["experiment"])
         assert experiment.training.validation == 0, "all training images, as in the paper"
         assert experiment.data["name"] == ("digits" if scale == "smoke" else "cifar10")
-        json.dumps(cell.arguments)
-    assert {(c.arguments["network"], c.arguments["optimiser"]) for c in cells} >= set(vogn_rows.PRINTED)
+        json.dumps(job.arguments)
+    assert {(c.arguments["network"], c.arguments["optimiser"]) for c in jobs} >= set(vogn_rows.PRINTED)
 
 
 def test_which_rows_are_run() -> None:
@@ -99,13 +99,13 @@ def test_weight_decay_is_given_as_a_prior() -> None:
 
 
 def small(network: str, optimiser: str) -> dict[str, Any]:
-    (cell,) = vogn.table_1_cells("smoke", (f"{network}-{optimiser}",))
-    return {**cell.arguments, "draws": 4}
+    (job,) = vogn.table_1_jobs("smoke", (f"{network}-{optimiser}",))
+    return {**job.arguments, "draws": 4}
 
 
 def test_a_row_is_measured_as_it_was_trained(tmp_path: Path) -> None:
     arguments = small("lenet5", "vogn")
-    record = vogn.train_cell(arguments, tmp_path / "run")
+    record = vogn.train_job(arguments, tmp_path / "run")
     experiment = make_experiment(arguments["experiment"])
     prepared = prepare(experiment)
     for _ in train(prepared.posterior, prepared.loader, epochs=2, schedule=experiment.training.make_schedule()):
@@ -129,12 +129,12 @@ def test_a_row_is_measured_as_it_was_trained(tmp_path: Path) -> None:
 def test_a_row_goes_on_from_its_checkpoint(tmp_path: Path, optimiser: str) -> None:
     """Killed after the first epoch, or after training and before the record."""
     arguments = small("lenet5", optimiser)
-    whole = vogn.train_cell(arguments, tmp_path / "whole")
+    whole = vogn.train_job(arguments, tmp_path / "whole")
     broken = Run(tmp_path / "broken").train(make_experiment(arguments["experiment"]), draws=4)
     next(broken)
     broken.close()  # type: ignore[attr-defined]
     for _ in range(2):
-        record = vogn.train_cell(arguments, tmp_path / "broken")
+        record = vogn.train_job(arguments, tmp_path / "broken")
         for timing in ("seconds", "seconds_per_epoch"):
             record.pop(timing, None)
             record["numbers"].pop(timing, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.jobs import SCALES, run_cells
+from reproductions.jobs import SCALES, run_jobs
 from reproductions.studies import STUDIES
 from reproductions.weight_sampling import attack_sets as weight_sampling_sets
 from reproductions.weight_sampling import networks as weight_sampling
@@ -34,18 +34,18 @@ NAMED = ("attacks", 2, 3, 4, "white-box")
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("table", NAMED)
 def test_cells_can_be_made_and_have_names_of_their_own(scale: str, table: int | str) -> None:
-    cells = [cell for stage in weight_sampling_stages.stages_of(table, scale) for cell in stage.cells]
-    assert len({cell.name for cell in cells}) == len(cells) == STUDY.count[table](scale)
-    for cell in cells:
-        make_experiment(cell.arguments["experiment"])
-        json.dumps(cell.arguments)
+    jobs = [job for stage in weight_sampling_stages.stages_of(table, scale) for job in stage.jobs]
+    assert len({job.name for job in jobs}) == len(jobs) == STUDY.count[table](scale)
+    for job in jobs:
+        make_experiment(job.arguments["experiment"])
+        json.dumps(job.arguments)
 
 
 def test_the_sources_are_the_papers() -> None:
-    cells = {cell.name: make_experiment(cell.arguments["experiment"]) for cell in weight_sampling_sets.set_cells("cpu")}
-    assert len(cells) == 12
-    assert list(cells) == list(weight_sampling_paper.BAYESIAN)[:-1]
-    for name, experiment in cells.items():
+    jobs = {job.name: make_experiment(job.arguments["experiment"]) for job in weight_sampling_sets.set_jobs("cpu")}
+    assert len(jobs) == 12
+    assert list(jobs) == list(weight_sampling_paper.BAYESIAN)[:-1]
+    for name, experiment in jobs.items():
         architecture, _, strength = name.rpartition("-")
         widths = [int(part) for part in architecture.split("-")[1:-1]]
         assert experiment.model["hidden"] == widths
@@ -65,7 +65,7 @@ def test_the_papers_averages_are_those_of_its_rows(name: str) -> None:
 
 
 def test_the_control_differs_from_its_twin_in_the_kl_alone() -> None:
-    control = make_experiment(weight_sampling_stages.control_cell("cpu").arguments["experiment"]).to_dict()
+    control = make_experiment(weight_sampling_stages.control_job("cpu").arguments["experiment"]).to_dict()
     twin = make_experiment(weight_sampling.experiment_for("bayesian", -30.0, "tuned", "cpu")).to_dict()
     assert control["method"].pop("temperature") == 0.0
     assert twin["method"].pop("temperature") == 0.1
@@ -120,8 +120,8 @@ def test_where_confidence_cannot_be_reached_the_boundary_is() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_the_margin_is_the_first_that_keeps_within_the_limit(tmp_path: Path) -> None:
-    cell = weight_sampling_sets.set_cells("smoke")[0]
-    run = weight_sampling.trained(make_experiment(cell.arguments["experiment"]), tmp_path)
+    job = weight_sampling_sets.set_jobs("smoke")[0]
+    run = weight_sampling.trained(make_experiment(job.arguments["experiment"]), tmp_path)
     network, attack = run.posterior().model, {**weight_sampling_sets.ATTACK, "images": 60}
     images = prepare(run.experiment()).validation.split.subset(range(60))
     lengths = {}
@@ -158,7 +158,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records_of(table: int | str, folder: Path) -> dict[str, dict[str, Any]]:
-    return {cell.name: record for cell, record in STUDY.cells[table](folder, scale="smoke", jobs=1)}
+    return {job.name: record for job, record in STUDY.jobs[table](folder, scale="smoke", workers=1)}
 
 
 SETS = ["fc-10-0.01", "fc-200-200-10-0.01"]
@@ -266,8 +266,8 @@ def test_what_is_gone_is_made_again_and_nothing_else(folder: Path, monkeypatch: 
     path = folder / "attacks" / f"{SETS[0]}.safetensors"
     before = path.read_bytes()
     path.unlink()
-    cell = weight_sampling_sets.set_cells("smoke")[0]
-    found = weight_sampling_sets.perturbed(cell.arguments, folder / "attacks" / "runs" / cell.name)
+    job = weight_sampling_sets.set_jobs("smoke")[0]
+    found = weight_sampling_sets.perturbed(job.arguments, folder / "attacks" / "runs" / job.name)
     assert path.read_bytes() == before
     assert len(found) == 359
 
@@ -290,7 +290,7 @@ def test_sets_of_other_options_are_refused(folder: Path, monkeypatch: pytest.Mon
 def test_a_set_of_other_options_is_not_taken_for_this_one(folder: Path) -> None:
     records_of("attacks", folder)
     place = folder / "attacks" / "runs" / SETS[0]
-    arguments = next(cell.arguments for cell in weight_sampling_sets.set_cells("smoke") if cell.name == SETS[0])
+    arguments = next(job.arguments for job in weight_sampling_sets.set_jobs("smoke") if job.name == SETS[0])
     weight_sampling_sets.perturbed(arguments, place)
     other = {**arguments["attack"], "options": {**arguments["attack"]["options"], "steps": 7}}
     with pytest.raises(ValueError, match="made with other options"):
@@ -311,8 +311,8 @@ def test_a_killed_attack_goes_on_with_the_next_chunk(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(weight_sampling_sets, "minimal", counted)
     monkeypatch.setattr(weight_sampling_sets, "chosen_confidence", lambda *_: 0.01)
-    cells = weight_sampling_sets.set_cells("smoke")[:1]
+    jobs = weight_sampling_sets.set_jobs("smoke")[:1]
     with pytest.raises(KeyboardInterrupt):
-        list(run_cells(weight_sampling_sets.make_set, cells, tmp_path, jobs=1))
-    list(run_cells(weight_sampling_sets.make_set, cells, tmp_path, jobs=1))
+        list(run_jobs(weight_sampling_sets.make_set, jobs, tmp_path, workers=1))
+    list(run_jobs(weight_sampling_sets.make_set, jobs, tmp_path, workers=1))
     assert calls == ["made", "made", "killed", "made", "made"]
