@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import ROOT
 
 from credo.experiments.config import make_experiment
 from reproductions import jobs
@@ -169,7 +170,10 @@ if __name__ == "__main__":
 def test_workers_end_with_a_killed_command(tmp_path: Path) -> None:
     """Else they would train on beside the workers of the command that resumes in the same folder."""
     (tmp_path / "endless.py").write_text(ENDLESS)
-    with subprocess.Popen([sys.executable, str(tmp_path / "endless.py"), str(tmp_path)]) as command:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    script = [sys.executable, str(tmp_path / "endless.py"), str(tmp_path)]
+    with subprocess.Popen(script, env=environment) as command:
         wait_for(lambda: [p.read_text() != "" for p in sorted(tmp_path.glob("*.pid"))] == [True, True])
         command.kill()
     workers = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
