@@ -1,4 +1,4 @@
-"""`credo summary`, `credo evaluate --shift`, `credo train method.name=node-bnn` and `credo reproduce node-bnn`."""
+"""`credo summary`, `credo evaluate --shift` and `credo train method.name=node-bnn`."""
 
 import json
 from collections.abc import Callable
@@ -73,13 +73,3 @@ def test_training_and_listing_a_node_based_bnn(call: Call, tmp_path: Path) -> No
     assert result["test"]["mean_draws"] == 4
     assert result["experiment"]["method"]["components"] == 2
     assert "components" in call("list", "node-bnn").stdout
-
-
-def test_reproducing(call: Call, refused: Refused, tmp_path: Path) -> None:
-    asked = ("reproduce", "node-bnn", "--scale", "smoke", "--jobs", 1, "--output", tmp_path / "out")
-    tables = json.loads(call(*asked, "--table", 1, "--json").stdout)
-    assert tables[0]["rows"][4][0] == "ResNet50"
-    assert "belongs to --data" in refused(*asked, "--root", tmp_path)
-    assert "Unknown data of node-bnn 'imagnet'" in refused(*asked, "--data", "imagnet")
-    assert "needs --root" in refused(*asked, "--data", "imagenet")
-    assert "Unknown data of vogn" in refused("reproduce", "vogn", "--data", "imagenet")

@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
-from reproductions.node_bnn.rows import SIZES
 from torch import nn
 
 import credo
 from credo.models import build_model, load_named_weights, model_names, summary
+from reproductions.node_bnn.rows import SIZES
 
 
 def of(name: str) -> credo.models.Summary:

@@ -14,6 +14,7 @@ from credo.cli.commands import (
     doctor,
     evaluate,
     listing,
+    moved,
     predict,
     prune,
     report,
@@ -80,6 +81,8 @@ app.command("doctor")(doctor.doctor_command)
 app.command("summary")(summary.summary_command)
 app.command("report")(report.report_command)
 app.command("demo")(demo.demo_command)
+for _name in moved.MOVED:
+    app.command(_name, hidden=True, context_settings=moved.SETTINGS)(moved.moved_command(_name))
 
 
 def main() -> None:
