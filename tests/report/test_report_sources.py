@@ -104,8 +104,8 @@ def test_the_doctor_is_asked_where_nothing_is_known(digits_runs: list[Path], tmp
     assert heard[-2:] == ["examining map", "examining bbb"]
     for run in content.runs:
         assert finite(run.diagnosis) == json.loads((run.folder / "diagnosis.json").read_text())
-    assert content.runs[0].diagnosis["measurements"]["scores"]["twin"] is None
-    assert content.runs[1].diagnosis["measurements"]["scores"]["twin"]["accuracy"] > 0.1  # beside the plain network
+    assert content.runs[0].diagnosis["measurements"]["scores"]["baseline"] is None
+    assert content.runs[1].diagnosis["measurements"]["scores"]["baseline"]["accuracy"] > 0.1  # beside the plain network
     tree = parsed(render(content))
     verdicts = [article.all("p")[0].text for article in tree.all("section", id="doctor")[0].all("article")]
     assert verdicts == [run.diagnosis["verdict"] for run in content.runs]
@@ -126,7 +126,7 @@ def test_an_earlier_diagnosis_counts_if_it_was_asked_the_same(digits_runs: list[
     diagnose_run(Run(plain))
     diagnose_run(Run(random))
     assert examined([random]) == []
-    assert examined([plain, random]) == ["bbb"]  # it was asked without a twin
+    assert examined([plain, random]) == ["bbb"]  # it was asked without a baseline
     assert examined([plain, random]) == []
     assert examined([random]) == ["bbb"]  # it was asked with one
     for options in ({"draws": 2}, {"examples": 50}):
@@ -153,8 +153,8 @@ def test_the_first_plain_run_is_the_twin(
     random, one, two = copied(digits_runs[1], tmp_path, "random"), *(copied(digits_runs[0], tmp_path, n) for n in "ab")
     asked_for: list[Any] = []
 
-    def heard(run: Run, *, twin: Run | None = None, **_: Any) -> Any:
-        asked_for.append((run.folder.name, twin and twin.folder.name))
+    def heard(run: Run, *, baseline: Run | None = None, **_: Any) -> Any:
+        asked_for.append((run.folder.name, baseline and baseline.folder.name))
         raise ValueError("nothing here")
 
     monkeypatch.setattr("credo.report.content.diagnose_run", heard)

@@ -182,14 +182,14 @@ def _examined(
 ) -> RunContent:
     run, other = Run(content.folder), _twin(content, others)
     twin = None if other is None else Run(other.folder)
-    found = stored_diagnosis(run, twin=twin)
+    found = stored_diagnosis(run, baseline=twin)
     if found is None:
         if on_progress is not None:
             on_progress(f"examining {content.name}", total, total)
         try:
             # The file only spares the work the next time: a report of runs that are read-only is as good.
-            diagnosed = diagnose_run(run, twin=twin, on_unwritable=lambda error: None)
-            found = {**diagnosed.to_dict(), "asked": asked(run, twin=twin)}
+            diagnosed = diagnose_run(run, baseline=twin, on_unwritable=lambda error: None)
+            found = {**diagnosed.to_dict(), "asked": asked(run, baseline=twin)}
         except (CredoError, ValueError) as error:  # the rest of the report is worth having
             found = {"verdict": f"This run could not be examined: {error}"}
     return replace(content, diagnosis=found, twin=None if other is None else other.name)
