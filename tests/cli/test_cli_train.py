@@ -138,7 +138,7 @@ def test_a_signal_saves_and_exits_with_its_code(
         patch.setattr("credo.cli.commands.train.say", say)
         call("train", *QUICK, "--run", "here", code=code)
     assert said[-1].startswith("Training was asked to stop and did, after step 1 of 1 of epoch 2; the state is in here")
-    assert said[-1].endswith("the same call or command goes on from there.")
+    assert said[-1].endswith("the same call or command resumes from there.")
     assert not Run("here").finished
     resumed = call("train", *QUICK, "--json", "--run", "here")
     assert "going on from the last checkpoint" in resumed.stderr

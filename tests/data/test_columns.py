@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from credo.core.errors import DataWarning
 from credo.data import load_dataset
 
 COLORS = ("red", "green", "blue")
@@ -62,7 +63,7 @@ def test_a_category_that_only_test_rows_have_is_said(tmp_path):
     rows = colored(20)
     held_out = round(float(raw_inputs(*_test_split(tmp_path, rows))[0, 0]))
     rows[held_out] = (held_out, "violet", 1)
-    with pytest.warns(UserWarning, match=r"1 categories are in test rows alone \(color=violet\)"):
+    with pytest.warns(DataWarning, match=r"1 categories are in test rows alone \(color=violet\)"):
         load_dataset("csv", path=write(tmp_path, rows))
 
 

@@ -1,4 +1,4 @@
-"""Attacks on inputs: how little changes a label, for networks and for posteriors."""
+"""Adversarial attacks on the inputs of networks and posteriors, and checks of their results."""
 
 from credo.attacks.balls import NORMS
 from credo.attacks.common import AttackResult

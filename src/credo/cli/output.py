@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from credo.core.distributed.rendezvous import first_to_say
+from credo.core.distributed.rendezvous import is_first_to_print
 from credo.core.errors import CredoError
 from credo.core.support.files import finite
 from credo.data import DownloadError
@@ -89,7 +89,7 @@ def errors_explained() -> Iterator[None]:
         say("Stopped. Run the same command again to go on from the last checkpoint.")
         raise typer.Exit(130) from None
     except (CredoError, DownloadError, ValueError, TypeError, OSError) as error:
-        if first_to_say(str(error)):
+        if is_first_to_print(str(error)):
             notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         usage = isinstance(error, ValueError | FileNotFoundError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None

@@ -289,3 +289,8 @@ def _checked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             "can be differentiated through it. Leave the option out."
         )
     return optimizer
+
+
+def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that an optimizer moves, by name: the network's, the likelihood's, the posterior's own."""
+    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}

@@ -168,7 +168,7 @@ def weight_slopes(
         return dict(
             zip(
                 leaves,
-                found if process_group is None else process_group.average_slopes([*leaves.values()], found),
+                found if process_group is None else process_group.average_gradients([*leaves.values()], found),
                 strict=True,
             )
         )

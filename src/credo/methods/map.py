@@ -19,7 +19,7 @@ from credo.core.example_counts import Counted, weighed
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import statistics_kept_on_error
 from credo.core.network.flat_layout import Layout, Random, all_names, random_names
-from credo.core.optimizer_step import Descent, OptimizerChoice, scalar_loss
+from credo.core.optimizer_step import Descent, OptimizerChoice, scalar_loss, trainable
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior
 
@@ -115,8 +115,3 @@ class MAP(Posterior):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.descent.optimizer
-
-
-def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters under the optimiser, by name: the network's, the likelihood's, the posterior's own."""
-    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}

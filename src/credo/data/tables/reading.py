@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from credo.core.errors import DataWarning
 from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
 from credo.data.tables.columns import Categories, Cell, Column, Columns, Gaps, as_number, make_column, standardised
@@ -180,7 +181,7 @@ def _check_seen(columns: Columns, train: Tensor, test: Tensor) -> None:
         warnings.warn(
             f"{len(names)} categories are in test rows alone ({shown}): nothing is learned about them. More rows of "
             "them, a smaller data.test_fraction or another data.seed would help.",
-            UserWarning,
+            DataWarning,
             stacklevel=4,
         )
 

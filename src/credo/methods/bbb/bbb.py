@@ -27,7 +27,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import statistics_kept_on_error
 from credo.core.network.flat_layout import Layout, Random, all_names, one_device, parameters_at, random_names
 from credo.core.network.inplace_inputs import same_inputs
-from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name
+from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name, trainable
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior
 from credo.core.support.validate import checked_count
@@ -40,7 +40,6 @@ from credo.methods.bbb.init import MeanInit, initialise_mean_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import prior_for, uses_closed_form
 from credo.methods.bbb.std_parameterization import make_spread
-from credo.methods.map import trainable
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import unknown
 from credo.core.network.flat_layout import inverse_softplus
-from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name
-from credo.methods.map import trainable
+from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name, trainable
 from credo.methods.node.elbo_terms import KINDS
 from credo.methods.node.layers import NodeLayer, node_dtype
 
