@@ -65,7 +65,7 @@ def test_options_of_runs_have_no_meaning_for_it(
         ("evaluate", "SEQ"),
         ("predict", "SEQ", "x.npy"),
         ("doctor", "SEQ"),
-        ("doctor", "RUN", "--twin", "SEQ"),
+        ("doctor", "RUN", "--baseline", "SEQ"),
         ("attack", "SEQ"),
         ("prune", "SEQ"),
         ("prune", "SEQ", "--sweep", "0,0.5"),

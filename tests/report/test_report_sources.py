@@ -104,8 +104,8 @@ def test_the_doctor_is_asked_where_nothing_is_known(digits_runs: list[Path], tmp
     assert heard[-2:] == ["examining map", "examining bbb"]
     for run in content.runs:
         assert finite(run.diagnosis) == json.loads((run.folder / "diagnosis.json").read_text())
-    assert content.runs[0].diagnosis["measurements"]["scores"]["twin"] is None
-    assert content.runs[1].diagnosis["measurements"]["scores"]["twin"]["accuracy"] > 0.1  # beside the plain network
+    assert content.runs[0].diagnosis["measurements"]["scores"]["baseline"] is None
+    assert content.runs[1].diagnosis["measurements"]["scores"]["baseline"]["accuracy"] > 0.1  # beside the plain network
     tree = parsed(render(content))
     verdicts = [article.all("p")[0].text for article in tree.all("section", id="doctor")[0].all("article")]
     assert verdicts == [run.diagnosis["verdict"] for run in content.runs]

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from credo.core.support.files import write_text
-from credo.experiments.advice_options import setting_of
+from credo.experiments.diagnosis import command_options
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
 from credo.report.content import Content, RunContent
@@ -135,7 +135,7 @@ def _diagnosis(run: RunContent) -> dict[str, Any]:
             "severity": SEVERITIES.get(str(finding.get("severity")), "note"),
             "text": finding.get("text", ""),
             "advice": finding.get("advice") or "",
-            "argument": setting_of(finding.get("name", ""), finding.get("argument"), run.experiment.method) or "",
+            "argument": command_options(finding, run.experiment.method),
         }
         for finding in found.get("findings", [])
     ]

@@ -1,4 +1,4 @@
-"""`credo doctor`: why is this Bayesian network worse than the plain one?"""
+"""`credo doctor`: why is this Bayesian network worse than the deterministic one?"""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from credo.cli.output import EXIT_FAILED, errors_explained, print_json, print_ta
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
 from credo.doctor.findings import SEVERITIES, score_rows
-from credo.experiments.advice_options import setting_of
-from credo.experiments.diagnosis import DIAGNOSIS, diagnose_run
+from credo.experiments.diagnosis import DIAGNOSIS, command_options, diagnose_run
 from credo.experiments.runs import Run
 from credo.training.progress import make_progress
 
@@ -26,7 +25,7 @@ _STYLES = {"alarm": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 class FailOn(StrEnum):
-    """From which severity on the command fails."""
+    """Severity from which on the command fails."""
 
     ALARM = "alarm"
     WARNING = "warning"
@@ -34,32 +33,34 @@ class FailOn(StrEnum):
 
 def doctor_command(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
-    twin: Annotated[
-        Path | None, typer.Option(help="Run of the plain network (method.name=map) on the same data.")
+    baseline: Annotated[
+        Path | None, typer.Option(help="Run of the deterministic network (method.name=map) on the same data.")
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
     examples: Annotated[int, typer.Option(help="Training and test examples to measure on, at most.")] = 1000,
     fail_on: Annotated[
-        FailOn | None, typer.Option(help="Exit with code 1 if something this serious is found; without it always 0.")
+        FailOn | None, typer.Option(help="Exit with code 1 if a finding is this severe; 0 by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    old: Annotated[Path | None, typer.Option("--twin", hidden=True, help="The name of --baseline in 0.1.")] = None,
 ) -> None:
-    """Say what is wrong with a run, if anything, and which argument to change.
+    """Diagnose a run and name the arguments to change.
 
-    With a plain network on the same data as twin, it also says what being Bayesian gained or cost:
+    With a deterministic network on the same data as baseline, it also reports what being Bayesian gained or cost:
 
         credo doctor runs/first
         credo train method.name=map --run runs/plain
-        credo doctor runs/first --twin runs/plain
+        credo doctor runs/first --baseline runs/plain
 
-    Also written to RUN/diagnosis.json, where arguments are those of Python; if that is not possible, a warning says so.
-    Exit code 0 whatever is found, unless --fail-on says otherwise.
+    Also written to RUN/diagnosis.json, with the arguments of Python; if that is not possible, a warning is printed.
+    The exit code is 0 whatever is found, unless --fail-on is given.
     """
     with errors_explained():
         place = Run(run)
         with _progress() as show:
-            other = None if twin is None else Run(twin)
-            options: dict[str, Any] = {"draws": draws, "examples": examples, "twin": other, "on_stage": show}
+            plain = baseline or old
+            other = None if plain is None else Run(plain)
+            options: dict[str, Any] = {"draws": draws, "examples": examples, "baseline": other, "on_stage": show}
             lost: list[OSError] = []
             diagnosis = diagnose_run(place, **options, on_unwritable=lost.append)
         if as_json:
@@ -83,7 +84,7 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
     console.print(diagnosis.verdict, style="bold", soft_wrap=True)
     scores = diagnosis.measurements.get("scores")
     if scores is not None:
-        print_table(f"{title}: who is how good", ["", scores["metric"], "NLL"], score_rows(scores))
+        print_table(f"{title}: scores", ["", scores["metric"], "NLL"], score_rows(scores))
     for finding in diagnosis.findings:
         console.print(_text(finding, method), soft_wrap=True)
     if diagnosis.layers:
@@ -91,15 +92,15 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
             [layer["name"], *(_short(layer[k]) for k in ("snr", "std_ratio", "collapsed"))]
             for layer in diagnosis.layers
         ]
-        print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "back at the prior"], rows)
+        print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "collapsed"], rows)
 
 
 def _text(finding: Finding, method: Mapping[str, Any]) -> Text:
     text = Text.assemble((finding.severity, _STYLES[finding.severity]), f"  {finding.name}\n", f"  {finding.text}\n")
     text.append(f"  → {finding.advice}\n")
-    setting = setting_of(finding.name, finding.argument, method)
-    if setting:
-        text.append(f"  → {setting}\n", style="bold cyan")
+    options = command_options(finding.to_dict(), method)
+    if options:
+        text.append(f"  → {options}\n", style="bold cyan")
     return text
 
 
