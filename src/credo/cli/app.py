@@ -29,7 +29,7 @@ COMMANDS = {
 }
 
 # In the help of all commands, an unindented line must follow the examples: typer would indent those less otherwise.
-HELP = """Bayesian neural networks: train a network that knows how certain it is.
+HELP = """Bayesian neural networks: predictions with calibrated uncertainty.
 
 Get started on bundled data:
 

@@ -19,7 +19,7 @@ app = new_app()
 
 @app.command("data")
 def _command(
-    name: Annotated[str | None, typer.Argument(help="A data set. Default: all of them.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set. Default: all of them.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
     fetch: Annotated[
         bool, typer.Option("--download", help="Download the files of NAME from their official source.")

@@ -44,7 +44,7 @@ _AUGMENTATIONS = {
 @app.command("list")
 def _command(
     what: Annotated[
-        str | None, typer.Argument(help="A kind (methods, models, data, …) or the name of a method.")
+        str | None, typer.Argument(metavar="WHAT", help="A kind (methods, models, data, …) or the name of a method.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:

@@ -34,7 +34,9 @@ _COARSE = 0.01
 @app.command("predict")
 def _command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
-    inputs: Annotated[Path, typer.Argument(help="Inputs: .npz (array x, or the only array), .npy, or a .csv table.")],
+    inputs: Annotated[
+        Path, typer.Argument(metavar="INPUTS", help="Inputs: .npz (array x, or the only array), .npy, or a .csv table.")
+    ],
     draws: Annotated[int, typer.Option(help="Weight draws (the maximum, with --tolerance).")] = 32,
     tolerance: Annotated[
         float | None, typer.Option(help="Stop drawing for an input at this Monte Carlo error.")

@@ -20,7 +20,10 @@ app = new_app()
 @app.command("summary")
 def _command(
     model: Annotated[
-        str, typer.Argument(help="Name of a network (see `credo list models`), or folder of a trained run.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Name of a network (see `credo list models`), or folder of a trained run."
+        ),
     ],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Options of the network, such as classes=100.")
