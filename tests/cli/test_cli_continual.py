@@ -106,7 +106,7 @@ def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refu
         (("continual.draws=0",), "draws"),
         (("none.toml",), "There is no file"),
         ((".",), ". is a folder; give a TOML file"),
-        (("a.toml", "b.toml"), "One TOML file"),
+        (("a.toml", "b.toml"), "At most one TOML file"),
     ],
 )
 def test_what_makes_no_sequence_is_refused(refused: Refused, arguments: tuple[str, ...], message: str) -> None:

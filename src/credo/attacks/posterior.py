@@ -18,7 +18,7 @@ from credo.predict.run import evaluating
 THREATS = {
     "fresh": "knows the posterior; averages the gradients of fresh draws at every step (Athalye et al. 2018)",
     "mixture": "the same, but differentiates the averaged probabilities, which `predict` returns",
-    "fixed": "knows the networks that predict: drawn once, the same at every step",
+    "fixed": "knows the drawn networks: the same ones at every step",
     "one": "knows a single drawn network; the attack must transfer to the others",
 }
 

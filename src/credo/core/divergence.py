@@ -129,10 +129,10 @@ def _copied_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
         copies.append(value.detach().clone())
         return copies[-1]
 
-    def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tuple(map(copied, args)), {key: copied(value) for key, value in options.items()}
 
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    handle = model.register_forward_pre_hook(_hook, with_kwargs=True, prepend=True)
     try:
         yield copies
     finally:

@@ -164,7 +164,7 @@ class _GaussianKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, std: Tensor, scale: float | Tensor) -> Tensor:
-        """KL(N(offset, std²) ‖ N(0, scale²)); `ctx` saves the arguments."""
+        """KL from a Gaussian with mean `offset` and std `std` to one with mean 0 and std `scale`; `ctx` saves them."""
         ctx.save_for_backward(offset, std)
         ctx.scale = scale
         if isinstance(scale, Tensor):
