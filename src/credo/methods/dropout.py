@@ -23,7 +23,7 @@ from credo.core.kernels import row_scaling as activations
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Draw, Random, join
 from credo.core.network.layer_table import RULES
-from credo.core.optimizer_step import OptimizerChoice
+from credo.core.optimizers import OptimizerChoice
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
 from credo.methods.dropout_masks import MaskSource
