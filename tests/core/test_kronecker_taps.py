@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from credo.core.errors import UnsupportedModelError
 from credo.core.kronecker.layer_hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import kronecker_layers
-from credo.core.network.flat_layout import aliases
+from credo.core.network.substitute import aliases
 from credo.core.per_example.api import per_example_squares
 
 Loss = Callable[[nn.Module], Tensor]

@@ -6,7 +6,7 @@ from squares_small import nll, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.network.flat_layout import substituted
+from credo.core.network.substitute import substituted
 from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.api import gradients_and_squares, per_example_squares
 from credo.core.per_example.plan import SquarePlan

@@ -19,10 +19,11 @@ from credo.core.divergence import TrainingWatch
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.likelihood import Likelihood, make_likelihood
-from credo.core.network.flat_layout import Draw, aliases, check_model, parameters_at, substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.pruning_masks import joined_masks, masks_by_name, zero_outside_
+from credo.core.network.selection import check_model
 from credo.core.network.skeleton import Skeleton
+from credo.core.network.substitute import Draw, aliases, parameters_at, substituted
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_guard import Guard, exclusive_context, exclusively
 

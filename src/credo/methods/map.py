@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from credo.core.example_counts import Counted, weighed
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import statistics_kept_on_error
-from credo.core.network.flat_layout import Layout, Random, all_names, random_names
+from credo.core.network.flat_layout import Layout
+from credo.core.network.selection import Random, all_names, random_names
 from credo.core.optimizer_step import Descent, OptimizerChoice, scalar_loss
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, make_prior

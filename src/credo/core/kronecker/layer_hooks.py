@@ -17,9 +17,9 @@ from credo.core.example_counts import EVERY, Counted
 from credo.core.kronecker.factors import matrix_shape, moment_sums
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.kronecker.row_weights import CountedRows
-from credo.core.network.flat_layout import parameters_at
 from credo.core.network.inplace_inputs import first_size
 from credo.core.network.layer_table import RULES
+from credo.core.network.substitute import parameters_at
 from credo.core.per_example.accumulate import SquareSums, square_sums
 from credo.core.per_example.autograd_state import computes_gradient_of
 from credo.core.per_example.balance import balance_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from credo.core.example_counts import EVERY, Counted
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import substituted
 from credo.core.network.skeleton import private_network
+from credo.core.network.substitute import substituted
 from credo.core.optimizer_step import scalar_loss
 from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.first_steps import FirstSteps

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import substituted
 from credo.core.network.inplace_inputs import first_size
+from credo.core.network.substitute import substituted
 from credo.core.per_example.autograd_state import computes_gradient_of
 from credo.core.per_example.plan import Unit, all_ways
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
-from credo.core.network import flat_layout as weights
-from credo.core.network.flat_layout import join
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
+from credo.core.network.selection import join
+from credo.core.network.substitute import aliases as all_aliases
 from credo.core.per_example.first_steps import FirstSteps
 from credo.core.per_example.layer_rules import ExampleGradients
 from credo.core.per_example.norm_rules import norm
@@ -72,7 +72,7 @@ class SquarePlan:
         self, model: nn.Module, names: Iterable[str], aliases: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
         self.model = model
-        self.aliases = weights.aliases(model) if aliases is None else aliases
+        self.aliases = all_aliases(model) if aliases is None else aliases
         self.names = tuple(names)
         self._modules = dict(model.named_modules(remove_duplicate=False))
         parameters = dict(model.named_parameters())

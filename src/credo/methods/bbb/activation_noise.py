@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.distributed.batch_shard import WHOLE, Rows
-from credo.core.network.flat_layout import join, substituted
 from credo.core.network.layer_hooks import Replace, covered_layers, parameter_names, tapped
 from credo.core.network.layer_table import RULES, output_variance, random_signs, sign_shapes
+from credo.core.network.selection import join
+from credo.core.network.substitute import substituted
 
 # Below this the square root's derivative is useless; such outputs get no noise at all.
 _VARIANCE_FLOOR = 1e-16

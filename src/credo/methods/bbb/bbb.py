@@ -24,8 +24,10 @@ from credo.core.kernels import flat
 from credo.core.kl_schedule import KLWeight, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import statistics_kept_on_error
-from credo.core.network.flat_layout import Layout, Random, all_names, one_device, parameters_at, random_names
+from credo.core.network.flat_layout import Layout
 from credo.core.network.inplace_inputs import same_inputs
+from credo.core.network.selection import Random, all_names, one_device, random_names
+from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior

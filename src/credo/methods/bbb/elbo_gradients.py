@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Layout, parameters_at, substituted
+from credo.core.network.flat_layout import Layout
 from credo.core.network.layer_hooks import LayerUseError
+from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import Descent, check_dense, scalar_loss
 from credo.core.posterior import GaussianPosterior, Nll
 from credo.core.prior import Gaussian, Prior

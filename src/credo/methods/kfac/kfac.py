@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from credo.core.likelihood import Likelihood
-from credo.core.network.flat_layout import Random
+from credo.core.network.selection import Random
 from credo.core.prior import Prior, Value
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
 from credo.methods.natural.at_mean import AtMean

@@ -26,8 +26,9 @@ from credo.core.example_counts import Counted
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.network.flat_layout import Random, one_device, parameters_at
 from credo.core.network.inplace_inputs import same_inputs
+from credo.core.network.selection import Random, one_device
+from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import scalar_loss
 from credo.core.per_example.plan import PlanChangedError
 from credo.core.posterior import Nll, Posterior, Terms

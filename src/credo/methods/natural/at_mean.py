@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import parameters_at
+from credo.core.network.substitute import parameters_at
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from credo.core.divergence import compare_draw
 from credo.core.network.batchnorm import statistics_kept_on_error
-from credo.core.network.flat_layout import Random, one_device, parameters_at
 from credo.core.network.inplace_inputs import same_inputs
+from credo.core.network.selection import Random, one_device
+from credo.core.network.substitute import parameters_at
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value
 from credo.methods.natural.accumulator import Gathered, average_

@@ -26,7 +26,8 @@ from credo.core.example_counts import Counted
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Random, parameters_at
+from credo.core.network.selection import Random
+from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import check_dense, scalar_loss
 from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value

@@ -10,7 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import Layout, Random, all_names, parameters_at, random_names
+from credo.core.network.flat_layout import Layout
+from credo.core.network.selection import Random, all_names, random_names
+from credo.core.network.substitute import parameters_at
 from credo.core.prior import Gaussian, Prior, Value, make_prior
 from credo.core.support.validate import is_number
 from credo.methods.natural.update import Part

@@ -24,7 +24,8 @@ from credo.core.example_counts import Counted
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Random, parameters_at
+from credo.core.network.selection import Random
+from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import scalar_loss
 from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.api import gradients_and_squares
