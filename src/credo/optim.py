@@ -19,7 +19,7 @@ from credo import methods
 from credo.core.example_counts import Counted
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.network.inplace_inputs import InputWatch
-from credo.core.per_example.plan import PlanChangedError
+from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.posterior import Posterior, Terms
 from credo.methods.natural.validate import check_loss
 

@@ -144,9 +144,9 @@ def test_a_pass_that_must_be_made_again_uses_the_same_draw_and_labels() -> None:
         for _ in range(3):
             first.step(nll)
         second.load_state_dict(first.state_dict())
-        assert first.plan.squares.units
-        assert not second.plan.squares.units
+        assert first.plan.diagonal.modules
+        assert not second.plan.diagonal.modules
         for _ in range(2):
             assert first.step(nll) == second.step(nll)
-        assert second.plan.squares.units
+        assert second.plan.diagonal.modules
         assert same(first.state_dict(), second.state_dict())

@@ -41,10 +41,10 @@ def test_factors_and_inverses_are_made_when_they_are_due(factor_every: int) -> N
 def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = KFAC(mlp(), data_size=20, factor_every=5)
     opened = []
-    original = type(posterior.engine.plan).watched
+    original = type(posterior.engine.plan).hooks
     monkeypatch.setattr(
         type(posterior.engine.plan),
-        "watched",
+        "hooks",
         lambda plan, *rest: opened.append(posterior.steps) or original(plan, *rest),
     )
     for _ in range(7):

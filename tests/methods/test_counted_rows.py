@@ -110,7 +110,7 @@ def test_rows_that_do_not_count_are_named_in_the_first_steps(name: str) -> None:
 def test_rows_that_act_on_each_other_are_named_in_the_first_step(name: str) -> None:
     options = {"fisher": "sampled"} if "sampled" in name else {}
     posterior = type(METHODS[name]())(Coupled(), data_size=50, **options)
-    with pytest.warns(UserWarning, match="act on each other"):
+    with pytest.warns(UserWarning, match="interact"):
         posterior.step(lambda net: F.cross_entropy(net(X.flatten(1)), Y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,7 @@ from credo.core.kronecker.factors import (
     product,
     to_matrix,
 )
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
 from credo.core.network.substitute import parameters_at
 

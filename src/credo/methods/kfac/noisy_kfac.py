@@ -30,7 +30,7 @@ from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import scalar_loss
-from credo.core.per_example.plan import PlanChangedError
+from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, Value
 from credo.methods.kfac.blocks import Block, Change, make_blocks
@@ -240,7 +240,7 @@ class NoisyKFAC(Posterior):
         with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
             with ExitStack() as stack:
                 outputs = stack.enter_context(self.plan.outputs(counted, next(iter(leaves.values()))))
-                watch = stack.enter_context(self.plan.watched(counted, outputs)) if fisher == "empirical" else None
+                watch = stack.enter_context(self.plan.hooks(counted, outputs)) if fisher == "empirical" else None
                 calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
                 yield net
                 if all(leaf.grad is None for leaf in leaves.values()):
@@ -254,7 +254,7 @@ class NoisyKFAC(Posterior):
                     self.plan, calls, leaves.values(), self.likelihood, key, rows, counted, outputs
                 )
             if outputs is not None:
-                self.plan.first_steps.check(net, outputs, counted)
+                self.plan.first_passes.check(net, outputs, counted)
         gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         self._gathered.add(0.0, gradients, found, counted=counted)
 

@@ -27,9 +27,9 @@ from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.selection import Random
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import scalar_loss
-from credo.core.per_example.accumulate import square_sums
-from credo.core.per_example.api import gradients_and_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.api import batch_gradients as gradients_and_squares
+from credo.core.per_example.hooks import squared_gradients as square_sums
+from credo.core.per_example.plan import PerExamplePlan as SquarePlan
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
@@ -200,7 +200,7 @@ class VOGN(NaturalGaussian):
         part = nll if share == 1 else lambda net: share * scalar_loss(nll(net))
         self.plan = self.plan.on(self._net)
         with frozen_statistics(self._net) if frozen else nullcontext(), self._means_unread(weights):
-            found = gradients_and_squares(self.plan, weights, self._checked(part), counted, self.guard.check_used)
+            found = gradients_and_squares(self.plan, weights, self._checked(part), counted)
         # A loss times the share has squares times its square.
         return _Pass(found.loss, found.gradients, found.squares, 1 / ((found.examples or 1.0) * share))
 
