@@ -50,7 +50,7 @@ def test_labels_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot draw labels of a Poisson"):
         KFAC(mlp(), data_size=20, fisher="sampled", likelihood=Poisson())
     assert posterior.steps == 0
-    assert posterior.engine._gathered.count == 0
+    assert posterior._gathered.count == 0
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.core.prior import Prior
 from credo.methods.bbb.bbb import BBB
-from credo.methods.natural.base import NaturalGaussian
+from credo.methods.natural.diagonal import NaturalGaussian
 
 Chosen = Mapping[str, Mapping[int, Tensor]]
 
@@ -125,7 +125,7 @@ def _vectors(
     if isinstance(posterior, BBB):
         return {"rho": _rho(posterior, weights, before, chosen, cast(BBB, smaller))}
     if isinstance(posterior, NaturalGaussian):
-        layout, new = posterior.split.layout, cast(NaturalGaussian, smaller).split.layout
+        layout, new = posterior.vector.layout, cast(NaturalGaussian, smaller).vector.layout
         curvature = layout.split(posterior.curvature, cast=False)
         for name in (n for n in weights.folded if n in before and posterior.has_curvature):
             # σ² = scale/(curvature + …), whatever the rest is.

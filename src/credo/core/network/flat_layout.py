@@ -36,6 +36,7 @@ class Layout:
         self.size = sum(self.sizes)
         self._counts = self.sizes  # with the entries that are left out
         self._indices: Tensor | None = None
+        self.is_whole = True  # every entry of the tensors is in the vector
         self.dtype = torch.empty(0).dtype
         for index, tensor in enumerate(tensors.values()):
             self.dtype = tensor.dtype if index == 0 else torch.promote_types(self.dtype, tensor.dtype)
@@ -63,11 +64,6 @@ class Layout:
             for name, piece, shape, dtype in shaped
         }
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every entry of the tensors is in the vector."""
-        return self._indices is None
-
     def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors whose concatenation is the vector: those given, or the vector itself where entries are left out."""
         return [tensors[name] for name in self.names] if self._indices is None else [self.flatten(tensors).detach()]
@@ -79,6 +75,7 @@ class Layout:
         stays = torch.cat([masks[name].reshape(-1) for name in self.names])
         chosen = stays if self._indices is None else stays[self._indices.to(stays.device)]
         new = copy.copy(self)
+        new.is_whole = False
         new.sizes = [int(mask.sum()) for mask in chosen.split(self.sizes)]
         new.size = sum(new.sizes)
         new._indices = stays.nonzero().view(-1) if self._indices is None else self._indices.to(stays.device)[chosen]

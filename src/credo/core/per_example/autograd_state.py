@@ -9,24 +9,12 @@ import torch
 from torch import Tensor
 
 
-def _accumulator(tensor: Tensor) -> Any:
-    """The node of the graph that takes the tensor's gradient."""
-    with torch.enable_grad():
-        node: Any = tensor.view_as(tensor).grad_fn
-    return node.next_functions[0][0]
-
-
-_tensor = torch.zeros((), device="cpu", requires_grad=True)
-# Node of a tensor that is in no graph: it "will be executed" in a pass that is not restricted to some tensors.
-UNREACHED = _accumulator(_tensor)
-
-
 def computes_gradient_of(weight: Tensor) -> bool:
     """Whether the pass computes gradients by the weight; an attack's, inside a loss, is by inputs only."""
-    if torch._C._will_engine_execute_node(UNREACHED):
-        return True
+    with torch.enable_grad():
+        node: Any = weight.view_as(weight).grad_fn
     try:
-        return bool(torch._C._will_engine_execute_node(_accumulator(weight)))
+        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
     except RuntimeError:  # torch.autograd.grad by this very weight
         return True
 

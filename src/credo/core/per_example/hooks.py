@@ -21,7 +21,7 @@ from credo.core.example_counts import EVERY, Counted
 from credo.core.kernels.common import Sums
 from credo.core.network.inplace_inputs import first_size
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
-from credo.core.per_example.autograd_state import UNREACHED, computes_gradient_of, is_running
+from credo.core.per_example.autograd_state import computes_gradient_of, is_running
 from credo.core.per_example.example_sums import Examples, added_up, example_weights
 from credo.core.per_example.hook_plan import Forward, HookedLayer, HookPlan, PlanChangedError
 from credo.core.per_example.layer_rules import ExampleGradients, full_precision, fused_forward, widened
@@ -433,8 +433,6 @@ class LayerCall:
 
     def expected(self) -> bool:
         """Whether the backward pass that is running computes gradients by the weights, not only by inputs."""
-        if torch._C._will_engine_execute_node(UNREACHED):  # a pass that is not restricted to some tensors
-            return True
         expected = computes_gradient_of(self.own[next(iter(self.names))])
         if not expected:
             self.run.skip(self.names.values())
