@@ -164,7 +164,7 @@ def test_temperature_zero_leaves_the_kl_out_but_reports_it() -> None:
     ("options", "words"),
     [
         ({"noise": "flip-out"}, "Did you mean 'flipout'"),
-        ({"noise": {"steps": 3}}, "noise={'steps': 3} does not say which"),
+        ({"noise": {"steps": 3}}, "noise={'steps': 3} has no kind"),
         ({"noise": {"kind": "lrtt"}}, "Unknown noise 'lrtt'. Did you mean 'lrt'"),
         ({"noise": {"kind": "adversarial", "step": 2}}, "Unknown option of the noise adversarial 'step'. Did you mean"),
         ({"kl": "montecarlo"}, "Did you mean 'monte-carlo'"),

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from credo.core.example_counts import EVERY, Counted
+from credo.core.example_counts import EVERY, Counted, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.skeleton import private_network
 from credo.core.network.substitute import substituted
-from credo.core.optimizer_step import scalar_loss
 from credo.core.per_example.first_pass_checks import FirstPassChecks
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.hooks import squared_gradients

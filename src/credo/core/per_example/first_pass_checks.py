@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from credo.core.errors import ExampleCountWarning
 from credo.core.example_counts import Counted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.per_example.output_rows import Call, OutputGradients
@@ -47,11 +48,11 @@ class FirstPassChecks:
         self.passes -= 1
         if (message := _miscounted(outputs, counted, size)) is not None:
             self.passes = 0
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(message, ExampleCountWarning, stacklevel=2)
         if self._interaction:
             self._interaction = False
             if rows_interact(model, outputs.calls[0], size):
-                warnings.warn(_INTERACTION, UserWarning, stacklevel=2)
+                warnings.warn(_INTERACTION, ExampleCountWarning, stacklevel=2)
 
 
 # -- rows that count ---------------------------------------------------------------------------------------------------

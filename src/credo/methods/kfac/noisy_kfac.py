@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
 from credo.core.kronecker.hooks import CurvaturePlan
@@ -355,3 +356,14 @@ class NoisyKFAC(KroneckerStepper):
         """Standard deviation of each weight by itself, √(τ/N · G'⁻¹ᵢᵢ A'⁻¹ⱼⱼ); zero before the first step."""
         random = [block for block in self.blocks if block.is_random]
         return self._by_name({b: (self.variance_scale * b.variance(b.current(b.inverses))).sqrt() for b in random})
+
+    def describe(self) -> Description:
+        """Prior, temperature, and two roots for each layer."""
+        buffers = [item for block in self.blocks if block.is_random for item in block.named_buffers()]
+        return Description(
+            prior=self.prior,
+            temperature=self.temperature,
+            augmentation=self._config["augmentation"],
+            spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith("root")),
+            has_curvature=self.has_curvature,
+        )

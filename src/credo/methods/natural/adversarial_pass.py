@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.example_counts import Counted
+from credo.core.example_counts import Counted, scalar_loss
 from credo.core.kernels import flat
 from credo.core.network.substitute import parameters_at
-from credo.core.optimizer_step import scalar_loss
 from credo.core.posterior import Nll
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
-from credo.methods.adversarial_sampling import AdversarialSampling, is_attack, make_attack, unknown_noise, weight_slopes
+from credo.methods.adversarial_sampling import (
+    AdversarialSampling,
+    is_attack,
+    make_attack,
+    unknown_noise,
+    weight_gradients,
+)
 from credo.methods.natural.diagonal import NaturalGaussian
 from credo.methods.natural.likelihood_params import likelihood_restored_on_error
 from credo.methods.natural.stepper import Pass
@@ -47,10 +52,8 @@ def mixed_pass(posterior: NaturalGaussian, attack: AdversarialSampling, nll: Nll
     every = attack.weight > 0 and attack.attack_statistics  # all passes count as data for running statistics
     inner = posterior._gathered.count > 0 and posterior.step_draws > 1 and not every
     clean = 1 - attack.weight
-    descent = posterior.descent
-    restored = (
-        nullcontext() if descent is None else likelihood_restored_on_error(descent, first=not posterior._gathered.count)
-    )
+    own = posterior.likelihood_step
+    restored = nullcontext() if own is None else likelihood_restored_on_error(own, first=not posterior._gathered.count)
     run = partial(posterior._run, counted=counted, first=False)
     found = None
     with restored:
@@ -95,7 +98,7 @@ def _worst_weights(
     with torch.no_grad():
         mean, std = layout.flatten(own), posterior._std()
     eps = flat.normal(layout.size, posterior.generator, device=std.device, dtype=std.dtype)
-    gradients = weight_slopes(
+    gradients = weight_gradients(
         posterior._net,
         nll,
         layout,

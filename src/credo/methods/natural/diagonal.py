@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from credo.core.description import Description, WeightState
 from credo.core.kernels import flat
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
@@ -303,3 +304,24 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             self._last_scale = self._last_scale[chosen.to(self._last_scale.device)]
         self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
         self._gathered.clear()
+
+    def describe(self) -> Description:
+        """Prior, temperature and curvature; σ² = variance_scale/(curvature + …)."""
+
+        def refit(curvature: Tensor, mean: Tensor, before: Tensor, after: Tensor) -> Tensor:
+            change = 1 / after.double() - 1 / before.double()
+            return curvature + (self.variance_scale * change).to(curvature.dtype)
+
+        everything = self.vector.layout
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            temperature=self.temperature,
+            augmentation=self._config.get("augmentation", 1.0),
+            spread_count=self.layout.size,
+            has_curvature=self.has_curvature,
+            state={
+                "momentum": WeightState(self.momentum, everything),
+                "curvature": WeightState(self.curvature, everything, refit if self.has_curvature else None),
+            },
+        )

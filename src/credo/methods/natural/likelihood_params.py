@@ -8,29 +8,29 @@ from contextlib import contextmanager
 import torch
 
 from credo.core.likelihood import Likelihood
-from credo.core.optimizer_step import Descent
+from credo.core.optimizer_step import OptimizerStep
 
 _LR = 1e-2
 
 
-def likelihood_descent(likelihood: Likelihood) -> Descent | None:
+def likelihood_optimizer(likelihood: Likelihood) -> OptimizerStep | None:
     """Adam on the likelihood's own parameters, if it has any."""
     own = {f"likelihood.{name}": p for name, p in likelihood.named_parameters() if p.requires_grad}
-    return Descent(own, "adam", _LR) if own else None
+    return OptimizerStep(own, "adam", _LR) if own else None
 
 
 @contextmanager
-def likelihood_restored_on_error(descent: Descent, *, first: bool, size: float = 1.0) -> Iterator[None]:
+def likelihood_restored_on_error(optimizer: OptimizerStep, *, first: bool, size: float = 1.0) -> Iterator[None]:
     """Around a pass: one that fails leaves no gradients behind.
 
     Args:
-        descent: The descent on the likelihood's parameters.
+        optimizer: Steps on the likelihood's parameters.
         first: Whether this is the first pass of an update, which begins without gradients.
         size: Factor of the pass's gradients.
     """
     if first:
-        descent.clear()
-    parameters = descent.parameters.values()
+        optimizer.clear()
+    parameters = optimizer.parameters.values()
     before = [None if p.grad is None else p.grad.clone() for p in parameters]
     try:
         yield
@@ -45,21 +45,21 @@ def likelihood_restored_on_error(descent: Descent, *, first: bool, size: float =
                 parameter.grad = added * size + (0.0 if old is None else old)
 
 
-def ready_likelihood(descent: Descent, size: float, *, at: int) -> None:
+def ready_likelihood(optimizer: OptimizerStep, size: float, *, at: int) -> None:
     """Average and check the gradients of the likelihood's own parameters.
 
     Args:
-        descent: The descent on them.
+        optimizer: Steps on them.
         size: What their sums over passes are divided by.
         at: The step, for error messages.
     """
-    grads = [p.grad for p in descent.parameters.values() if p.grad is not None]
+    grads = [p.grad for p in optimizer.parameters.values() if p.grad is not None]
     if grads:
         torch._foreach_div_(grads, size)
-        descent.ready(at=at)
+        optimizer.ready(at=at)
 
 
-def move_likelihood(descent: Descent, *, scale: float) -> None:
+def move_likelihood(optimizer: OptimizerStep, *, scale: float) -> None:
     """Update the likelihood's own parameters from gradients that are ready."""
-    if any(p.grad is not None for p in descent.parameters.values()):
-        descent.move(scale=scale)
+    if any(p.grad is not None for p in optimizer.parameters.values()):
+        optimizer.move(scale=scale)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.network.substitute import parameters_at
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Terms
@@ -55,6 +56,10 @@ class PointEstimate(NaturalStepper, ABC):
         weights = {name: widened(w) for name, w in parameters_at(self.model, layout.names).items()}
         each = (((w - means[n]) / stds[n]).square().sum(dtype=torch.double) for n, w in weights.items())
         return 0.5 * sum(map(float, each))
+
+    def describe(self) -> Description:
+        """The prior; no KL and no temperature of a distribution."""
+        return Description(prior=self.prior)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if any(name.startswith(f"{prefix}{_OLD_PREFIX}") for name in state_dict):

@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
-from credo.core.example_counts import EVERY, Counted
+from credo.core.example_counts import EVERY, Counted, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
-from credo.core.optimizer_step import Descent, scalar_loss
+from credo.core.optimizer_step import OptimizerStep
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value
 from credo.methods.natural.likelihood_params import (
-    likelihood_descent,
+    likelihood_optimizer,
     likelihood_restored_on_error,
     move_likelihood,
     ready_likelihood,
@@ -221,23 +221,12 @@ class NaturalStepper(Posterior, ABC):
         self._lr = dict(lr) if isinstance(lr, Mapping) else lr
         rates = self.vector.rates(lr)
         self.rates = rates.to(device) if isinstance(rates, Tensor) else rates
-        self.descent: Descent | None = likelihood_descent(self.likelihood)
+        self.likelihood_step: OptimizerStep | None = likelihood_optimizer(self.likelihood)
         self._gathered = GradientAccumulator()
         self._has_statistics = bool(tracking_layers(self.model))
         return device
 
     # -- training ------------------------------------------------------------------------------------------------
-
-    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean.
-
-        Args:
-            nll: `nll(net)` gives the batch's mean negative log-likelihood.
-            examples: The number that the mean was divided by, as in `Posterior.step`.
-            weights: How often each row counts, as in `Posterior.step`.
-        """
-        with self._prepared(nll, _counted(examples, weights)) as update:
-            return update()
 
     @contextmanager
     def prepared(
@@ -245,16 +234,14 @@ class NaturalStepper(Posterior, ABC):
     ) -> Iterator[Callable[[], Terms]]:
         """Gather and check the passes of a step; what it yields makes the update.
 
+        There are `draws` passes; one before there is a curvature, where all would be the same pass at the mean.
+
         Args:
             nll: `nll(net)` gives the batch's mean negative log-likelihood.
             examples: The number that the mean was divided by, as in `step`.
             weights: How often each row counts, as in `step`.
         """
-        with self._prepared(nll, _counted(examples, weights)) as update:
-            yield update
-
-    @contextmanager
-    def _prepared(self, nll: Nll, counted: Counted) -> Iterator[Callable[[], Terms]]:
+        counted = _counted(examples, weights)
         found = self._gathered
         restored = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with restored, found.dropped_on_error(self.process_group):
@@ -348,8 +335,10 @@ class NaturalStepper(Posterior, ABC):
         leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         run = Pass(leaves, noise, counted, found.relative_size(counted))
         restored: AbstractContextManager[None] = nullcontext()
-        if self.descent is not None:
-            restored = likelihood_restored_on_error(self.descent, first=first and not found.count, size=run.size)
+        if self.likelihood_step is not None:
+            restored = likelihood_restored_on_error(
+                self.likelihood_step, first=first and not found.count, size=run.size
+            )
         with restored, found.trying(leaves), self._with_draw(leaves, in_place) as net, self._estimating(run, net):
             yield net, run
             run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
@@ -371,16 +360,16 @@ class NaturalStepper(Posterior, ABC):
             self._average(self.process_group)
         with found.dropped_on_error():
             write = self._prepare(found)
-            if self.descent is not None:
-                ready_likelihood(self.descent, found.size, at=self.steps)
+            if self.likelihood_step is not None:
+                ready_likelihood(self.likelihood_step, found.size, at=self.steps)
         return partial(self._finish, write)
 
     @torch.no_grad()
     def _finish(self, write: Callable[[], float]) -> Terms:
         found = self._gathered
         kl = write()
-        if self.descent is not None:
-            move_likelihood(self.descent, scale=self.lr_scale)
+        if self.likelihood_step is not None:
+            move_likelihood(self.likelihood_step, scale=self.lr_scale)
         self._last_scale = self.lr_scale
         nll, penalty = found.loss / found.size, self._penalty(kl)
         found.clear()
@@ -392,7 +381,7 @@ class NaturalStepper(Posterior, ABC):
         Also the gradients of the likelihood's own parameters.
         """
         found = self._gathered
-        own = [*self.descent.parameters.values()] if self.descent is not None else []
+        own = [*self.likelihood_step.parameters.values()] if self.likelihood_step is not None else []
         gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
         curvatures = [*found.curvatures.values()]
         if found.flat_curvature is not None:
@@ -436,7 +425,7 @@ class NaturalStepper(Posterior, ABC):
         self._last_scale = last.to(self.device) if isinstance(last, Tensor) else last
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None if self.descent is None else self.descent.optimizer
+        return None if self.likelihood_step is None else self.likelihood_step.optimizer
 
 
 def _counted(examples: float | None, weights: Tensor | None) -> Counted:

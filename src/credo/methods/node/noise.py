@@ -95,7 +95,7 @@ class ExampleNoise:
 
     def _values(self, path: str, rows: int) -> list[Tensor | None]:
         """The layer's part of this pass's values: of inputs, outputs, bias."""
-        if is_running() and len(self._passes) > 1:
+        if len(self._passes) > 1 and is_running():
             raise UnsupportedModelError(
                 "An activation checkpoint runs a part again, of one of several passes in this loss, and nothing says "
                 'of which: call the network once in the loss, or give noise="batch".'
@@ -158,7 +158,7 @@ def _rows(path: str, layer: nn.Module, x: Tensor) -> int:
 def _scaled(x: Tensor, values: Tensor | None, layer: nn.Module) -> Tensor:
     assert values is not None
     values = values.to(x.dtype)
-    if RULES[type(layer)].feature_dim + x.dim() == 1 and activations.can_scale(x, values):
+    if x.dim() > 2 and RULES[type(layer)].feature_dim + x.dim() == 1 and activations.can_scale(x, values):
         return activations.scaled_rows(x, values)
     return x * _spread(values, x, layer)
 
