@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import DivergenceWarning
-from credo.core.network.flat_layout import substituted
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.substitute import substituted
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
