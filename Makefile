@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test lint types unit slow format clean
+.PHONY: demo test quick lint types unit grid format clean
 
 demo: $(VENV)/.run
 	$(BIN)/credo demo
@@ -19,10 +20,13 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not grid"
 
-slow: $(VENV)/.dev  # whole grids that `make test` runs a part of
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+quick: $(VENV)/.dev  # while editing: no test that takes more than about three seconds
+	$(PYTEST) -m "not slow and not grid"
+
+grid: $(VENV)/.dev  # whole grids of cases, of which `make test` runs a part
+	$(PYTEST) -m grid
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

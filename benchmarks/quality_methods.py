@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.quality_tasks import DRAWS, Contender, Options, Task, Trained
 from credo import METHODS, Ensemble, Posterior, fit, predict
+from credo.core.parameter_counts import parameter_count
 from credo.data import Batches
-from credo.experiments.parameter_counts import numbers_needed
 
 MEMBERS = 5
 
@@ -19,7 +19,7 @@ def train(method: str, task: Task, options: Options, seed: int) -> Trained:
     posterior = make(method, task, options, seed)
     loader = Batches(task.train, batch_size=task.batch_size, seed=seed)
     fit(posterior, loader, epochs=task.epochs, schedule=task.schedule, progress=False)
-    return Trained(lambda x: predict(posterior, x, draws=DRAWS, batch_size=500).probs, numbers_needed(posterior))
+    return Trained(lambda x: predict(posterior, x, draws=DRAWS, batch_size=500).probs, parameter_count(posterior))
 
 
 def make(method: str, task: Task, options: Options, seed: int) -> Posterior:

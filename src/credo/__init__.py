@@ -6,13 +6,18 @@ A posterior is a module around your untouched network; it can draw weights, make
 import warnings
 from typing import Any
 
-from credo import optim, priors
+from credo import methods, optim, priors
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
 from credo.core.errors import (
+    CheckpointWarning,
     CredoError,
+    CredoWarning,
+    DataSizeWarning,
+    DataWarning,
     DivergenceWarning,
+    ExampleCountWarning,
     FileFormatError,
     LostProcessError,
     NonFiniteError,
@@ -26,51 +31,31 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
-from credo.methods import (
-    BBB,
-    IVON,
-    KFAC,
-    MAP,
-    METHODS,
-    OGN,
-    VOGN,
-    AdversarialSampling,
-    Ensemble,
-    MCDropout,
-    NodeBNN,
-    NoisyKFAC,
-)
+from credo.methods import *  # noqa: F403
 from credo.models import summary
 from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
 from credo.training import describe, fit, load, save, train
 from credo.version import __version__
 
 __all__ = [
-    "BBB",
-    "IVON",
-    "KFAC",
-    "MAP",
-    "METHODS",
-    "OGN",
-    "VOGN",
-    "AdversarialSampling",
     "Bernoulli",
     "Categorical",
+    "CheckpointWarning",
     "ClassPrediction",
     "Counted",
     "CredoError",
+    "CredoWarning",
+    "DataSizeWarning",
+    "DataWarning",
     "Diagnosis",
     "DivergenceWarning",
-    "Ensemble",
+    "ExampleCountWarning",
     "FileFormatError",
     "Finding",
     "GaussianNoise",
     "GaussianPosterior",
     "Likelihood",
     "LostProcessError",
-    "MCDropout",
-    "NodeBNN",
-    "NoisyKFAC",
     "NonFiniteError",
     "Posterior",
     "Predictor",
@@ -101,6 +86,7 @@ __all__ = [
     "summary",
     "train",
 ]
+__all__ += methods.__all__
 
 _RENAMED = {
     "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),

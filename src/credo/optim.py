@@ -258,7 +258,7 @@ def _number(loss: Any) -> float:
 
 def _wanted(posterior: Any) -> int:
     """Draws of this step: one before there is a curvature, where all would be the same."""
-    if not posterior.is_random or not getattr(posterior, "has_curvature", True):
+    if not posterior.is_random or not posterior.describe().has_curvature:
         return 1
     return int(posterior.step_draws)
 

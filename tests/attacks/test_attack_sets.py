@@ -170,13 +170,13 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         load_attack_set(path)
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(FileFormatError, match="is no attack set"):
+    with pytest.raises(FileFormatError, match="is not an attack set"):
         load_attack_set(path)
     save_file({"weight": torch.zeros(2)}, path, metadata={"credo": "[1"})
-    with pytest.raises(FileFormatError, match="is no attack set"):
+    with pytest.raises(FileFormatError, match="is not an attack set"):
         load_attack_set(path)
     make(tmp_path / "b.safetensors")
     header = {"attack_set": 99, "about": {"versions": {"credo": "9.0"}}}
@@ -219,5 +219,5 @@ def test_tensors_that_do_not_fit_each_other_are_named(forgery: str, tmp_path: Pa
             tensors[name] = value
     header = {"attack_set": 1, "about": about, "digest": module._digest(about, tensors)}
     save_file(tensors, path, metadata={"credo": json.dumps(header)})
-    with pytest.raises(FileFormatError, match=rf"a\.safetensors is no .*({'|'.join(FORGERIES[forgery])})"):
+    with pytest.raises(FileFormatError, match=rf"a\.safetensors is not .*({'|'.join(FORGERIES[forgery])})"):
         load_attack_set(path)

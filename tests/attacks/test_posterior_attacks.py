@@ -158,7 +158,7 @@ def test_dropout() -> None:
     assert looks.shape == (4, 12, CLASSES)
     assert not torch.equal(looks[0], looks[1])
     assert len(pgd(logits, x, y, epsilon=0.1, steps=2)) == 12
-    with pytest.raises(ValueError, match="no network to fix"):
+    with pytest.raises(ValueError, match="no fixed networks"):
         posterior_logits(posterior, "fixed")
 
 
@@ -192,7 +192,7 @@ def test_refusals() -> None:
         posterior_logits(bbb(), "frsh")
     with pytest.raises(ValueError, match="draws=0"):
         posterior_logits(bbb(), draws=0)
-    with pytest.raises(TypeError, match="class likelihood"):
+    with pytest.raises(TypeError, match="classification likelihood"):
         posterior_logits(credo.MAP(nn.Linear(5, 1), data_size=9, likelihood="gaussian"))
     x, y = data()
     with pytest.raises(ValueError, match="evaluations=0"):

@@ -80,7 +80,7 @@ def test_files_that_do_not_fit(refused: Call, digits_run: Path, gap_run: Path) -
         return refused("evaluate", run, "--attack-set", path, **options)
 
     assert "There is no file nowhere.safetensors" in wrong("nowhere.safetensors")
-    assert "is no attack set" in wrong(str(digits_run / "model.safetensors"))
+    assert "is not an attack set" in wrong(str(digits_run / "model.safetensors"))
     Path("text.safetensors").write_text("hello")
     assert "not a complete safetensors file" in wrong("text.safetensors")
     write_set("flat.safetensors", torch.rand(5, 64), torch.arange(5))

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+
 from reproductions.jobs import _start_worker
 
 PROGRAM = """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.compress import compact, compact_network, prune
-from credo.compress.structure import links
+from credo.compress.structure import connections
 from credo.models import build_model
 
 
@@ -177,7 +177,7 @@ def test_compact_posteriors_in_files(kit: Any, kind: str, tmp_path: Path) -> Non
 
 
 def test_only_what_one_layer_reads_can_go() -> None:
-    resnet = links(build_model("resnet20", inputs=(3, 8, 8), seed=0))
+    resnet = connections(build_model("resnet20", inputs=(3, 8, 8), seed=0))
     assert [link.source for link in resnet] == [f"layer{i}.{j}.conv1" for i in (1, 2, 3) for j in range(3)]
 
     class Twice(nn.Module):
@@ -191,7 +191,7 @@ def test_only_what_one_layer_reads_can_go() -> None:
             out: Tensor = self.c(h) + h
             return out
 
-    assert links(Twice()) == []
+    assert connections(Twice()) == []
 
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -202,8 +202,8 @@ def test_only_what_one_layer_reads_can_go() -> None:
             return self.a(x) if x.sum() > 0 else x
 
     with pytest.raises(credo.UnsupportedModelError, match="cannot be traced"):
-        links(Branches())
-    with pytest.raises(credo.UnsupportedModelError, match="no units"):
+        connections(Branches())
+    with pytest.raises(credo.UnsupportedModelError, match="no removable units"):
         prune(credo.BBB(Twice(), data_size=3), structure="units")
 
 

@@ -120,13 +120,13 @@ def test_consolidation_adds_the_fisher_information() -> None:
     )
     list(learner.learn(task))
     net = network(10)
-    learner.kept.fill_(net, task, means=True)
+    learner.memory.fill_(net, task, means=True)
     slow = torch.zeros(10)
     for x, y in zip(*(DIGITS.train.subset(range(50)).x, DIGITS.train.subset(range(50)).y), strict=True):
         x = x.float() / 255 if x.dtype == torch.uint8 else x
         loss = nn.functional.cross_entropy(net(x.unsqueeze(0)), y.unsqueeze(0))
         slow += torch.autograd.grad(loss, net[3].bias)[0].square()
-    precision = learner.kept.std["3.bias@shared"].pow(-2)
+    precision = learner.memory.std["3.bias@shared"].pow(-2)
     torch.testing.assert_close(precision, 0.5**-2 + 3.0 * slow, rtol=1e-4, atol=1e-4)
 
 
@@ -151,12 +151,12 @@ def test_heads_of_other_tasks_stay_as_they_were() -> None:
     tasks = split_tasks(DIGITS, 5)[:2]
     learner = Learner(network, vogn(), epochs=3, batch_size=64)
     list(learner.learn(tasks[0]))
-    before = {key: value.clone() for key, value in learner.kept.mean.items()}
+    before = {key: value.clone() for key, value in learner.memory.mean.items()}
     list(learner.learn(tasks[1]))
     head, other = (f"3.weight@{task.head}" for task in tasks)
-    assert torch.equal(learner.kept.mean[head], before[head])
-    assert other in learner.kept.mean
-    assert not torch.equal(learner.kept.mean["1.weight"], before["1.weight"])
+    assert torch.equal(learner.memory.mean[head], before[head])
+    assert other in learner.memory.mean
+    assert not torch.equal(learner.memory.mean["1.weight"], before["1.weight"])
     assert learner.posterior(tasks[0]).mean()["3.weight"].equal(before[head])
     assert learner.accuracy(tasks[0]) > 0.9
 
@@ -171,10 +171,10 @@ def test_a_coreset_is_learned_last_and_is_not_trained_on_before() -> None:
 
     learner = Learner(network, make, epochs=2, batch_size=64, coreset=20)
     list(learner.learn(task))
-    known = learner.kept.mean["1.weight"].clone()
+    known = learner.memory.mean["1.weight"].clone()
     final = learner.posterior(task)
     assert sizes == [len(task.load()[0]) - 20, 20]
-    assert torch.equal(learner.kept.mean["1.weight"], known)  # predicting changes nothing that is known
+    assert torch.equal(learner.memory.mean["1.weight"], known)  # predicting changes nothing that is known
     assert not torch.equal(final.mean()["1.weight"], known)
     with pytest.raises(ValueError, match="needs carry='posterior'"):
         Learner(network, make, epochs=1, carry="nothing", coreset=5)
@@ -193,7 +193,7 @@ def test_restart_begins_with_new_means_and_the_old_ones_as_prior() -> None:
         seen.clear()
         learner = Learner(network, make, epochs=1, batch_size=64, restart=restart)
         list(learner.learn(tasks[0]))
-        known = learner.kept.mean["1.weight"].clone()
+        known = learner.memory.mean["1.weight"].clone()
         list(learner.learn(tasks[1]))
         (first, prior), (second, later) = seen
         assert prior.std == 1.0
@@ -233,7 +233,7 @@ def test_bad_choices_are_refused() -> None:
         Learner(network, vogn(), epochs=1, strength=0.0)
     for prior in (credo.priors.Gaussian(torch.zeros(5), 1.0), credo.priors.Gaussian(0.0, {"1.*": 0.5, "*": 1.0})):
         for carry in ("posterior", "fisher"):
-            with pytest.raises(ValueError, match="first prior must be one of numbers"):
+            with pytest.raises(ValueError, match="first prior must have one mean and one std"):
                 Learner(network, vogn(), epochs=1, prior=prior, carry=carry)
         assert Learner(network, vogn(), epochs=1, prior=prior, carry="nothing").prior is prior
     with pytest.raises(RuntimeError, match="was not learned"):
@@ -242,7 +242,7 @@ def test_bad_choices_are_refused() -> None:
         Learner(network, vogn(), epochs=1, draws=0)
     scaled = Learner(lambda classes: nn.Sequential(network(classes), nn.PReLU()), vogn(), epochs=1)
     assert len(list(scaled.learn(split_tasks(DIGITS, 5)[0]))) == 1
-    assert any(key.startswith("0.3.weight@") for key in scaled.kept.mean)  # the head is the layer with the classes
+    assert any(key.startswith("0.3.weight@") for key in scaled.memory.mean)  # the head is the layer with the classes
 
 
 @pytest.mark.parametrize("carry", ["posterior", "nothing"])

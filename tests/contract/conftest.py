@@ -1,5 +1,6 @@
 """What every method is put through: builders for all of them, a batch, and one comparison of states."""
 
+import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
 from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import METHODS as REGISTERED
 
 Network = Callable[[int], nn.Module]
 Build = Callable[..., Posterior]
@@ -105,6 +107,16 @@ METHODS: dict[str, Row] = {
     "bbb scale mixture": Row(of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }
+
+
+def default_row(method: type[Posterior]) -> Row:
+    """Of a method without a row here: its default arguments, and the flags of a method that samples weights."""
+    takes_rate = "lr" in inspect.signature(method).parameters
+    return Row(of(method, **({"lr": 0.05} if takes_rate else {})))
+
+
+COVERED = {word for name in METHODS for word in (name, name.split()[0])}
+METHODS |= {name: default_row(method) for name, method in REGISTERED.items() if name not in COVERED}
 
 
 def rows(keep: Callable[[Row], bool] = lambda row: True) -> list[Any]:

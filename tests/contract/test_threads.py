@@ -119,7 +119,7 @@ def test_answers_from_threads_are_the_serial_ones(method: str, network: str) -> 
     check_answers(method, network, threads=4, calls=3)
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", [*METHODS, "ensemble"])
 def test_four_hundred_answers_from_eight_threads_are_the_serial_ones(method: str, network: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.errors import ExampleCountWarning
 from credo.core.example_counts import Counted
 from credo.core.per_example.api import gradients_and_squares, per_example_squares
 from credo.core.per_example.plan import SquarePlan
@@ -47,7 +48,7 @@ def test_rows_without_a_gradient_are_named_once() -> None:
 
 
 def test_the_function_of_squares_warns_too() -> None:
-    with pytest.warns(UserWarning, match="5 of 8 rows have no gradient"):
+    with pytest.warns(ExampleCountWarning, match="5 of 8 rows have no gradient"):
         per_example_squares(mlp(), masked)
     per_example_squares(mlp(), masked, examples=3)
 

@@ -25,7 +25,7 @@ from credo.sklearn import BayesianClassifier
 
 # FSDP's, about being alone and about its successor.
 pytestmark = pytest.mark.filterwarnings("ignore")
-LINE = r"process_group = credo\.distribute\(posterior\)"
+LINE = r"group = credo\.distribute\(posterior\)"
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_independent_processes_have_no_others_to_share_draws_with() -> None:
 
 @pytest.mark.usefixtures("two_processes")
 def test_a_method_that_steps_alone_is_told_of_independent() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"Own makes every step alone.*independent=True"):
+    with pytest.raises(UnsupportedModelError, match=r"Own does not average its steps.*independent=True"):
         distribute(of(Own))
 
 

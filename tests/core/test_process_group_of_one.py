@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.distributed.batch_shard import Rows
-from credo.core.distributed.collectives import Link, _packed, _unpacked
-from credo.core.distributed.setup import _divided, distribute, join
+from credo.core.distributed.collectives import Communicator, _packed, _unpacked
+from credo.core.distributed.setup import _make_group, distribute, join
 from credo.core.distributed.sync_batchnorm import SyncedBatchNorm1d
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.methods import BBB, MAP, VOGN, Ensemble
@@ -88,10 +88,10 @@ def test_copies_share_the_team_and_pickles_have_none(network: nn.Module) -> None
     posterior = VOGN(network, data_size=10)
     process_group = distribute(posterior, batchnorm="sync")
     assert copy.deepcopy(posterior).process_group is process_group
-    assert copy.deepcopy(network)[1].link is process_group.peers  # type: ignore[index]
+    assert copy.deepcopy(network)[1].comm is process_group.peers  # type: ignore[index]
     restored = pickle.loads(pickle.dumps(network))
     assert isinstance(restored[1], SyncedBatchNorm1d)
-    assert restored[1].link is None
+    assert restored[1].comm is None
     assert pickle.loads(pickle.dumps(process_group)) is None
 
 
@@ -127,7 +127,7 @@ class Lonely(MAP):
 def test_methods_that_step_alone_are_refused(network: nn.Module) -> None:
     members = [Lonely(copy.deepcopy(network), data_size=10) for _ in range(2)]
     for posterior in (members[0], Ensemble(members)):
-        with pytest.raises(UnsupportedModelError, match="Lonely makes every step alone"):
+        with pytest.raises(UnsupportedModelError, match="Lonely does not average its steps"):
             distribute(posterior)
 
 
@@ -137,10 +137,10 @@ def test_draws_over_processes_need_draws(network: nn.Module) -> None:
 
 
 def test_members_over_processes_must_come_out_even() -> None:
-    world = Link(None, torch.device("cpu"))
+    world = Communicator(None, torch.device("cpu"))
     world.size = 3
-    with pytest.raises(ValueError, match="3 processes cannot train 2 members"):
-        _divided(world, 2, 1, None, {})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="3 processes cannot be divided equally among 2 members"):
+        _make_group(world, 2, 1, None, {})  # type: ignore[arg-type]
 
 
 def test_rows_of_all_parts_are_those_of_the_whole() -> None:

@@ -165,7 +165,7 @@ def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_p
         output, _ = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 0, output
     assert "another process was lost" in output
-    assert re.search(r"torchrun starts all of them again, from the last checkpoint \(restart [12] of 2\)", output)
+    assert re.search(r"torchrun restarts all processes from the last checkpoint \(restart [12] of 2\)", output)
     assert_same_run(folder, reference)
 
 

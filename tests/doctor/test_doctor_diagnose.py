@@ -60,11 +60,11 @@ def test_nothing_is_changed(trained: Trained, loaders: Any, method: str, kind: s
     posterior = trained(method, kind, fresh=True).train(training)
     loader, test = loaders(kind)
     loader.set_epoch(5)
-    before, twin = snapshot(posterior), trained("map", kind)
-    twin_before = snapshot(twin)
-    diagnose(posterior, loader, test=test, twin=twin, draws=4, examples=150)
+    before, baseline = snapshot(posterior), trained("map", kind)
+    baseline_before = snapshot(baseline)
+    diagnose(posterior, loader, test=test, baseline=baseline, draws=4, examples=150)
     assert same(snapshot(posterior), before)
-    assert same(snapshot(twin), twin_before)
+    assert same(snapshot(baseline), baseline_before)
     assert loader.epoch == 5
 
 
@@ -128,7 +128,7 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
     assert set(found) == {"verdict", "findings", "measurements", "layers"}
     assert isinstance(found["verdict"], str)
     for finding in found["findings"]:
-        assert set(finding) == {"name", "severity", "text", "advice", "argument"}
+        assert set(finding) == {"name", "severity", "text", "advice", "arguments", "target", "argument"}
         assert finding["severity"] in SEVERITIES
         assert finding["text"].endswith(".")
         assert finding["advice"].endswith(".")
@@ -140,7 +140,7 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
 
 
 def test_findings_are_sorted_and_known_severities_only(trained: Trained, examine: Examine) -> None:
-    diagnosis = examine(trained("bbb", "mlp", temperature=1.0), twin=trained("map", "mlp"), draws=4)
+    diagnosis = examine(trained("bbb", "mlp", temperature=1.0), baseline=trained("map", "mlp"), draws=4)
     places = [SEVERITIES.index(finding.severity) for finding in diagnosis.findings]
     assert places == sorted(places)
     assert len(places) > 1
@@ -151,7 +151,7 @@ def test_findings_are_sorted_and_known_severities_only(trained: Trained, examine
 def test_the_text(trained: Trained, examine: Examine) -> None:
     text = str(examine(trained("bbb", "mlp", temperature=1000.0), draws=4))
     for part in (
-        "Not healthy: The KL counts",
+        "Not healthy: The KL has",
         "alarm: prior-too-strong",
         "→ temperature=1",
         "mean weights",
@@ -161,14 +161,14 @@ def test_the_text(trained: Trained, examine: Examine) -> None:
     assert "Healthy" in str(examine(trained("map", "mlp"), draws=4))
 
 
-def test_what_is_missing_is_said(trained: Trained, examine: Examine) -> None:
+def test_missing_inputs_are_notes(trained: Trained, examine: Examine) -> None:
     posterior = trained("bbb", "mlp")
     bare = {f.name for f in examine(posterior, test=None, draws=4).findings}
-    full = {f.name for f in examine(posterior, twin=trained("map", "mlp"), draws=4).findings}
-    assert {"no-test-data", "no-twin"} <= bare
-    assert not {"no-test-data", "no-twin"} & full
+    full = {f.name for f in examine(posterior, baseline=trained("map", "mlp"), draws=4).findings}
+    assert {"no-test-data", "no-baseline"} <= bare
+    assert not {"no-test-data", "no-baseline"} & full
     scores = examine(posterior, test=None, draws=4).measurements["scores"]
-    assert (scores["twin"], scores["ensemble_over_twin"]) == (None, None)
+    assert (scores["baseline"], scores["ensemble_over_baseline"]) == (None, None)
 
 
 def test_confidence_is_not_judged_on_training_data(trained: Trained, examine: Examine) -> None:
@@ -221,16 +221,29 @@ def test_outputs_that_overflow(trained: Trained, examine: Examine) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"draws": 1}, "at least two"), ({"examples": 0}, "examples=0"), ({"twin": nn.Linear(1, 1)}, "twin must be")],
+    [
+        ({"draws": 1}, "at least two"),
+        ({"examples": 0}, "examples=0"),
+        ({"baseline": nn.Linear(1, 1)}, "baseline must be"),
+    ],
 )
 def test_bad_arguments(trained: Trained, examine: Examine, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         examine(trained("bbb", "mlp"), **options)
 
 
-def test_a_twin_of_another_task(trained: Trained, examine: Examine) -> None:
-    with pytest.raises(ValueError, match="The twin does regression, the posterior classification"):
-        examine(trained("bbb", "mlp"), twin=trained("map", "curve"))
+def test_a_baseline_of_another_task(trained: Trained, examine: Examine) -> None:
+    with pytest.raises(ValueError, match="The baseline does regression, the posterior classification"):
+        examine(trained("bbb", "mlp"), baseline=trained("map", "curve"))
+
+
+def test_the_old_name_of_the_baseline(trained: Trained, examine: Examine) -> None:
+    plain = trained("map", "mlp")
+    with pytest.warns(DeprecationWarning, match=r"diagnose\(twin=…\) is now baseline=…"):
+        old = examine(trained("bbb", "mlp"), draws=4, twin=plain)
+    assert old.to_dict() == examine(trained("bbb", "mlp"), draws=4, baseline=plain).to_dict()
+    with pytest.raises(TypeError, match="both twin= and baseline="):
+        examine(trained("bbb", "mlp"), twin=plain, baseline=plain)
 
 
 class Bare(GaussianPosterior):

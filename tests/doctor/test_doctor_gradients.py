@@ -13,7 +13,7 @@ import credo
 from credo.core.network.flat_layout import inverse_softplus
 from credo.doctor.measure.gradients import crossed, gradient_noise
 from credo.doctor.measure.objective import noise_pull, objective
-from credo.doctor.subset import Sample, take
+from credo.doctor.subset import Subset, take_subset
 
 
 def summary(g: Tensor) -> tuple[float, float, float, float]:
@@ -74,7 +74,7 @@ def test_crossed_has_no_bias() -> None:
     assert bool(((estimates.mean(0) - wanted).abs() < 5 * error).all())
 
 
-def linear_problem(std: float, noise: float = 0.5) -> tuple[credo.BBB, Sample]:
+def linear_problem(std: float, noise: float = 0.5) -> tuple[credo.BBB, Subset]:
     """Bayesian linear regression on 64 examples with 3 inputs."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 3, generator=generator)
@@ -85,7 +85,7 @@ def linear_problem(std: float, noise: float = 0.5) -> tuple[credo.BBB, Sample]:
     posterior = credo.BBB(
         model, data_size=64, prior=0.8, likelihood=credo.GaussianNoise(noise), std_init=std, temperature=0.5
     )
-    return posterior, Sample(x, y, examples=64, batches=1, batch_size=64)
+    return posterior, Subset(x, y, examples=64, batches=1, batch_size=64)
 
 
 def test_gradients_of_a_linear_model_in_closed_form() -> None:
@@ -94,7 +94,7 @@ def test_gradients_of_a_linear_model_in_closed_form() -> None:
     200 draws: the estimated variance has a relative standard error of about 10 %, the tolerance is four times that.
     """
     posterior, sample = linear_problem(0.1)
-    batch = Sample(sample.x, sample.y, examples=64, batches=2, batch_size=32)
+    batch = Subset(sample.x, sample.y, examples=64, batches=2, batch_size=32)
     found = gradient_noise(posterior, batch, batches=2, draws=200)
     assert (found.batches, found.draws, found.batch_size) == (2, 200, 32)
     hessians = [x.T @ x / len(x) / 0.25 for x, _ in batch.split()]
@@ -165,7 +165,7 @@ def test_pull_in_closed_form_and_by_finite_differences() -> None:
 
 def test_a_point_estimate_varies_over_batches_only(trained: Callable[..., Any], loaders: Any) -> None:
     posterior = trained("map", "mlp")
-    sample = take(loaders("mlp")[0], most=500)
+    sample = take_subset(loaders("mlp")[0], most=500)
     found = gradient_noise(posterior, sample)
     assert (found.draws, found.draw_variance, found.cost) == (1, 0.0, None)
     gradients = []
@@ -178,7 +178,7 @@ def test_a_point_estimate_varies_over_batches_only(trained: Callable[..., Any], 
 
 
 def test_more_noise_in_the_weights_is_seen(trained: Callable[..., Any], loaders: Any) -> None:
-    sample = take(loaders("mlp")[0], most=500)
+    sample = take_subset(loaders("mlp")[0], most=500)
     shares = []
     for std in (0.02, 0.1):
         found = gradient_noise(trained("bbb", "mlp", std_init=std), sample)
@@ -187,7 +187,7 @@ def test_more_noise_in_the_weights_is_seen(trained: Callable[..., Any], loaders:
 
 
 def test_dropout_and_mixtures_have_gradients(trained: Callable[..., Any], loaders: Any) -> None:
-    sample = take(loaders("mlp")[0], most=300)
+    sample = take_subset(loaders("mlp")[0], most=300)
     dropout = gradient_noise(trained("dropout", "mlp"), sample)
     assert dropout.draw_variance > 0
     assert dropout.cost is None

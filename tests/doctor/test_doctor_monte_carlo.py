@@ -10,8 +10,8 @@ from torch import Tensor
 
 from credo.core.likelihood import Categorical, GaussianNoise
 from credo.doctor.measure.monte_carlo import monte_carlo, nll_errors, within_variance
-from credo.doctor.measure.predictive import Forecast, make_forecast
-from credo.doctor.subset import take
+from credo.doctor.measure.predictive import Predictive, make_predictive
+from credo.doctor.subset import take_subset
 
 SETS, DRAWS, N = 400, 16, 200
 
@@ -35,19 +35,19 @@ def value_sets() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def forecasts() -> dict[str, list[Forecast]]:
+def predictives() -> dict[str, list[Predictive]]:
     logits, labels = class_sets()
     means, y = value_sets()
     return {
-        "classes": [make_forecast([Categorical()], one, labels) for one in logits],
-        "values": [make_forecast([GaussianNoise(0.7)], one, y) for one in means],
+        "classes": [make_predictive([Categorical()], one, labels) for one in logits],
+        "values": [make_predictive([GaussianNoise(0.7)], one, y) for one in means],
     }
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_errors_of_the_nll_against_many_sets_of_draws(forecasts: Any, kind: str) -> None:
+def test_errors_of_the_nll_against_many_sets_of_draws(predictives: Any, kind: str) -> None:
     """The spread over 400 sets is known to 3.5 %; to first order in 1/16 the estimate is off by some per cent more."""
-    sets = forecasts[kind]
+    sets = predictives[kind]
     estimates = [nll_errors(one.log_likelihood, 1) for one in sets]
     bias, error = (sum(pair[i] for pair in estimates) / SETS for i in (0, 1))
     nlls = torch.tensor([one.nll for one in sets], dtype=torch.float64)
@@ -59,16 +59,16 @@ def test_errors_of_the_nll_against_many_sets_of_draws(forecasts: Any, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_errors_of_the_metric_against_many_sets_of_draws(forecasts: Any, kind: str) -> None:
-    sets = forecasts[kind]
+def test_errors_of_the_metric_against_many_sets_of_draws(predictives: Any, kind: str) -> None:
+    sets = predictives[kind]
     found = [monte_carlo(one, random=True) for one in sets[:40]]
     metrics = torch.tensor([one.metric for one in sets], dtype=torch.float64)
     mean = sum(one.metric_error for one in found if one is not None) / len(found)
     assert mean == pytest.approx(float(metrics.std()), rel=0.15)
 
 
-def test_errors_of_probabilities(forecasts: Any) -> None:
-    sets = forecasts["classes"]
+def test_errors_of_probabilities(predictives: Any) -> None:
+    sets = predictives["classes"]
     pooled = torch.stack([one.pooled for one in sets])
     wanted = float(pooled.std(0).amax(-1).mean())
     found = [monte_carlo(one, random=True) for one in sets[:40]]
@@ -76,8 +76,8 @@ def test_errors_of_probabilities(forecasts: Any) -> None:
     assert mean == pytest.approx(wanted, rel=0.15)
 
 
-def test_errors_of_values_are_shares_of_the_predictive_std(forecasts: Any) -> None:
-    sets = forecasts["values"]
+def test_errors_of_values_are_fractions_of_the_predictive_std(predictives: Any) -> None:
+    sets = predictives["values"]
     means = torch.stack([one.mean.mean(0) for one in sets])
     totals = torch.stack([one.total for one in sets]).mean(0)
     found = [monte_carlo(one, random=True) for one in sets[:40]]
@@ -96,23 +96,23 @@ def test_members_in_turn_are_no_error() -> None:
     assert nll_errors(same, 1)[1] > 0
 
 
-def test_nothing_random_has_no_error(forecasts: Any) -> None:
-    one = forecasts["classes"][0]
+def test_nothing_random_has_no_error(predictives: Any) -> None:
+    one = predictives["classes"][0]
     assert monte_carlo(one, random=False) is None
     logits, labels = class_sets()
-    assert monte_carlo(make_forecast([Categorical()] * 2, logits[0][:3], labels), random=True) is None
+    assert monte_carlo(make_predictive([Categorical()] * 2, logits[0][:3], labels), random=True) is None
 
 
 def test_wanted_draws_keep_what_they_promise(trained: Callable[..., Any], loaders: Any) -> None:
     """With as many draws as suggested, no more are wanted (up to the noise of the estimate: one doubling)."""
-    from credo.doctor.measure.predictive import forecast
+    from credo.doctor.measure.predictive import predict_draws
 
     posterior = trained("bbb", "mlp", std_init=0.1, temperature=1.0)
-    test = take(loaders("mlp")[1], most=300)
-    first = monte_carlo(forecast(posterior, test, draws=8), random=True)
+    test = take_subset(loaders("mlp")[1], most=300)
+    first = monte_carlo(predict_draws(posterior, test, draws=8), random=True)
     assert first is not None
     assert first.wanted_draws > 8
-    then = monte_carlo(forecast(posterior, test, draws=first.wanted_draws), random=True)
+    then = monte_carlo(predict_draws(posterior, test, draws=first.wanted_draws), random=True)
     assert then is not None
     assert then.wanted_draws <= 2 * first.wanted_draws
     assert then.nll_error < first.nll_error
@@ -122,7 +122,7 @@ def test_wanted_draws_keep_what_they_promise(trained: Callable[..., Any], loader
 def test_draws_wanted_by_hand() -> None:
     """p = 0.4 and 0.6 in turn, S = 8: the standard error is √(8/7)·0.1/√8 ≈ 0.038, 0.02 needs 8·(0.038/0.02)² = 29."""
     logits = torch.tensor([[0.4, 0.6], [0.6, 0.4]] * 4).log().unsqueeze(1).expand(8, 50, 2)
-    found = monte_carlo(make_forecast([Categorical()], logits, torch.zeros(50, dtype=torch.long)), random=True)
+    found = monte_carlo(make_predictive([Categorical()], logits, torch.zeros(50, dtype=torch.long)), random=True)
     assert found is not None
     assert found.probability_error == pytest.approx(0.1 / math.sqrt(7), rel=1e-5)
     tolerated = 0.05 * math.log(2)

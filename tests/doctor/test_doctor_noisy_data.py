@@ -74,7 +74,7 @@ def test_little_that_may_be_all_is_a_note() -> None:
     found = examined("mc-dropout", "labels")
     assert found.measurements["scores"]["learned"] < 0.5
     (note,) = [finding for finding in found.findings if finding.name == "learned-little"]
-    assert (note.severity, note.argument) == ("note", "twin=map_posterior")
+    assert (note.severity, note.argument) == ("note", "baseline=map_posterior")
     assert found.verdict.startswith("Healthy")
 
 
@@ -110,7 +110,7 @@ def test_a_short_training_is_told_to_go_on_and_nothing_else(epochs: int) -> None
     assert found.measurements["history"]["nll_drop"] > 0.03
 
 
-# -- what makes a forecast unsure -----------------------------------------------------------------------------
+# -- what makes a predictive unsure -----------------------------------------------------------------------------
 
 
 def test_a_noise_that_has_not_come_down_is_not_blamed_on_the_weights() -> None:
@@ -125,7 +125,7 @@ def test_a_noise_that_has_not_come_down_is_not_blamed_on_the_weights() -> None:
     found = diagnose(credo.fit(posterior, batches, epochs=25, progress=False), batches, test=test)
     assert found.measurements["dispersion"]["mean_z_squared"] < 0.5
     (unsure,) = [finding for finding in found.findings if finding.name == "underconfident"]
-    assert "noise of the likelihood" in unsure.advice
+    assert "likelihood's noise is too large" in unsure.advice
     assert (unsure.argument or "").startswith("likelihood=credo.GaussianNoise(std=0.")
 
 
@@ -133,17 +133,17 @@ def test_a_noise_that_has_not_come_down_is_not_blamed_on_the_weights() -> None:
 
 
 def words(found: Diagnosis) -> str:
-    return " ".join(f"{f.text} {f.advice}" for f in found.findings if f.name not in ("no-twin", "few-draws"))
+    return " ".join(f"{f.text} {f.advice}" for f in found.findings if f.name not in ("no-baseline", "few-draws"))
 
 
 def test_dropout_is_spoken_of_as_dropout(trained: Callable[..., Any], examine: Callable[..., Diagnosis]) -> None:
-    found = examine(trained("dropout", "mlp", rate=0.5), twin=trained("map", "mlp"))
+    found = examine(trained("dropout", "mlp", rate=0.5), baseline=trained("map", "mlp"))
     names = {finding.name for finding in found.findings}
-    assert names & {"worse-than-mean", "worse-than-twin", "underconfident"}
+    assert names & {"worse-than-mean", "worse-than-baseline", "underconfident"}
     for wrong in ("σ", "ool the posterior", "KL", "noise in the weights"):
         assert wrong not in words(found)
     for finding in found.findings:
-        if finding.name in ("worse-than-mean", "worse-than-twin"):
+        if finding.name in ("worse-than-mean", "worse-than-baseline"):
             assert finding.argument == "rate=0.25"
 
 

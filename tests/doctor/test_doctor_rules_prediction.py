@@ -1,12 +1,12 @@
-"""Every rule on predictions, on both sides of its limits, on facts made by hand."""
+"""Every rule on predictions, on both sides of its limits, on measurements made by hand."""
 
 from typing import Any
 
 import pytest
-from doctor_facts import changed, interval, named, severity, worse
+from doctor_measurements import changed, interval, named, severity, worse
 
 from credo.doctor.measure.scores import Gap, Score
-from credo.doctor.run_rules import judge
+from credo.doctor.run_rules import run_rules
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from credo.doctor.run_rules import judge
     ],
 )
 def test_noise_level(z: float, nll: float, fixed: bool, wanted: str | None) -> None:
-    facts = changed(
+    measured = changed(
         method={"fixed_noise_level": fixed},
         train_dispersion={"surprise": interval(z)},
         scores={"metric": "rmse", "train": Score(0.3, nll), "chance": Score(1.0, 1.4)},
     )
-    finding = named(facts, "noise-level")
+    finding = named(measured, "noise-level")
     assert (finding and finding.severity) == wanted
     if finding is not None:
         assert finding.argument == "likelihood=credo.GaussianNoise(std=0.3, learn=True)"
@@ -42,20 +42,20 @@ def test_noise_level(z: float, nll: float, fixed: bool, wanted: str | None) -> N
         (0.0, 0.011, 0.001, "warning"),
     ],
 )
-def test_worse_than_twin_and_mean(nll: float, error: float, half: float, wanted: str | None) -> None:
+def test_worse_than_baseline_and_mean(nll: float, error: float, half: float, wanted: str | None) -> None:
     gap = Gap(interval(nll, half), interval(error, half))
-    assert severity(changed(scores={"ensemble_over_twin": gap}), "worse-than-twin") == wanted
+    assert severity(changed(scores={"ensemble_over_baseline": gap}), "worse-than-baseline") == wanted
     assert severity(changed(scores={"ensemble_over_mean": gap}), "worse-than-mean") == wanted
 
 
-def test_where_the_difference_to_the_twin_arises() -> None:
-    gaps = {"ensemble_over_twin": worse(0.3), "mean_over_twin": worse(0.25), "ensemble_over_mean": worse(0.05)}
-    finding = named(changed(scores=gaps), "worse-than-twin")
+def test_where_the_difference_to_the_baseline_arises() -> None:
+    gaps = {"ensemble_over_baseline": worse(0.3), "mean_over_baseline": worse(0.25), "ensemble_over_mean": worse(0.05)}
+    finding = named(changed(scores=gaps), "worse-than-baseline")
     assert finding is not None
-    assert "+0.250 come from the mean weights, +0.050 from noise" in finding.text
+    assert "The mean weights contribute +0.250 of the NLL, noise +0.050." in finding.text
     assert "KL holds them back" in finding.advice
-    swapped = {**gaps, "mean_over_twin": worse(0.05), "ensemble_over_mean": worse(0.25)}
-    finding = named(changed(scores=swapped), "worse-than-twin")
+    swapped = {**gaps, "mean_over_baseline": worse(0.05), "ensemble_over_mean": worse(0.25)}
+    finding = named(changed(scores=swapped), "worse-than-baseline")
     assert finding is not None
     assert "The noise costs most" in finding.advice
     assert finding.argument == "temperature=0.01"
@@ -75,8 +75,8 @@ def test_where_the_difference_to_the_twin_arises() -> None:
 )
 def test_dispersion(value: float, excess: float | None, held_out: bool, wanted: str | None) -> None:
     found = {"surprise": interval(value), "excess": None if excess is None else interval(excess)}
-    facts = changed(dispersion=found, counts={"held_out": held_out})
-    names = [f.name for f in judge(facts) if f.severity == "warning"]
+    measured = changed(dispersion=found, counts={"held_out": held_out})
+    names = [f.name for f in run_rules(measured) if f.severity == "warning"]
     assert names == ([] if wanted is None else [wanted])
 
 
@@ -88,7 +88,7 @@ def test_draws(wanted_draws: int, wanted: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "regression", "gap", "argument"),
+    ("fraction", "regression", "gap", "argument"),
     [
         (0.6, True, 0.0, "temperature=0.01"),
         (0.1, True, 0.0, "likelihood=credo.GaussianNoise(std=0.3, learn=True)"),
@@ -96,12 +96,12 @@ def test_draws(wanted_draws: int, wanted: str | None) -> None:
         (0.1, False, 0.0, "epochs=20"),
     ],
 )
-def test_what_makes_it_unsure(share: float, regression: bool, gap: float, argument: str) -> None:
+def test_causes_of_underconfidence(fraction: float, regression: bool, gap: float, argument: str) -> None:
     scores = {"ensemble_over_mean": worse(gap)} | (
         {"metric": "rmse", "ensemble": Score(0.31, 0.2)} if regression else {}
     )
     excess = None if regression else interval(-0.5)
-    found = {"surprise": interval(0.2), "excess": excess, "epistemic_share": share}
+    found = {"surprise": interval(0.2), "excess": excess, "epistemic_fraction": fraction}
     finding = named(changed(scores=scores, dispersion=found, epochs=10), "underconfident")
     assert finding is not None
     assert finding.argument == argument
@@ -112,26 +112,26 @@ def test_what_makes_it_unsure(share: float, regression: bool, gap: float, argume
     [
         ({"chance_over_train": worse(-0.4)}, None),
         ({"chance_over_train": worse(-0.6), "learned": 0.1}, ("alarm", "smaller steps")),
-        ({"chance_over_train": worse(-0.6), "learned": 0.9}, ("alarm", "Let the prior count more")),
-        ({"chance_over_judged": worse(-0.6)}, ("warning", "Let the prior count more")),
-        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "reach": 1.5}, None),
-        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "reach": 3.0}, ("alarm", "smaller steps")),
+        ({"chance_over_train": worse(-0.6), "learned": 0.9}, ("alarm", "strengthen the prior")),
+        ({"chance_over_held_out": worse(-0.6)}, ("warning", "strengthen the prior")),
+        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "relative_rmse": 1.5}, None),
+        ({"chance_over_train": worse(1.0, -0.1), "learned": -5.0, "relative_rmse": 3.0}, ("alarm", "smaller steps")),
     ],
     ids=str,
 )
 def test_worse_than_a_constant_is_the_first_finding(scores: dict[str, Any], wanted: tuple[str, str] | None) -> None:
-    facts = changed(scores=scores)
-    found = named(facts, "worse-than-constant")
+    measured = changed(scores=scores)
+    found = named(measured, "worse-than-constant")
     if wanted is None:
         assert found is None
         return
-    assert found == judge(facts)[0]
+    assert found == run_rules(measured)[0]
     assert found.severity == wanted[0]
     assert wanted[1] in found.advice
 
 
 def test_a_cause_that_is_known_explains_what_a_constant_beats() -> None:
-    facts = changed(scores={"chance_over_train": worse(-3.0), "learned": 0.1}, counts={"data_size": 10})
-    first, second, *_ = judge(facts)
+    measured = changed(scores={"chance_over_train": worse(-3.0), "learned": 0.1}, counts={"data_size": 10})
+    first, second, *_ = run_rules(measured)
     assert (first.name, second.name) == ("worse-than-constant", "data-size")
     assert first.argument == second.argument == "data_size=1000"

@@ -1,13 +1,13 @@
-"""Every rule on what was trained, on both sides of its limits, on facts made by hand."""
+"""Every rule on training, on both sides of its limits, on measurements made by hand."""
 
 import dataclasses
 from typing import Any
 
 import pytest
-from doctor_facts import CLASSES, changed, layer, named, poor, severity, statistics, worse
+from doctor_measurements import CLASSES, changed, layer, named, poor, severity, statistics, worse
 
-from credo.doctor.advice import wanted_std
-from credo.doctor.run_rules import judge
+from credo.doctor.advice import suggested_std
+from credo.doctor.run_rules import run_rules
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ def test_data_size(given: int, wanted: str | None) -> None:
 
 
 def test_data_size_without_a_prior_is_a_note() -> None:
-    facts = changed(counts={"data_size": 10}, method={"has_prior": False})
-    assert severity(facts, "data-size") == "note"
+    measured = changed(counts={"data_size": 10}, method={"has_prior": False})
+    assert severity(measured, "data-size") == "note"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_network_that_was_never_heard(
     snr: float, balance: float, learned: float, effective: float, collapsed: float, wanted: str | None
 ) -> None:
     objective = {"noise_cost": balance * 900, "noise_balance": balance, "effective_temperature": effective}
-    facts = changed(objective=objective, weights={"snr": snr, "collapsed": collapsed}, scores=poor(learned))
-    assert [f.name for f in judge(facts) if f.severity == "alarm"] == ([] if wanted is None else [wanted])
+    measured = changed(objective=objective, weights={"snr": snr, "collapsed": collapsed}, scores=poor(learned))
+    assert [f.name for f in run_rules(measured) if f.severity == "alarm"] == ([] if wanted is None else [wanted])
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,12 @@ def test_a_network_that_was_never_heard(
 )
 def test_no_uncertainty(share: float, balance: float | None, wanted: str | None) -> None:
     objective = {"noise_balance": balance, "noise_cost": None if balance is None else balance * 900}
-    facts = changed(objective=objective, dispersion={"epistemic_share": share}, weights={"snr": 10.0})
-    assert severity(facts, "no-uncertainty") == wanted
+    measured = changed(objective=objective, dispersion={"epistemic_fraction": share}, weights={"snr": 10.0})
+    assert severity(measured, "no-uncertainty") == wanted
     assert (
-        severity(dataclasses.replace(facts, method=dataclasses.replace(facts.method, random=False)), "no-uncertainty")
+        severity(
+            dataclasses.replace(measured, method=dataclasses.replace(measured.method, random=False)), "no-uncertainty"
+        )
         is None
     )
 
@@ -139,28 +141,28 @@ def test_no_uncertainty(share: float, balance: float | None, wanted: str | None)
 )
 def test_collapsed(layers: list[float], everything: float, learned: float, wanted: str | None) -> None:
     states = [layer("fc1.weight", collapsed=layers[0]), layer("fc1.bias", dims=1, collapsed=layers[1])]
-    facts = changed(layers=states, weights={"collapsed": everything}, scores=poor(learned))
-    assert severity(facts, "collapsed") == wanted
+    measured = changed(layers=states, weights={"collapsed": everything}, scores=poor(learned))
+    assert severity(measured, "collapsed") == wanted
 
 
 @pytest.mark.parametrize(
     ("ratio", "learned", "wanted"), [(9.0, 0.8, None), (11.0, 0.8, "warning"), (11.0, 0.95, "note")]
 )
 def test_gradient_noise(ratio: float, learned: float, wanted: str | None) -> None:
-    facts = changed(gradient={"draw_variance": ratio}, scores={"learned": learned})
-    finding = named(facts, "gradient-noise")
+    measured = changed(gradient={"draw_variance": ratio}, scores={"learned": learned})
+    finding = named(measured, "gradient-noise")
     assert (finding and finding.severity) == wanted
     if finding is not None:
         assert finding.argument == "noise='lrt'"
-        quiet = dataclasses.replace(facts, method=dataclasses.replace(facts.method, noise="lrt"))
-        assert named(quiet, "gradient-noise") is None
+        without_side_effects = dataclasses.replace(measured, method=dataclasses.replace(measured.method, noise="lrt"))
+        assert named(without_side_effects, "gradient-noise") is None
 
 
 @pytest.mark.parametrize(("gain", "gap", "wanted"), [(0.1, 0.0, False), (0.1, 0.2, True), (-0.1, 0.0, True)])
 def test_weights_below_their_noise_are_no_harm_by_themselves(gain: float, gap: float, wanted: bool) -> None:
     scores = {**poor(0.4, gain), "ensemble_over_mean": worse(gap)}
-    facts = changed(scores=scores, weights={"snr": 0.3})
-    assert (named(facts, "noise-too-large") is not None) == wanted
+    measured = changed(scores=scores, weights={"snr": 0.3})
+    assert (named(measured, "noise-too-large") is not None) == wanted
 
 
 @pytest.mark.parametrize(
@@ -168,22 +170,22 @@ def test_weights_below_their_noise_are_no_harm_by_themselves(gain: float, gap: f
 )
 def test_no_uncertainty_only_where_another_std_would_help(std: float, entropy: float, wanted: str | None) -> None:
     """The means are 0.1, so 0.05 would be advised: 1.25 and 1.67 times the σ that is. Entropy of 2 is near log 10."""
-    facts = changed(
+    measured = changed(
         objective={"noise_balance": 1e-5, "noise_cost": 0.009},
         weights={"std": std, "snr": 0.1 / std, "std_ratio": std},
-        dispersion={"epistemic_share": 1e-4, "details": {**CLASSES, "entropy": entropy, "confidence": 0.7}},
+        dispersion={"epistemic_fraction": 1e-4, "details": {**CLASSES, "entropy": entropy, "confidence": 0.7}},
     )
-    assert wanted_std(facts) == pytest.approx(0.05)
-    assert severity(facts, "no-uncertainty") == wanted
+    assert suggested_std(measured) == pytest.approx(0.05)
+    assert severity(measured, "no-uncertainty") == wanted
 
 
 def test_a_curvature_too_large_to_learn() -> None:
     """VOGN and IVON divide their steps by the curvature: a tiny σ is then why nothing was learned."""
     tiny: dict[str, Any] = {
         "objective": {"noise_balance": 1e-9, "noise_cost": 1e-6},
-        "dispersion": {"epistemic_share": 0.0},
+        "dispersion": {"epistemic_fraction": 0.0},
         "weights": {"std": 1e-6, "snr": 1e5, "std_ratio": 1e-5},
     }
     natural = changed(scores=poor(0.0), method={"arguments": frozenset({"curvature_init"})}, **tiny)
-    assert [f.name for f in judge(natural)] == ["no-uncertainty"]
-    assert [f.name for f in judge(changed(scores=poor(0.0), **tiny))] == ["not-learned"]
+    assert [f.name for f in run_rules(natural)] == ["no-uncertainty"]
+    assert [f.name for f in run_rules(changed(scores=poor(0.0), **tiny))] == ["not-learned"]

@@ -36,7 +36,7 @@ def test_a_healthy_run(healthy: Run) -> None:
     found = diagnose_run(healthy, draws=8)
     assert found.alarms == ()
     written = json.loads((healthy.folder / DIAGNOSIS).read_text(encoding="utf-8"))
-    assert written.pop("asked") == {"twin": None, "draws": 8, "examples": 1000, "version": __version__}
+    assert written.pop("asked") == {"baseline": None, "draws": 8, "examples": 1000, "version": __version__}
     assert written == found.to_dict()
     data = written["measurements"]["data"]
     assert (data["examples"], data["data_size"], data["held_out"]) == (270, 270, True)
@@ -66,13 +66,13 @@ def test_a_warm_up_is_judged_by_the_steps_of_the_log(tmp_path: Path) -> None:
     assert found["kl_weight"] == pytest.approx(sum(0.01 * (27 + i) for i in range(9)) / 9)
 
 
-def test_a_broken_run_with_a_twin(healthy: Run, tmp_path: Path) -> None:
+def test_a_broken_run_with_a_baseline(healthy: Run, tmp_path: Path) -> None:
     broken = make_run(tmp_path / "broken", method={"temperature": 1000.0})
-    twin = make_run(tmp_path / "twin", method={"name": "map", "lr": 0.01})
-    found = diagnose_run(broken, draws=4, twin=twin)
+    baseline = make_run(tmp_path / "baseline", method={"name": "map", "lr": 0.01})
+    found = diagnose_run(broken, draws=4, baseline=baseline)
     assert (found.findings[0].name, found.findings[0].argument) == ("prior-too-strong", "temperature=1")
     scores = found.measurements["scores"]
-    assert scores["twin"]["accuracy"] > scores["ensemble"]["accuracy"]
+    assert scores["baseline"]["accuracy"] > scores["ensemble"]["accuracy"]
 
 
 def test_a_run_without_a_log_or_a_model(healthy: Run, tmp_path: Path) -> None:
@@ -82,6 +82,6 @@ def test_a_run_without_a_log_or_a_model(healthy: Run, tmp_path: Path) -> None:
 
 
 def test_other_data_cannot_be_compared(healthy: Run, tmp_path: Path) -> None:
-    twin = make_run(tmp_path, data={"name": "blobs", "n": 200}, training={"epochs": 1})
+    baseline = make_run(tmp_path, data={"name": "blobs", "n": 200}, training={"epochs": 1})
     with pytest.raises(ValueError, match="trained on other data"):
-        diagnose_run(healthy, twin=twin)
+        diagnose_run(healthy, baseline=baseline)

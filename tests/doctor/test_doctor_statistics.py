@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.posterior import Posterior
-from credo.doctor.measure.predictive import forecast
+from credo.doctor.measure.predictive import predict_draws
 from credo.doctor.measure.statistics import fresh_statistics, shifts, statistics
-from credo.doctor.subset import take
+from credo.doctor.subset import take_subset
 
 Trained = Callable[..., Posterior]
 
@@ -39,7 +39,7 @@ def test_shifts_average_over_channels_and_bear_dead_ones() -> None:
 
 def test_statistics_of_the_mean_are_those_of_refresh_on_a_copy(trained: Trained, loaders: Any) -> None:
     posterior = trained("bbb", "conv")
-    sample = take(loaders("conv")[0], most=300)
+    sample = take_subset(loaders("conv")[0], most=300)
     found = fresh_statistics(posterior, sample, under_draws=False)
     model = copy.deepcopy(posterior.model).eval()
     credo.refresh_statistics(model, sample.split())
@@ -49,7 +49,7 @@ def test_statistics_of_the_mean_are_those_of_refresh_on_a_copy(trained: Trained,
 
 def test_statistics_under_draws_are_those_of_the_advice_on_a_copy(trained: Trained, loaders: Any) -> None:
     posterior = trained("bbb", "conv")
-    sample = take(loaders("conv")[0], most=300)
+    sample = take_subset(loaders("conv")[0], most=300)
     found = fresh_statistics(posterior, sample, under_draws=True, seed=3)
     other = copy.deepcopy(posterior).eval()
     with other.seeded(3):
@@ -64,15 +64,15 @@ def test_what_refreshing_would_give_is_what_it_gives(trained: Trained, loaders: 
     for module in posterior.model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
-    train, test = (take(loader, most=300) for loader in loaders("conv"))
-    before = forecast(posterior, test, draws=8)
+    train, test = (take_subset(loader, most=300) for loader in loaders("conv"))
+    before = predict_draws(posterior, test, draws=8)
     found = statistics(posterior, train, test, before)
     assert found is not None
     assert found.shift > 0.5
     with torch.no_grad():
         for name, buffer in fresh_statistics(posterior, train, under_draws=True).items():
             posterior.model.get_buffer(name).copy_(buffer)
-    after = forecast(posterior, test, draws=8)
+    after = predict_draws(posterior, test, draws=8)
     assert (found.refreshed.metric, found.refreshed.nll) == (after.metric, pytest.approx(after.nll))
     assert found.gain.nll.value == pytest.approx(before.nll - after.nll)
     assert found.gain.error.value == pytest.approx(after.metric - before.metric)
@@ -80,12 +80,12 @@ def test_what_refreshing_would_give_is_what_it_gives(trained: Trained, loaders: 
 
 def test_a_shift_put_in_by_hand_is_found(trained: Trained, loaders: Any) -> None:
     posterior = trained("map", "conv", fresh=True)
-    train, test = (take(loader, most=300) for loader in loaders("conv"))
+    train, test = (take_subset(loader, most=300) for loader in loaders("conv"))
     credo.refresh_statistics(posterior.model.eval(), train.split())
     norm = posterior.model.bn2
     norm.running_mean.sub_(1.5 * (norm.running_var + norm.eps).sqrt())
     norm.running_var.mul_(4)
-    found = statistics(posterior, train, test, forecast(posterior, test, draws=2))
+    found = statistics(posterior, train, test, predict_draws(posterior, test, draws=2))
     assert found is not None
     first, second = found.layers
     assert (first.name, first.mean_shift, first.std_shift) == (
@@ -101,14 +101,14 @@ def test_a_shift_put_in_by_hand_is_found(trained: Trained, loaders: Any) -> None
 
 def test_members_keep_their_own_statistics(trained: Trained, loaders: Any) -> None:
     ensemble = trained("ensemble", "conv", fresh=True)
-    train, test = (take(loader, most=300) for loader in loaders("conv"))
+    train, test = (take_subset(loader, most=300) for loader in loaders("conv"))
     for module in ensemble.parts[1].model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
     kept = [{name: b.clone() for name, b in part.model.named_buffers()} for part in ensemble.parts]
-    before = forecast(ensemble, test, draws=2)
+    before = predict_draws(ensemble, test, draws=2)
     found = statistics(ensemble, train, test, before)
-    alone = [statistics(part, train, test, forecast(part, test, draws=1)) for part in ensemble.parts]
+    alone = [statistics(part, train, test, predict_draws(part, test, draws=1)) for part in ensemble.parts]
     assert found is not None
     for place, layer in enumerate(found.layers):
         shifts_of_members = [one.layers[place].std_shift for one in alone if one is not None]
@@ -120,14 +120,14 @@ def test_members_keep_their_own_statistics(trained: Trained, loaders: Any) -> No
 
 def test_networks_without_running_statistics(trained: Trained, loaders: Any) -> None:
     posterior = trained("bbb", "mlp")
-    train, test = (take(loader, most=100) for loader in loaders("mlp"))
-    assert statistics(posterior, train, test, forecast(posterior, test, draws=2)) is None
+    train, test = (take_subset(loader, most=100) for loader in loaders("mlp"))
+    assert statistics(posterior, train, test, predict_draws(posterior, test, draws=2)) is None
     plain = credo.MAP(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)), data_size=5)
-    assert statistics(plain, train, test, forecast(posterior, test, draws=2)) is None
+    assert statistics(plain, train, test, predict_draws(posterior, test, draws=2)) is None
 
 
 @pytest.mark.parametrize("count", [65, 129, 2, 3])
 def test_no_batch_of_one_example(trained: Trained, loaders: Any, count: int) -> None:
-    sample = take(loaders("conv")[0], most=count)
+    sample = take_subset(loaders("conv")[0], most=count)
     found = fresh_statistics(trained("map", "conv"), sample, under_draws=False)
     assert all(bool(buffer.isfinite().all()) for buffer in found.values())

@@ -39,7 +39,7 @@ def test_a_wrong_number_of_examples_is_said(spread: str) -> None:
     """The KL is divided by it, whichever prior it is from."""
     generator = torch.Generator().manual_seed(1)
     split = Split(torch.randn(40, 5, generator=generator), torch.randint(3, (40,), generator=generator))
-    with pytest.warns(UserWarning, match="data_size=10, but the loader has 40 examples"):
+    with pytest.warns(credo.DataSizeWarning, match="data_size=10, but the loader has 40 examples"):
         credo.fit(make(spread), Batches(split, batch_size=20), epochs=1, progress=False)
 
 

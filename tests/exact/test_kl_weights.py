@@ -56,7 +56,7 @@ def test_warmup_is_linear_and_then_one() -> None:
         ("blundell", {}, "batches="),
         ("uniform", {"batches": 0}, "batches="),
         ("warmup", {"batches": 3}, "warmup_steps="),
-        ("uniform", {"batches": 3, "warmup_steps": 4}, "warmup_steps=4 has no meaning with kl_weight='uniform'"),
+        ("uniform", {"batches": 3, "warmup_steps": 4}, "warmup_steps=4 has no effect with kl_weight='uniform'"),
     ],
 )
 def test_bad_choices_are_refused_with_what_is_missing(name: str, options: dict, words: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import credo
 from credo.compress import compact, prune
-from credo.experiments.parameter_counts import parameter_counts
+from credo.core.parameter_counts import parameter_counts
 from credo.methods import BBB
 from credo.methods.bbb.kl import ard_kl
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from credo.core.errors import CredoError, LostProcessError
+from credo.core.errors import CredoError, CredoWarning, LostProcessError
 from credo.experiments import config, runs
 from credo.experiments.config import Experiment, prepare
 from credo.experiments.distributed import Distributed, check_batch_size, fitted
@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_fewer_processes_than_mc_groups(tmp_path: Path, small
     with pytest.raises(ValueError, match="mc_groups=2 does not divide"):  # nothing was begun: a mistake
         list(Run(tmp_path).train(two, draws=2))
     next(Run(tmp_path).train(replace(small(), distributed=Distributed()), draws=2))
-    with pytest.warns(UserWarning, match=r"mc_groups=2 is not possible with 1 processes: going on with mc_groups=1"):
+    with pytest.warns(CredoWarning, match=r"mc_groups=2 is not possible with 1 processes: going on with mc_groups=1"):
         assert len(list(Run(tmp_path).train(two, draws=2))) == 3
     assert Run(tmp_path).experiment().distributed == Distributed(mc_groups=2)  # with more of them, two again
 
@@ -60,7 +60,7 @@ def test_after_a_restart_of_torchrun_mc_groups_may_be_fewer(
     tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.warns(UserWarning, match="going on with mc_groups=1"):
+    with pytest.warns(CredoWarning, match="going on with mc_groups=1"):
         next(Run(tmp_path).train(replace(small(), distributed=Distributed(mc_groups=2)), draws=2))
 
 

@@ -191,7 +191,7 @@ def test_whole_numbers_are_numbers() -> None:
         ({"model": {"dropout": "x"}}, "model.dropout='x' must be a number; the default is 0.0"),
         ({"model": {"seed": "x"}}, r"\[model\] does not work with .*seed='x'"),
         ({"model": {"hiden": [3]}}, "Unknown option of mlp 'hiden'. Did you mean 'hidden'?"),
-        ({"method": {"prior": "laplace"}}, "prior='laplace' is none: give a Gaussian's standard deviation"),
+        ({"method": {"prior": "laplace"}}, "prior='laplace' is not a prior: give a Gaussian's standard deviation"),
         ({"method": {"clip_norm": "x"}}, r"\[method\] does not work with .*clip_norm='x'"),
         ({"method": {"optimizer": "adm"}}, "Unknown optimizer 'adm'. Did you mean 'adam'?"),
         ({"method": {"prior": {"kind": "laplac"}}}, "Unknown prior 'laplac'. Did you mean 'laplace'?"),

@@ -1,6 +1,7 @@
 """Run folders that came from elsewhere: nothing outside the run's own files is changed or removed."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_a_lock_that_links_nowhere_creates_nothing(tmp_path: Path, small: Small)
     with pytest.raises(credo.CredoError, match=r"\.lock is a link"):
         next(Run(folder).train(small(), draws=2))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_another_thread_closes_is_free_again(tmp_path: Path, small: Small) -> None:
+    training = Run(tmp_path).train(small(), draws=2)
+    next(training)
+    closing = threading.Thread(target=training.close)
+    closing.start()
+    closing.join()
+    assert (tmp_path / ".lock").is_file()
+    next(Run(tmp_path).train(small(), draws=2))
 
 
 def test_unfinished_files_of_other_programs_stay(tmp_path: Path, small: Small) -> None:

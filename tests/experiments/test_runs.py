@@ -115,9 +115,7 @@ def test_settings_that_mean_the_same_are_the_same(tmp_path: Path, small: Small) 
     assert list(Run(tmp_path).train(spelled_out)) == []
 
 
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-)
+HOLD = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
 
 
 def test_a_second_process_is_refused(tmp_path: Path, small: Small) -> None:

@@ -98,7 +98,7 @@ def test_weights_are_repeated_rows(name: str) -> None:
 @pytest.mark.parametrize("name", ["vogn", "ogn", "kfac"])
 def test_rows_that_do_not_count_are_named_in_the_first_steps(name: str) -> None:
     posterior = METHODS[name]()
-    with pytest.warns(UserWarning, match=r"3 of 8 rows have no gradient .* examples=5"):
+    with pytest.warns(credo.ExampleCountWarning, match=r"3 of 8 rows have no gradient .* examples=5"):
         posterior.step(masked)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -110,7 +110,7 @@ def test_rows_that_do_not_count_are_named_in_the_first_steps(name: str) -> None:
 def test_rows_that_act_on_each_other_are_named_in_the_first_step(name: str) -> None:
     options = {"fisher": "sampled"} if "sampled" in name else {}
     posterior = type(METHODS[name]())(Coupled(), data_size=50, **options)
-    with pytest.warns(UserWarning, match="act on each other"):
+    with pytest.warns(credo.ExampleCountWarning, match="act on each other"):
         posterior.step(lambda net: F.cross_entropy(net(X.flatten(1)), Y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

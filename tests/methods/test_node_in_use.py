@@ -137,7 +137,7 @@ _NESTEROV = {"momentum": 0.9, "nesterov": True}
         ({"lr": -1.0}, r"\blr=-1.0 must be a finite number"),
         ({"layers": None}, "layers=None must be 'all', or globs"),
         ({"layers": [3]}, r"layers=\[3\] must be 'all', or globs of layer paths such as '0'"),
-        ({"warmup_steps": 5}, "warmup_steps=5 has no meaning with kl_weight='constant'"),
+        ({"warmup_steps": 5}, "warmup_steps=5 has no effect with kl_weight='constant'"),
         ({"optimizer": "sgd", "node_options": {"momentum": -2.0}}, "node_options=.*Invalid momentum value: -2.0"),
         ({"optimizer": "sgd", "node_options": {"momentum": "a"}}, "node_options="),
         (

@@ -41,7 +41,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ivon(prior_precision=[1.0, 2.0]),
         "must be a positive number, a tensor .* by parameter",
     ),
-    "prior as a word": (lambda: bbb(prior="laplace"), "prior='laplace' is none: give a Gaussian's standard deviation"),
+    "prior as a word": (
+        lambda: bbb(prior="laplace"),
+        "prior='laplace' is not a prior: give a Gaussian's standard deviation",
+    ),
     "parameter groups": (
         lambda: credo.optim.IVON([{"params": nn.Linear(3, 2).parameters()}], data_size=10),
         r"got a list\. .*by name: lr=\{'head\.\*'.*prior_precision=",
@@ -56,17 +59,17 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss function": (
         lambda: bbb(likelihood=F.cross_entropy),
-        r"likelihood=<function cross_entropy.* goes into step\(nll\)",
+        r"likelihood=<function cross_entropy.*Pass a custom loss to step\(nll\)",
     ),
     "a loss module": (
         lambda: bbb(likelihood=nn.MSELoss()),
-        r"likelihood=MSELoss\(\) is none: possible are 'categorical'",
+        r"likelihood=MSELoss\(\) is not a likelihood: possible are 'categorical'",
     ),
     "a likelihood's class": (
         lambda: bbb(likelihood=credo.GaussianNoise),
-        r"is a class: give an object of it, GaussianNoise\(",
+        r"is a class: give an instance, GaussianNoise\(",
     ),
-    "a number": (lambda: bbb(likelihood=0.1), r"likelihood=0\.1 is none"),
+    "a number": (lambda: bbb(likelihood=0.1), r"likelihood=0\.1 is not a likelihood"),
     "a kind of no type": (
         lambda: bbb(likelihood={"kind": ["gaussian"]}),
         "Unknown likelihood .* Did you mean 'gaussian'",

@@ -9,7 +9,7 @@ import pytest
 
 from credo.report import gather, write_report
 
-FOREIGN = "photo-patches"
+OOD = "photo-patches"
 WIDTHS = (390, 1280)
 # The widest thing that is not inside a box with a scroll bar of its own.
 OVERFLOW = """
@@ -44,7 +44,7 @@ def pages(
 ) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("pages")
     contents = {
-        "digits": gather(digits_runs, ood=[FOREIGN], draws=2, doctor=False),
+        "digits": gather(digits_runs, ood=[OOD], draws=2, doctor=False),
         "gap": gather(gap_runs, draws=2, doctor=False),
         "table": gather([table_run], draws=2, doctor=False, title="A_title_that_is_one_very_long_word_" * 4),
         "doctor": gather([Path(shutil.copytree(run, place / run.name)) for run in digits_runs], draws=2),

@@ -19,7 +19,7 @@ from credo.predict import RegressionPrediction
 from credo.report import training, values
 from credo.report.plots import axes as scales
 from credo.report.plots import figures, svg
-from credo.report.plots.png import data_address, is_picture, png
+from credo.report.plots.png import data_url, is_picture
 
 
 def predictions(n: int = 400, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,16 +94,16 @@ def test_shares_count_every_value_once() -> None:
     data = torch.tensor([-1.0, 0.0, 0.1, 0.25, 0.25, 0.5, 0.9, 1.0, 7.0])
     edges = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
     # Bins are (low, high]; what is outside goes to the ends.
-    assert figures.shares(data, edges) == pytest.approx([5 / 9, 1 / 9, 0.0, 3 / 9])
+    assert figures.fractions(data, edges) == pytest.approx([5 / 9, 1 / 9, 0.0, 3 / 9])
     smooth = torch.rand(1000, generator=torch.Generator().manual_seed(0))
     expected = np.histogram(smooth.numpy(), bins=edges.numpy())[0] / 1000
-    assert figures.shares(smooth, edges) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert figures.fractions(smooth, edges) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_histograms_have_one_scale(parsed: Callable) -> None:
     inside, outside = torch.full((50,), 0.99), torch.linspace(0.3, 0.9, 50)
-    x = scales.share_axis("confidence")
-    highest = figures.highest_share([inside, outside], x)
+    x = scales.fraction_axis("confidence")
+    highest = figures.highest_fraction([inside, outside], x)
     drawn = figures.histogram_plot(inside, {"other": outside}, x, highest, index=0, about="both")
     bars = parsed(drawn).all("rect", class_="bar")
     assert share(bars[-1].attributes["height"]) * highest == pytest.approx(1.0)
@@ -111,13 +111,13 @@ def test_histograms_have_one_scale(parsed: Callable) -> None:
     (outline,) = path_points(drawn)
     heights = [y * highest for _, y in outline[1:-1:2]]
     edges = torch.linspace(0, 1, figures.BINS + 1, dtype=torch.float64)
-    assert heights == pytest.approx(figures.shares(outside, edges), abs=2e-3)
+    assert heights == pytest.approx(figures.fractions(outside, edges), abs=2e-3)
 
 
 def test_the_curve_of_what_is_kept() -> None:
     probs, labels = predictions()
     kept, risk = risk_coverage(probs, labels, -probs.amax(-1))
-    drawn = figures.kept_plot({"one": (kept, 1 - risk)}, "accuracy", shares_y=True)
+    drawn = figures.retained_plot({"one": (kept, 1 - risk)}, "accuracy", is_fraction=True)
     (line,) = path_points(drawn)
     ticks = [float(tick) / 100 for tick in re.findall(r'tick y"[^>]*>([\d.]+)\s?%', drawn)]
     low, high = min(ticks), max(ticks)
@@ -135,7 +135,7 @@ def test_the_curve_of_what_is_kept() -> None:
 def test_a_stretch_without_errors_does_not_fill_the_axis(first: float, start: str) -> None:
     kept = torch.arange(1, 101, dtype=torch.float64) / 100
     score = torch.where(kept >= first, 1 - (kept - first + 0.01) / 5, 1.0)
-    drawn = figures.kept_plot({"one": (kept, score)}, "accuracy", shares_y=True)
+    drawn = figures.retained_plot({"one": (kept, score)}, "accuracy", is_fraction=True)
     assert re.search(r'tick x"[^>]*>([\d.]+)', drawn).group(1) == start
 
 
@@ -151,7 +151,7 @@ def test_axes_are_round(low: float, width: float) -> None:
     step = axis.ticks[1] - axis.ticks[0]
     digits = f"{step:.3e}"
     assert digits.startswith(("1.000", "2.000", "2.500", "5.000"))
-    assert [axis.place(tick) for tick in (axis.low, axis.high)] == [0.0, 1.0]
+    assert [axis.position(tick) for tick in (axis.low, axis.high)] == [0.0, 1.0]
 
 
 def test_axes_of_one_value_or_none() -> None:
@@ -167,8 +167,8 @@ def test_a_log_axis_where_values_span_much() -> None:
     axis = scales.positive_axis([0.03, 2.0], "x")
     assert axis.log
     assert axis.ticks == pytest.approx((0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0))
-    assert axis.place(0.2) == pytest.approx(0.5)
-    assert axis.place(0.0) < 0
+    assert axis.position(0.2) == pytest.approx(0.5)
+    assert axis.position(0.0) < 0
     wide = scales.positive_axis([1e-6, 1e6], "x")
     assert 3 <= len(wide.ticks) <= 7
 
@@ -281,7 +281,7 @@ def test_coverage_of_gaussian_targets(scale: float) -> None:
 
 def test_rmse_of_what_is_kept() -> None:
     prediction = gaussian(50)
-    kept, found = values.kept_rmse(prediction)
+    kept, found = values.retained_rmse(prediction)
     order = sorted(range(50), key=lambda i: float(prediction.total[i]))
     errors = [float(prediction.mean[i] - prediction.targets[i]) ** 2 for i in order]
     assert found.tolist() == pytest.approx([math.sqrt(sum(errors[: k + 1]) / (k + 1)) for k in range(50)], rel=1e-5)
@@ -293,7 +293,7 @@ def test_rmse_of_what_is_kept_is_flat_where_all_are_equally_sure(rounding: float
     prediction = gaussian(50)
     noise = rounding * torch.rand(prediction.aleatoric.shape, generator=torch.Generator().manual_seed(0))
     same = replace(prediction, aleatoric=1.0 + noise, epistemic=torch.zeros_like(prediction.epistemic))
-    _, found = values.kept_rmse(same)
+    _, found = values.retained_rmse(same)
     rmse = float((prediction.mean - prediction.targets).double().square().mean().sqrt())
     assert found.tolist() == pytest.approx([rmse] * 50, rel=1e-6)
 
@@ -305,22 +305,22 @@ def test_rmse_of_what_is_kept_among_ties_is_the_mean_over_orders() -> None:
     e = [float(x) for x in (prediction.mean - prediction.targets).double().square().flatten()]
     sure, rest = (e[1] + e[3]) / 2, (e[0] + e[2]) / 2
     expected = [sure, sure, (2 * sure + rest) / 3, (sure + rest) / 2]
-    assert values.kept_rmse(tied)[1].tolist() == pytest.approx([math.sqrt(v) for v in expected], rel=1e-6)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_png(channels: int) -> None:
-    pixels = torch.randint(256, (5, 7, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    found = np.asarray(Image.open(io.BytesIO(png(pixels))))
-    assert np.array_equal(found.reshape(5, 7, channels), pixels.numpy())
+    assert values.retained_rmse(tied)[1].tolist() == pytest.approx([math.sqrt(v) for v in expected], rel=1e-6)
 
 
 def decoded(image: torch.Tensor) -> np.ndarray:
     import base64
 
-    kind, _, text = data_address(image).partition(",")
+    kind, _, text = data_url(image).partition(",")
     assert kind == "data:image/png;base64"
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_lossless_and_the_same_every_time(channels: int) -> None:
+    image = torch.randint(256, (channels, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(decoded(image).reshape(5, 7, channels), image.permute(1, 2, 0).numpy())
+    assert data_url(image) == data_url(image.clone())
 
 
 def test_pictures_of_floats_and_bytes_are_the_same() -> None:

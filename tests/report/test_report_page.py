@@ -1,4 +1,4 @@
-"""The page: what is in it, that it needs nothing else, that names cannot break it, and what is refused."""
+"""The page: what is in it, that it needs nothing else, that names cannot break it, and what raises."""
 
 import re
 from collections.abc import Callable
@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from credo.report import Content, gather, render, write_report
-from credo.report.examples import confidently_wrong, most_doubtful, surest
+from credo.report.examples import confidently_wrong, least_certain, most_certain
 
-FOREIGN = "photo-patches"
+OOD = "photo-patches"
 
 
 @pytest.fixture(scope="module")
 def digits(digits_runs: list[Path]) -> Content:
-    return gather(digits_runs, ood=[FOREIGN], draws=4, title="A <title> & more", doctor=False)
+    return gather(digits_runs, ood=[OOD], draws=4, title="A <title> & more", doctor=False)
 
 
 def titles(tree: Any) -> list[str]:
@@ -30,7 +30,7 @@ def test_contents_of_a_classification(digits: Content, parsed: Callable) -> None
         "Reliability",
         "Confidence",
         "Predictive entropy",
-        "Accuracy of the inputs kept",
+        "Accuracy of retained inputs",
         "Negative log-likelihood",
         "Penalty",
         "Validation accuracy",
@@ -38,8 +38,8 @@ def test_contents_of_a_classification(digits: Content, parsed: Callable) -> None
     assert [heading.text for heading in tree.all("h2")] == [
         "Runs",
         "Calibration",
-        "How certain it is",
-        "Answering only when sure",
+        "Confidence and uncertainty",
+        "Selective prediction",
         "Training",
         "Examples",
         "How to read",
@@ -61,7 +61,7 @@ def test_contents_of_a_regression(gap_runs: list[Path], parsed: Callable) -> Non
         "Coverage",
         "Prediction over the input",
         "Predicted standard deviation",
-        "RMSE of the inputs kept",
+        "RMSE of retained inputs",
         "Negative log-likelihood",
         "Penalty",
         "Validation RMSE",
@@ -70,16 +70,16 @@ def test_contents_of_a_regression(gap_runs: list[Path], parsed: Callable) -> Non
     assert columns == ["rmse", "nll", "crps", "parameters", "seconds"]
     text = tree.all("section", id="examples")[0].text
     assert "Every input has the same predicted standard deviation" in text  # a point estimate with constant noise
-    assert "Furthest off" in text
+    assert "Largest errors" in text
 
 
 def test_one_run_has_nothing_to_compare(digits_runs: list[Path], parsed: Callable) -> None:
     tree = parsed(render(gather(digits_runs[1:], draws=2, doctor=False)))
     assert len(tree.all("tr", data_run="bbb")) == 1
-    assert not tree.all("table", class_="changes")
+    assert not tree.all("table", class_="differences")
     assert not tree.all("span", class_="star")
     assert "p" not in [term.text for term in tree.all("dt")]
-    assert "foreign" not in tree.all("section", id="certainty")[0].text
+    assert "OOD" not in tree.all("section", id="certainty")[0].text
 
 
 def test_every_section_can_be_reached_and_every_plot_is_described(digits: Content, parsed: Callable) -> None:
@@ -145,17 +145,17 @@ def test_examples_are_the_extreme_ones(digits: Content) -> None:
     prediction = digits.runs[1].prediction
     entropy = torch.special.entr(prediction.probs).sum(-1)
     order = sorted(range(len(entropy)), key=lambda i: float(entropy[i]))
-    assert surest(prediction, 5) == order[:5]
-    assert sorted(most_doubtful(prediction, 5)) == sorted(order[-5:])
+    assert most_certain(prediction, 5) == order[:5]
+    assert sorted(least_certain(prediction, 5)) == sorted(order[-5:])
     wrong = [i for i in range(len(entropy)) if prediction.probs[i].argmax() != prediction.targets[i]]
     wrong.sort(key=lambda i: -float(prediction.probs[i].max()))
     assert confidently_wrong(prediction, 5) == wrong[:5]
 
 
-def test_pictures_with_what_was_said_of_them(digits: Content, parsed: Callable) -> None:
+def test_pictures_with_their_predictions(digits: Content, parsed: Callable) -> None:
     tree = parsed(render(digits, examples=3))
     groups = tree.all("details", class_="card")[1].all("section", class_="group")
-    names = ["Most certain", "Least certain", "Confidently wrong", f"Confident about {FOREIGN}"]
+    names = ["Most certain", "Least certain", "Confidently wrong", f"Confident about {OOD}"]
     assert [group.all("h4")[0].text for group in groups] == names
     assert [len(group.all("img")) for group in groups] == [3, 3, 3, 3]
     prediction = digits.runs[1].prediction
@@ -176,11 +176,11 @@ def test_no_examples(digits: Content, parsed: Callable) -> None:
         render(digits, examples=-1)
 
 
-def test_no_error_is_said(digits: Content, parsed: Callable) -> None:
+def test_no_errors(digits: Content, parsed: Callable) -> None:
     run = digits.runs[0]
     perfect = replace(run.prediction, targets=run.prediction.labels)
     tree = parsed(render(replace(digits, runs=[replace(run, prediction=perfect)])))
-    assert "Every test input was classified right." in tree.all("section", id="examples")[0].text
+    assert "Every test input was classified correctly." in tree.all("section", id="examples")[0].text
 
 
 def test_the_file_is_small_and_written_whole(digits: Content, tmp_path: Path) -> None:

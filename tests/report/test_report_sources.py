@@ -1,4 +1,4 @@
-"""Where a report takes its contents from: logs, studies of draws, the doctor; and which runs it refuses."""
+"""Where a report takes its contents from: logs, studies of draws, the doctor; and which runs it rejects."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from credo.experiments.diagnosis import asked, diagnose_run
 from credo.experiments.runs import Run
 from credo.report import gather, render
 
-FOREIGN = "photo-patches"
+OOD = "photo-patches"
 FINDINGS = {
     "verdict": "One alarm <i>here</i>.",
     "findings": [
@@ -104,8 +104,8 @@ def test_the_doctor_is_asked_where_nothing_is_known(digits_runs: list[Path], tmp
     assert heard[-2:] == ["examining map", "examining bbb"]
     for run in content.runs:
         assert finite(run.diagnosis) == json.loads((run.folder / "diagnosis.json").read_text())
-    assert content.runs[0].diagnosis["measurements"]["scores"]["twin"] is None
-    assert content.runs[1].diagnosis["measurements"]["scores"]["twin"]["accuracy"] > 0.1  # beside the plain network
+    assert content.runs[0].diagnosis["measurements"]["scores"]["baseline"] is None
+    assert content.runs[1].diagnosis["measurements"]["scores"]["baseline"]["accuracy"] > 0.1  # beside the plain network
     tree = parsed(render(content))
     verdicts = [article.all("p")[0].text for article in tree.all("section", id="doctor")[0].all("article")]
     assert verdicts == [run.diagnosis["verdict"] for run in content.runs]
@@ -126,7 +126,7 @@ def test_an_earlier_diagnosis_counts_if_it_was_asked_the_same(digits_runs: list[
     diagnose_run(Run(plain))
     diagnose_run(Run(random))
     assert examined([random]) == []
-    assert examined([plain, random]) == ["bbb"]  # it was asked without a twin
+    assert examined([plain, random]) == ["bbb"]  # it was asked without a baseline
     assert examined([plain, random]) == []
     assert examined([random]) == ["bbb"]  # it was asked with one
     for options in ({"draws": 2}, {"examples": 50}):
@@ -138,7 +138,7 @@ def test_an_earlier_diagnosis_counts_if_it_was_asked_the_same(digits_runs: list[
     assert examined([random]) == ["bbb"]
 
 
-def test_a_twin_that_was_trained_again(digits_runs: list[Path], tmp_path: Path) -> None:
+def test_a_baseline_that_was_trained_again(digits_runs: list[Path], tmp_path: Path) -> None:
     plain, random = (copied(run, tmp_path, run.name) for run in digits_runs)
     gather([plain, random], draws=2)
     after = (random / "diagnosis.json").stat().st_mtime + 10
@@ -147,22 +147,22 @@ def test_a_twin_that_was_trained_again(digits_runs: list[Path], tmp_path: Path) 
     assert examined([plain, random]) == ["bbb"]
 
 
-def test_the_first_plain_run_is_the_twin(
+def test_the_first_plain_run_is_the_baseline(
     digits_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable
 ) -> None:
     random, one, two = copied(digits_runs[1], tmp_path, "random"), *(copied(digits_runs[0], tmp_path, n) for n in "ab")
     asked_for: list[Any] = []
 
-    def heard(run: Run, *, twin: Run | None = None, **_: Any) -> Any:
-        asked_for.append((run.folder.name, twin and twin.folder.name))
+    def heard(run: Run, *, baseline: Run | None = None, **_: Any) -> Any:
+        asked_for.append((run.folder.name, baseline and baseline.folder.name))
         raise ValueError("nothing here")
 
     monkeypatch.setattr("credo.report.content.diagnose_run", heard)
     tree = parsed(render(gather([random, two, one], draws=2)))
     assert asked_for == [("random", "b"), ("b", None), ("a", None)]
     articles = tree.all("section", id="doctor")[0].all("article")
-    said = [[line.text for line in article.all("p", class_="twin")] for article in articles]
-    assert said == [["Compared with the plain network of b."], [], []]
+    said = [[line.text for line in article.all("p", class_="baseline")] for article in articles]
+    assert said == [["Compared with the deterministic baseline b."], [], []]
 
 
 def test_a_run_that_cannot_be_examined(
@@ -205,14 +205,14 @@ def test_the_same_test_set_under_other_settings(digits_runs: list[Path], tmp_pat
 
 def test_progress_counts_inputs(digits_runs: list[Path]) -> None:
     heard: list[tuple[str, int, int]] = []
-    gather(digits_runs, ood=[FOREIGN], draws=2, doctor=False, on_progress=lambda *said: heard.append(said))
+    gather(digits_runs, ood=[OOD], draws=2, doctor=False, on_progress=lambda *said: heard.append(said))
     total = 2 * (359 + 1000)
     assert heard[-1] == ("predicting with bbb", total, total)
     assert [done for _, done, _ in heard] == sorted({done for _, done, _ in heard})
     assert {what for what, _, _ in heard} == {"predicting with map", "predicting with bbb"}
 
 
-def test_runs_on_different_data_are_refused(digits_runs: list[Path], gap_runs: list[Path], tmp_path: Path) -> None:
+def test_runs_on_different_data_raise(digits_runs: list[Path], gap_runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"gap.*was trained on gap \(n=100, noise=0\.1, seed=0\), .*map on digits: .*one report for each",
@@ -229,7 +229,7 @@ def test_runs_on_different_data_are_refused(digits_runs: list[Path], gap_runs: l
         gather([gap_runs[0], other])
 
 
-def test_foreign_inputs_must_fit(digits_runs: list[Path], gap_runs: list[Path]) -> None:
+def test_ood_inputs_must_have_the_same_shape(digits_runs: list[Path], gap_runs: list[Path]) -> None:
     with pytest.raises(ValueError, match=r"moons has inputs of shape \(2,\), the runs were trained on \(1, 8, 8\)"):
         gather(digits_runs, ood=["moons"])
     with pytest.raises(ValueError, match="these runs are regressions"):
@@ -238,18 +238,18 @@ def test_foreign_inputs_must_fit(digits_runs: list[Path], gap_runs: list[Path]) 
         gather(digits_runs, ood=["photo-patch"])
 
 
-def test_several_foreign_sets(digits_runs: list[Path], monkeypatch: pytest.MonkeyPatch, parsed: Callable) -> None:
+def test_several_ood_sets(digits_runs: list[Path], monkeypatch: pytest.MonkeyPatch, parsed: Callable) -> None:
     from credo.data.files import DatasetSpec
     from credo.data.registry import DATASETS
 
-    noise = load_dataset(FOREIGN, n=50, seed=3)
+    noise = load_dataset(OOD, n=50, seed=3)
     noise = replace(noise, test=Split(noise.test.x, noise.test.y + 90), classes=100)  # more classes than digits have
     monkeypatch.setitem(DATASETS, "noise", DatasetSpec("Noise", "classification", lambda: noise))
-    tree = parsed(render(gather(digits_runs, ood=[FOREIGN, "noise", FOREIGN], draws=2, doctor=False)))
+    tree = parsed(render(gather(digits_runs, ood=[OOD, "noise", OOD], draws=2, doctor=False)))
     keys = [cell.attributes["data-key"] for cell in tree.all("tr", data_run="bbb")[0].all("td")]
-    assert keys[4:6] == [f"ood {FOREIGN}", "ood noise"]
+    assert keys[4:6] == [f"ood {OOD}", "ood noise"]
     legend = tree.all("section", id="certainty")[0].all("ul", class_="legend")[0]
-    assert [entry.text for entry in legend.all("li")] == ["digits (test)", f"{FOREIGN} (foreign)", "noise (foreign)"]
+    assert [entry.text for entry in legend.all("li")] == ["digits (test)", f"{OOD} (OOD)", "noise (OOD)"]
 
 
 def test_runs_that_are_not_finished(digits_runs: list[Path], tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.warns(
-        UserWarning, match=r"(?s)not a complete checkpoint \(.*\)\. Going on from the checkpoint before it, .*c\.1\.pt"
+        credo.CheckpointWarning,
+        match=r"(?s)not a complete checkpoint \(.*\)\. Resuming from the checkpoint before it, .*c\.1\.pt",
     ):
         records, steps = run(resumed, LOADERS["batches"](), **options)
     assert steps[0] == (2, 2)
@@ -210,9 +211,7 @@ def test_if_all_are_damaged_nothing_is_trained(tmp_path: Path) -> None:
 
 def test_other_settings_are_no_damage(tmp_path: Path) -> None:
     run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
-    with pytest.raises(
-        credo.FileFormatError, match=r"(?s)other settings.*delete .*c\.pt and .*c\.1\.pt to start again"
-    ):
+    with pytest.raises(credo.FileFormatError, match=r"(?s)other settings.*delete .*c\.pt and .*c\.1\.pt to restart"):
         run(METHODS["bbb"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
 
 
@@ -235,7 +234,7 @@ def test_who_deletes_the_checkpoint_starts_again(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     broken_off(path)
     path.unlink()
-    with pytest.warns(UserWarning, match=r"c\.pt is missing, so training starts again; .*c\.1\.pt is not used"):
+    with pytest.warns(credo.CheckpointWarning, match=r"c\.pt is missing, so training restarts; .*c\.1\.pt is not used"):
         _, steps = run(METHODS["map"](), LOADERS["list"](), checkpoint=path)
     assert steps[0] == (1, 1)
     path.unlink()
@@ -262,7 +261,7 @@ def test_killed_between_two_renames_on_a_file_system_without_links(tmp_path: Pat
     assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (2, 3)
     path.unlink()
     (tmp_path / ".c.pt.xyz_4567.part").write_bytes(b"half a file")
-    with pytest.warns(UserWarning, match="starts again"):
+    with pytest.warns(credo.CheckpointWarning, match="training restarts"):
         assert run(METHODS["map"](), LOADERS["list"](), checkpoint=path)[1][0] == (1, 1)
     assert sorted(place.name for place in tmp_path.iterdir()) == ["c.1.pt", "c.pt"]
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.training import TrainingStopped
-from credo.training.epoch import run_epoch
+from credo.training.epoch_batches import remaining_batches
 from credo.training.state import Progress
 
 DATA = TensorDataset(torch.arange(24.0).unsqueeze(1), torch.zeros(24, dtype=torch.long))
@@ -61,15 +61,10 @@ class Seeding:
 
 def test_workers_of_different_parts_are_seeded_apart_and_those_of_one_part_alike() -> None:
     def drawn(rank: int, *, mc_groups: int, epoch: int = 0) -> float:
-        loader, terms = Seeding(), SimpleNamespace(loss=0.0, nll=0.0, penalty=0.0, kl=None)
-        posterior: Any = SimpleNamespace(
-            process_group=SimpleNamespace(rank=rank, data_rank=rank // mc_groups),
-            device=torch.device("cpu"),
-            lr_scale=1.0,
-        )
-        posterior.step = lambda loss: terms
+        loader = Seeding()
+        process_group: Any = SimpleNamespace(rank=rank, data_rank=rank // mc_groups)
         with torch.random.fork_rng(devices=[]):
-            run_epoch(posterior, loader, lambda *_: None, lambda _: 1.0, Progress(epoch), 5, lambda _: None)  # type: ignore[arg-type, return-value]
+            remaining_batches(loader, process_group, 5, Progress(epoch))
         return loader.drawn[0]
 
     assert drawn(0, mc_groups=1) != drawn(1, mc_groups=1)

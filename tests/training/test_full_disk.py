@@ -34,7 +34,7 @@ def test_a_checkpoint_that_does_not_fit(tiny: Path) -> None:
     save_checkpoint(path, {"weights": torch.zeros(1000)}, keep=2)
     with pytest.raises(
         DiskFullError,
-        match=r"No space is left to write .*c\.pt: .* KiB are free in .*The file from before \(5.* KiB\) is as it was",
+        match=r"No space is left to write .*c\.pt: .* KiB are free in .*The old file \(5.* KiB\) is unchanged",
     ):
         save_checkpoint(path, {"weights": torch.randn(10**6)}, keep=2)
     assert [entry.name for entry in tiny.iterdir()] == ["c.pt"]
@@ -83,10 +83,10 @@ def test_what_the_system_says_while_writing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFullError, match="as it was" if old else "No part of it") as error:
+        with pytest.raises(DiskFullError, match="is unchanged" if old else "No part of it") as error:
             write_text(path, "new")
     assert isinstance(error.value, OSError)
-    assert "Make space there and start again" in str(error.value)
+    assert "Free some space and start again" in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == (["file.txt"] if old else [])
     assert not old or path.read_text() == "old"
 

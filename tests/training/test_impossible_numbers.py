@@ -88,7 +88,7 @@ def test_load_refuses_and_names_file_and_tensor(name: str, tensor: str, value: f
     credo.load(path, model=Network())  # the mask's −inf is fine
     forge(path, tensor, value)
     wanted = r"variance of first\.weight" if name == "ivon" else tensor.replace(".", r"\.")
-    with pytest.raises(credo.FileFormatError, match=rf"p\.safetensors holds no posterior: .*{wanted}"):
+    with pytest.raises(credo.FileFormatError, match=rf"p\.safetensors holds no valid posterior: .*{wanted}"):
         credo.load(path, model=Network())
 
 
@@ -100,7 +100,7 @@ def test_checkpoints_are_refused_alike(name: str, tensor: str, value: float, tmp
     state["posterior"][tensor] = spoil(state["posterior"][tensor], value)
     save_checkpoint(path, state)
     wanted = r"variance of first\.weight" if name == "ivon" else tensor.replace(".", r"\.")
-    with pytest.raises(credo.FileFormatError, match=rf"checkpoint\.pt holds no state to go on from: .*{wanted}"):
+    with pytest.raises(credo.FileFormatError, match=rf"checkpoint\.pt holds no valid state: .*{wanted}"):
         credo.fit(BUILDS[name](), [(X, Y)], epochs=3, checkpoint=path, progress=False)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import credo
 from credo.models import build_model
-from credo.training.epoch import seeded_epoch
+from credo.training.epoch_batches import seeded_epoch
 
 
 def posterior() -> credo.MAP:

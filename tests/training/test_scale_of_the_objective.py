@@ -59,7 +59,7 @@ def test_the_kl_of_an_epoch_counts_once_or_training_does_not_begin(kind: str) ->
         weights.append(terms.penalty / terms.kl * N)
 
     wrong = bbb(N, kl_weight="blundell", batches=100)
-    with pytest.raises(ValueError, match=r"told of batches=100.*the loader has 10.*Give batches=10"):
+    with pytest.raises(ValueError, match=r"expects batches=100.*the loader has 10.*Give batches=10"):
         fit(wrong, loader)
     assert wrong.steps == 0
     right = bbb(N, kl_weight="blundell", batches=10)
@@ -69,7 +69,7 @@ def test_the_kl_of_an_epoch_counts_once_or_training_does_not_begin(kind: str) ->
 
 def test_members_of_an_ensemble_are_asked_too() -> None:
     members = [bbb(N, kl_weight="blundell", batches=b, seed=b) for b in (10, 11)]
-    with pytest.raises(ValueError, match="told of batches=11"):
+    with pytest.raises(ValueError, match="expects batches=11"):
         fit(credo.Ensemble(members), LOADERS["batches"]())
 
 
@@ -82,7 +82,7 @@ def test_a_number_of_batches_without_effect_may_be_anything(options: dict[str, A
 @pytest.mark.parametrize("size", [1, 10, 49, 201, 60_000])
 def test_a_number_of_examples_far_from_the_loaders_is_said(kind: str, size: int) -> None:
     with pytest.warns(
-        UserWarning, match=rf"data_size={size}, but the loader has 100 examples.*data_size=100.*temperature"
+        credo.DataSizeWarning, match=rf"data_size={size}, but the loader has 100 examples.*data_size=100.*temperature"
     ):
         fit(bbb(size), LOADERS[kind]())
 
@@ -94,7 +94,7 @@ def test_held_out_examples_and_repeats_are_no_reason(size: int) -> None:
 
 def test_where_there_is_no_prior_the_number_does_not_matter() -> None:
     fit(credo.MAP(nn.Linear(3, 2), data_size=1), LOADERS["batches"]())
-    with pytest.warns(UserWarning, match="data_size=1,"):
+    with pytest.warns(credo.DataSizeWarning, match="data_size=1,"):
         fit(credo.MAP(nn.Linear(3, 2), data_size=1, prior=1.0), LOADERS["batches"]())
 
 

@@ -40,7 +40,7 @@ def test_stopped_after_its_step_and_resumed(asked_at: int, tmp_path: Path) -> No
         if made == asked_at:
             stop.ask()
 
-    with pytest.raises(TrainingStopped, match="the same call or command goes on from there") as stopped:
+    with pytest.raises(TrainingStopped, match="the same call or command resumes from there") as stopped:
         list(credo.train(posterior(), BATCHES, **options, checkpoint=path, stop=stop, on_step=on_step))
     assert made == asked_at
     assert stopped.value.signal is None

@@ -13,9 +13,8 @@ from credo.core.distributed.sync_batchnorm import SyncedBatchNorm1d
 from credo.core.errors import CredoError
 from credo.core.support.files import DiskFullError
 from credo.data import Batches, Split
-from credo.training import checkpoint_timer as pauses
-from credo.training import validation
-from credo.training.checkpoint_timer import Pauses
+from credo.training import checkpoint_timer, validation
+from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.loader_checks import check_shares, check_statistics, check_whole
 from credo.training.rank_zero import all_do, first_does, from_first
 
@@ -62,7 +61,7 @@ def test_if_the_first_fails_all_do() -> None:
         first_does(first, full)
     assert first.exchanges == 1  # the others were told before it raised
     other: Any = Played(1, others=True)
-    with pytest.raises(CredoError, match=r"rank 0.* failed and said why"):
+    with pytest.raises(CredoError, match=r"rank 0.* failed, see its error"):
         first_does(other, full)
 
 
@@ -74,13 +73,13 @@ def test_the_value_of_the_first_is_everybodys() -> None:
 
 def test_a_stop_of_anybody_is_one_of_all() -> None:
     for process_group, asked in ((Played(1, first=(False, 1)), True), (Played(0, others=True), False)):
-        waiting = Pauses(process_group, every=None, minutes=None, stop=lambda asked=asked: asked)  # type: ignore[arg-type]
+        waiting = CheckpointTimer(process_group, every=None, minutes=None, stop=lambda asked=asked: asked)  # type: ignore[arg-type]
         assert waiting.after(1) == (False, True)
 
 
 def test_the_clock_of_the_first_decides_and_counted_steps_need_no_exchange() -> None:
     process_group: Any = Played(1, first=(True, 50))
-    other = Pauses(process_group, every=10, minutes=1e9, stop=lambda: False)
+    other = CheckpointTimer(process_group, every=10, minutes=1e9, stop=lambda: False)
     assert other.after(1) == (True, False)  # though its own clock says nothing
     exchanges = process_group.exchanges
     assert [step for step in range(2, 50) if other.after(step)[0]] == [10, 20, 30, 40]
@@ -89,10 +88,10 @@ def test_the_clock_of_the_first_decides_and_counted_steps_need_no_exchange() -> 
 
 def test_all_look_at_signals_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(pauses.time, "monotonic", lambda: now)
+    monkeypatch.setattr(checkpoint_timer.time, "monotonic", lambda: now)
     for seconds, most in ((0.001, 12), (0.1, 110), (5.0, 1000)):  # a step, and the looks in a thousand of them
         process_group: Any = Played(0)
-        looked = Pauses(process_group, every=None, minutes=None, stop=None)
+        looked = CheckpointTimer(process_group, every=None, minutes=None, stop=None)
         for step in range(1000):
             now += seconds
             looked.after(step + 1)
@@ -109,7 +108,7 @@ def test_loaders_must_give_each_process_its_part() -> None:
     whole = Batches(SPLIT, batch_size=6)
     check_shares(None, whole)
     check_shares(process_group, whole.shard(1, 2))
-    with pytest.raises(ValueError, match=r"part 0 of 1, this process has part 1 of 2.*loader\.shard"):
+    with pytest.raises(ValueError, match=r"shard 0 of 1, this process has shard 1 of 2.*loader\.shard"):
         check_shares(process_group, whole)
     check_shares(process_group, DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
     for sampler in (None, DistributedSampler(DATA, num_replicas=3, rank=1)):
@@ -130,7 +129,7 @@ def test_validation_data_are_given_whole() -> None:
         check_whole(process_group, fine)
     check_whole(None, whole.shard(1, 2))
     for divided in (whole.shard(1, 2), DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1))):
-        with pytest.raises(ValueError, match="one of 2 parts: give the whole validation set to every process"):
+        with pytest.raises(ValueError, match="one of 2 shards: give the whole validation set to every process"):
             check_whole(process_group, divided)
 
 

@@ -273,8 +273,8 @@ def test_loaders_without_batches() -> None:
         (TensorDataset(X, Y), r"got a TensorDataset: torch.utils.data.DataLoader\(data, "),
         ("digits", "got a str: give a DataLoader"),
         (7, "got a int: give a DataLoader"),
-        (iter(PAIRS), "a list_iterator cannot give: make a list"),
-        (X, "a Tensor cannot give"),
+        (iter(PAIRS), "a list_iterator does not support: make a list"),
+        (X, "a Tensor does not support"),
         (DataLoader(Stream()), "number of batches of an epoch must be known"),
     ],
 )
@@ -296,6 +296,6 @@ def test_zero_epochs_are_a_way_to_look_at_a_checkpoint(tmp_path: Path) -> None:
 def test_fewer_epochs_than_a_checkpoint_has_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     list(credo.train(bbb(), PAIRS, epochs=3, checkpoint=path))
-    with pytest.raises(ValueError, match=r"epochs=2, but .*c\.pt is at the end of epoch 3: they can be raised"):
+    with pytest.raises(ValueError, match=r"epochs=2, but .*c\.pt is at the end of epoch 3: it can be raised"):
         list(credo.train(bbb(), PAIRS, epochs=2, checkpoint=path))
     assert len(list(credo.train(bbb(), PAIRS, epochs=4, checkpoint=path))) == 4

@@ -1,8 +1,7 @@
-"""Attacks on inputs: how little changes a label, for networks and for posteriors."""
+"""Adversarial attacks on the inputs of networks and posteriors, and checks of their results."""
 
 from credo.attacks.balls import NORMS
 from credo.attacks.common import AttackResult
-from credo.attacks.foolbox import foolbox_attack
 from credo.attacks.gradient import fgsm, pgd
 from credo.attacks.masking import MaskingReport, check_masking
 from credo.attacks.minimal import minimal
@@ -18,7 +17,6 @@ __all__ = [
     "MaskingReport",
     "check_masking",
     "fgsm",
-    "foolbox_attack",
     "load_attack_set",
     "make_attack_set",
     "minimal",

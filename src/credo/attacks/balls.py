@@ -1,6 +1,6 @@
-"""Where an attack may go: the ball of radius epsilon around an input, cut by the box of possible inputs.
+"""Constraint sets of attacks: the ball of radius epsilon around an input, intersected with the box of valid inputs.
 
-Exactly: no rounding leads outside, neither of the ball (distances taken in float64) nor of the box.
+Exact: rounding never leaves the ball (distances in float64) or the box.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ NORMS = ("linf", "l2")
 
 
 class Ball:
-    """All inputs within `epsilon` of `x` in the norm `"linf"` or `"l2"` and within the bounds."""
+    """All inputs within `epsilon` of `x` and within the bounds.
+
+    Args:
+        x: Original inputs, [batch, ...].
+        epsilon: Radius in the inputs' units, 0 or more.
+        norm: `"linf"` or `"l2"`.
+        bounds: Smallest and largest valid input value.
+    """
 
     def __init__(self, x: Tensor, epsilon: float, norm: str, bounds: tuple[float, float]) -> None:
         check_ball(epsilon, norm)
@@ -28,12 +35,12 @@ class Ball:
             self.upper = torch.minimum(_edge(x, epsilon), self.high)
 
     def project(self, candidate: Tensor) -> Tensor:
-        """The candidate if it is inside; else the nearest point of a cube, or one on the way to x in an L2 ball."""
+        """Project onto the ball: for linf the nearest point, for l2 a point on the way to x."""
         if self.norm == "linf":
             return torch.clamp(candidate, self.lower, self.upper)
         boxed = result = torch.clamp(candidate, self.low, self.high)
         scale = (self.epsilon / distances(boxed, self.x).clamp_min(1e-300)).clamp(max=1)
-        # Shorter by nothing, by a unit in the last place, by three, …: rounding may have gone outwards everywhere.
+        # Shrink by 0, 1, 3, 7, … units in the last place, until rounding no longer leads outside.
         for doublings in range(64):
             over = distances(result, self.x) > self.epsilon * (1 - 1e-12)
             if not bool(over.any()):
@@ -44,26 +51,26 @@ class Ball:
         return result
 
     def random(self, generator: torch.Generator) -> Tensor:
-        """A point drawn uniformly from the ball, moved into the box."""
+        """A point drawn uniformly from the ball, clipped to the box."""
         if self.norm == "linf":
-            share = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device)
-            return self.project(self.lower + (self.upper - self.lower) * share)
+            fraction = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device)
+            return self.project(self.lower + (self.upper - self.lower) * fraction)
         direction = torch.randn(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device)
         length = torch.rand(len(self.x), generator=generator, dtype=self.x.dtype, device=self.x.device)
         length = self.epsilon * length ** (1 / max(1, self.x[0].numel()))
         return self.project(self.x + unit(direction) * per_example(length, self.x))
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        """The direction of length 1, in this norm, that ascends most; zero where there is no gradient."""
+        """Direction of steepest ascent with length 1 in this norm; zero where the gradient is zero."""
         return gradient.sign() if self.norm == "linf" else unit(gradient)
 
 
 def check_ball(epsilon: float, norm: str) -> None:
-    """Refuse a radius or a norm that cannot be."""
+    """Raise ValueError if the radius or the norm is invalid."""
     if norm not in NORMS:
         raise ValueError(unknown("norm", norm, NORMS))
     if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon={epsilon} must be a finite number, 0 or more, in the inputs' units.")
+        raise ValueError(f"epsilon={epsilon} must be finite and 0 or more, in the inputs' units.")
 
 
 def box(bounds: tuple[float, float], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,15 +85,15 @@ def box(bounds: tuple[float, float], like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unit(direction: Tensor) -> Tensor:
-    """Each example's tensor with L2 norm 1; zero stays zero."""
-    # By the largest entry first: the squares of tiny gradients underflow.
+    """Normalise each example's tensor to L2 norm 1; zero stays zero."""
+    # Divide by the largest entry first: squares of tiny gradients underflow.
     largest = direction.flatten(1).abs().amax(1)
     scaled = direction / per_example(largest.clamp_min(torch.finfo(direction.dtype).tiny), direction)
     return scaled / per_example(scaled.flatten(1).norm(dim=1).clamp_min(0.5), direction)
 
 
 def _edge(x: Tensor, shift: float) -> Tensor:
-    """x + shift, rounded towards x: |edge − x| ≤ |shift| also for the one who computes it in float64."""
+    """x + shift rounded towards x, so that |edge − x| ≤ |shift| even when computed in float64."""
     edge = (x.double() + shift).to(x.dtype)
     over = (edge.double() - x.double()).abs() > abs(shift)
     return torch.where(over, torch.nextafter(edge, x), edge)

@@ -1,7 +1,6 @@
-"""Attacks along the gradient within a ball: FGSM (Goodfellow et al. 2015) and PGD (Madry et al. 2018).
+"""Gradient attacks within a ball: FGSM (Goodfellow et al. 2015) and PGD (Madry et al. 2018).
 
-`logits` is any function of inputs, a network or `posterior_logits`; normalisation belongs inside it. Inputs stay in
-`bounds` and in the ball, exactly. `targets` names the class to reach for each input; without them any other class does.
+Perturbed inputs stay exactly within the bounds and the ball.
 """
 
 from __future__ import annotations
@@ -44,9 +43,21 @@ def fgsm(
     batch_size: int = 1000,
     on_progress: OnProgress | None = None,
 ) -> AttackResult:
-    """One step of length epsilon along the sign of the gradient (along the gradient itself for `norm="l2"`).
+    """Fast gradient sign method: one step of length epsilon along the sign of the gradient (`"l2"`: the gradient).
 
-    The weakest attack there is: a network that resists it need not resist anything else.
+    The weakest attack: a network that resists it may not resist any other.
+
+    Args:
+        logits: Attacked function of inputs: a network including its normalisation, or `posterior_logits`.
+        x: Inputs within the bounds, [n, ...].
+        y: True labels, [n].
+        epsilon: Radius of the ball, in the inputs' units.
+        norm: `"linf"` or `"l2"`.
+        targets: Class to reach for each input, [n]; None for any other class.
+        loss: `"cross-entropy"` or `"margin"`, see `pgd`.
+        bounds: Smallest and largest valid input value.
+        batch_size: Inputs attacked at a time.
+        on_progress: Called with (inputs done, inputs in total) after each batch.
     """
     return pgd(
         logits,
@@ -83,17 +94,33 @@ def pgd(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> AttackResult:
-    """Steps of steepest ascent, each brought back into the ball; of all points visited, the one furthest beyond.
+    """Projected gradient descent: steepest ascent of the loss, projected onto the ball after every step.
 
-    Of a posterior with fresh draws it is the last point of an ascent: the best of many noisy looks would be the
-    luckiest. `step_size` is 2.5·epsilon/steps by default. `loss="margin"` ascends the difference of two logits instead
-    of the cross-entropy, which vanishes where a network is very sure. Restarts begin elsewhere; each example keeps its
-    strongest point of all.
+    Returns the strongest point visited; for a posterior with fresh draws the last one of each ascent, since the best of
+    many noisy evaluations would only be the luckiest.
+
+    Args:
+        logits: Attacked function of inputs: a network including its normalisation, or `posterior_logits`.
+        x: Inputs within the bounds, [n, ...].
+        y: True labels, [n].
+        epsilon: Radius of the ball, in the inputs' units.
+        norm: `"linf"` or `"l2"`.
+        steps: Gradient steps of each ascent.
+        step_size: Length of a step, in the inputs' units and the norm; None for 2.5·epsilon/steps.
+        restarts: Number of ascents; each input keeps its strongest point of all.
+        random_start: Start ascents at random points of the ball instead of at the inputs.
+        targets: Class to reach for each input, [n]; None for any other class.
+        loss: `"cross-entropy"`, or `"margin"`: the difference of two logits, whose gradient does not vanish where a
+            network is very confident.
+        bounds: Smallest and largest valid input value.
+        batch_size: Inputs attacked at a time.
+        seed: Seed of the random starts.
+        on_progress: Called with (inputs done, inputs in total) after each batch.
     """
     check_inputs(x, y, bounds, targets)
     check_ball(epsilon, norm)
     if steps < 1 or restarts < 1 or batch_size < 1:
-        raise ValueError(f"steps={steps}, restarts={restarts}, batch_size={batch_size}: at least 1 of each is needed.")
+        raise ValueError(f"steps={steps}, restarts={restarts}, batch_size={batch_size}: each must be at least 1.")
     if loss not in LOSSES:
         raise ValueError(unknown("loss", loss, LOSSES))
     size = 2.5 * epsilon / steps if step_size is None else step_size
@@ -146,7 +173,15 @@ def _stronger(best: Tensor, reached: Tensor, new: Tensor, margin: Tensor) -> tup
 
 @torch.no_grad()
 def finished(logits: Logits, inputs: Tensor, x: Tensor, goal: Goal, queries: int | Tensor) -> AttackResult:
-    """The result, with success judged anew: the best of several noisy evaluations would flatter the attack."""
+    """The result, with success from a separate evaluation: the best of several noisy ones would flatter the attack.
+
+    Args:
+        logits: The attacked function.
+        inputs: Perturbed inputs.
+        x: Original inputs.
+        goal: True labels, and classes to reach or None.
+        queries: Evaluations of the function so far, for all inputs or for each.
+    """
     success = margins(answers(logits, inputs), *goal) > 0
     counts = torch.as_tensor(queries, device=x.device).expand(len(x)).clone()
     return AttackResult(inputs.detach(), success, distortions(inputs, x), counts)

@@ -1,4 +1,4 @@
-"""Is the robustness real? Signs of gradients that lead attacks astray (Athalye et al. 2018, Carlini et al. 2019)."""
+"""Detect gradient masking, which makes gradient attacks overestimate robustness (Athalye et al. 2018)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from credo.attacks.search import random_search
 
 @dataclass(frozen=True)
 class MaskingReport:
-    """What the checks found, in words (nothing, for an honest function), and the accuracies behind it.
+    """Findings of `check_masking` in words (none if there is no sign of masking), and the numbers behind them.
 
-    `accuracies` are those under each attack; `blind` is the share of inputs whose gradient is exactly zero.
+    Args:
+        findings: One sentence per sign of masked gradients.
+        accuracies: Accuracy under each attack.
+        blind: Fraction of inputs whose gradient is exactly zero.
     """
 
     findings: tuple[str, ...]
@@ -30,7 +33,7 @@ class MaskingReport:
 
     @property
     def masked(self) -> bool:
-        """Whether the accuracy under gradient attacks must not be trusted."""
+        """Whether the accuracy under gradient attacks cannot be trusted."""
         return bool(self.findings)
 
     def __str__(self) -> str:
@@ -56,18 +59,32 @@ def check_masking(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> MaskingReport:
-    """Attacks that must not beat each other in the wrong order, each for itself a sign of masked gradients.
+    """Compare attacks whose relative strength is known; a wrong order is a sign of masked gradients.
 
-    More steps must not be weaker, an attack that sees only outputs must not beat one that sees gradients (nor must
-    `transfer`, inputs of the same ball made for another network), and without a bound nothing may be left. `tolerance`
-    is the share of inputs that may contradict; choose `evaluations` above 1 for functions that answer at random.
-    A clean report is no proof of robustness; a finding is proof that something is hidden.
+    More steps must not be weaker, an attack without gradients (or `transfer`) must not beat one with gradients, and an
+    unbounded attack must leave no correct prediction (Carlini et al. 2019). A clean report does not prove robustness; a
+    finding proves that gradients are masked.
+
+    Args:
+        logits: Attacked function of inputs: a network including its normalisation, or `posterior_logits`.
+        x: Inputs within the bounds, [n, ...].
+        y: True labels, [n].
+        epsilon: Radius of the ball, in the inputs' units.
+        norm: `"linf"` or `"l2"`.
+        steps: Steps of the short PGD attack; the long one has four times as many.
+        search_steps: Steps of the random search.
+        transfer: Inputs within the same ball that were attacked for another network, [n, ...].
+        tolerance: Fraction of inputs by which an order may be violated.
+        evaluations: Evaluations per input when measuring accuracy; use more than 1 for stochastic functions.
+        bounds: Smallest and largest valid input value; finite.
+        seed: Seed of the attacks.
+        on_progress: Called with (attacks done, attacks in total).
     """
     if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance={tolerance} must be 0 or more, and below 1.")
+        raise ValueError(f"tolerance={tolerance} must be at least 0 and less than 1.")
     wide = bounds[1] - bounds[0]
     if not wide < math.inf:
-        raise ValueError(f"bounds={bounds}: finite ones are needed, an unbounded attack goes as far as they allow.")
+        raise ValueError(f"bounds={bounds} must be finite: the unbounded attack goes as far as they allow.")
     everywhere = wide if norm == "linf" else wide * math.sqrt(x[0].numel())
     options: dict[str, Any] = {"norm": norm, "bounds": bounds}
     ascend = partial(pgd, logits, x, y, seed=seed, **options)
@@ -95,28 +112,28 @@ def check_masking(
 def _findings(accuracy: dict[str, float], blind: float, tolerance: float) -> list[str]:
     found = []
     if blind > tolerance:
-        found.append(f"For {blind:.1%} of the inputs the gradient is exactly zero: outputs are saturated or rounded.")
+        found.append(f"For {blind:.1%} of the inputs the gradient is exactly zero: outputs are saturated or quantised.")
     for fewer, more in (("one step", "few steps"), ("few steps", "many steps")):
         if accuracy[more] > accuracy[fewer] + tolerance:
             found.append(
-                f"More steps are weaker: {accuracy[more]:.1%} are right under {more}, {accuracy[fewer]:.1%} under "
-                f"{fewer}. Gradients do not lead where the loss rises."
+                f"More steps are weaker: accuracy is {accuracy[more]:.1%} under {more}, {accuracy[fewer]:.1%} under "
+                f"{fewer}. Gradients do not point to higher loss."
             )
     white = min(accuracy["few steps"], accuracy["many steps"])
     for name, words in (("random search", "An attack without gradients"), ("transfer", "An attack on another network")):
         if accuracy.get(name, 1.0) < white - tolerance:
             found.append(
-                f"{words} is stronger: {accuracy[name]:.1%} are right under {name}, {white:.1%} under gradient attacks."
+                f"{words} is stronger: accuracy is {accuracy[name]:.1%} under {name}, {white:.1%} with gradients."
             )
     if accuracy["unbounded"] > tolerance:
         found.append(
-            f"Without a bound {accuracy['unbounded']:.1%} are still right, though any input could become any other."
+            f"Without a bound accuracy is still {accuracy['unbounded']:.1%}, though any input can become any other."
         )
     return found
 
 
 def _blind(logits: Logits, x: Tensor, y: Tensor, batch_size: int = 1000) -> float:
-    """Share of inputs that the cross-entropy's gradient says nothing about."""
+    """Fraction of inputs with a zero gradient of the cross-entropy."""
     zero = 0
     with attackable(logits):
         for rows in torch.arange(len(x), device=x.device).split(batch_size):

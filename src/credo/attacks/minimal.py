@@ -1,12 +1,12 @@
 """The smallest perturbation that changes a label: descent on c·‖r‖₂ + loss(x + r), eq. 5 of Zhang and Chen (2020).
 
-The equation's loss must fall as the label changes: that of the class to be reached (Szegedy et al. 2014), or of all
-classes but the label together, −log(1 − p_label), which unlike log p_label keeps its gradient where a network is sure.
+The loss must fall as the label changes: that of the class to reach (Szegedy et al. 2014), or of all classes but the
+label together, −log(1 − p_label), whose gradient, unlike that of log p_label, does not vanish for confident networks.
 
-Logits are sharpened where an input's margin is below ten of them: the loss then turns at the boundary, whatever the
-network's scale, and other classes do not bend the way. c is searched for each input while descending: if the label
-has changed, c grows and the perturbation is pulled in; if not, c shrinks. Every time the label flips, step and search
-become finer, until the input is done and leaves the batch.
+Logits are sharpened for inputs with a margin below ten: the loss then bends at the boundary, whatever the network's
+scale, and other classes do not deflect the descent. c is adapted for each input while descending: it grows while the
+label has changed, which pulls the perturbation in, and shrinks otherwise. Each time the label flips, step size and
+growth decrease, until the input is done and leaves the batch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from credo.attacks.gradient import finished
 from credo.core.errors import unknown
 
 RUNNER_UP = "runner-up"
-_SHARP = 10.0  # the least margin, in sharpened logits
-_STEP = 1.5  # in units of the first estimate of the distance
-_GROWTH = 0.1  # of c in a step, while the search is coarse
-_FINER, _SLOWER = 0.8, 0.97  # what a flip, and a step that is only pulled in, leave of step and growth
+_SHARP = 10.0  # smallest margin, in sharpened logits
+_STEP = 1.5  # step size, in units of the first estimate of the distance
+_GROWTH = 0.1  # relative change of c per step, at first
+_FINER, _SLOWER = 0.8, 0.97  # decay of step size and growth, after a flip and while being pulled in
 
 
 def minimal(
@@ -55,14 +55,24 @@ def minimal(
     batch_size: int = 1000,
     on_progress: OnProgress | None = None,
 ) -> AttackResult:
-    """Inputs as near as possible (L2) with another label; those that have one already stay as they are.
+    """Find the smallest L2 perturbation that changes each label; misclassified inputs are returned unchanged.
 
-    `targets="runner-up"` heads for the second most probable class, which is quickest; None for any other class, which
-    finds slightly smaller perturbations; a tensor of classes counts as success only what reaches them.
-    `confidence` is the margin to go beyond the boundary, in logits: at exactly 0 a rounding error would flip the label
-    back, and perturbations that shall fool other networks need more. `precision` is the share of the first step at
-    which an input is done: the answer is a far smaller share above the best that the descent can find. At most `steps`
-    gradients; what has no other label until then is a failure and stays as it is.
+    Inputs whose label has not changed after `steps` gradients are failures and are returned unchanged.
+
+    Args:
+        logits: Attacked function of inputs: a network including its normalisation, or `posterior_logits`.
+        x: Inputs within the bounds, [n, ...].
+        y: True labels, [n].
+        targets: `"runner-up"` descends towards the second most probable class, which is fastest; None towards any other
+            class, which finds slightly smaller perturbations; a tensor [n] of classes that must be reached.
+        confidence: Margin beyond the boundary, in logits. Rounding would flip the label back at 0; perturbations that
+            should transfer to other networks need more.
+        steps: Largest number of gradient steps.
+        precision: An input is done when its step size has fallen to this fraction of the first; the excess over the
+            smallest perturbation found by the descent is far smaller.
+        bounds: Smallest and largest valid input value.
+        batch_size: Inputs attacked at a time.
+        on_progress: Called with (inputs done, inputs in total) after each batch.
     """
     goals = targets if isinstance(targets, Tensor) else None
     check_inputs(x, y, bounds, goals)
@@ -71,7 +81,7 @@ def minimal(
     if steps < 1 or batch_size < 1 or not 0 < precision < 1 or confidence < 0:
         raise ValueError(
             f"steps={steps}, batch_size={batch_size}, precision={precision}, confidence={confidence}: steps and "
-            "batches begin at 1, precision lies between 0 and 1, confidence is not negative."
+            "batch_size must be at least 1, precision between 0 and 1, confidence 0 or more."
         )
     results: list[AttackResult] = []
     with attackable(logits):
@@ -98,14 +108,14 @@ def _runner_up(outputs: Tensor, y: Tensor) -> Tensor:
 class _State:
     """The inputs that are still in the batch."""
 
-    row: Tensor  # where the input is in the whole batch
+    row: Tensor  # index of the input in the batch
     x: Tensor
     at: Tensor
-    slope: Tensor  # the first gradient's norm
-    reach: Tensor  # the first estimate of the distance to the boundary
+    gradient_norm: Tensor  # of the first gradient
+    reach: Tensor  # first estimate of the distance to the boundary
     c: Tensor
-    fineness: Tensor  # 1 at first, smaller with every flip
-    beyond: Tensor  # whether the label has changed where it is now
+    fineness: Tensor  # 1 at first, decreases with every flip
+    beyond: Tensor  # whether the label has changed at the current point
 
     def keep(self, rows: Tensor) -> _State:
         return _State(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -126,12 +136,12 @@ class _Search:
     ) -> None:
         self.labels, self.reach, self.toward = labels, reach, toward
         self.confidence, self.precision, (self.low, self.high) = confidence, precision, bounds
-        self.wrong = margins(outputs, labels, reach) > 0  # these stay as they are, whatever the confidence
+        self.wrong = margins(outputs, labels, reach) > 0  # returned unchanged, whatever the confidence
         gap = confidence - margins(outputs, labels, toward)
         self.sharpness = (_SHARP / gap.clamp_min(1e-12)).clamp_min(1.0)
 
     def run(self, logits: Logits, x: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """(best inputs, gradients taken for each)."""
+        """(best inputs, number of gradients of each) after at most `steps` steps from `x` on `logits`."""
         best = x.clone()
         nearest = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device).masked_fill(self.wrong, 0.0)
         queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -161,7 +171,7 @@ class _Search:
         sharpness = self.sharpness[rows][:, None]
 
         def loss(outputs: Tensor) -> Tensor:
-            # The confidence is part of the problem's scale: shifted by it, the boundary is where it is enough.
+            # Shift logits by the confidence, so that the boundary is where the margin suffices.
             if toward is not None:
                 log_probs = (_shifted(outputs, toward, -self.confidence) * sharpness).log_softmax(-1).mean(0)
                 return -log_probs.gather(1, toward[:, None])[:, 0]
@@ -173,11 +183,10 @@ class _Search:
         return gradient, margins(outputs, labels, reach) > self.confidence, values
 
     def _first(self, x: Tensor, gradient: Tensor, loss: Tensor, beyond: Tensor) -> _State:
-        """On a straight way down, the loss is log 2 where two classes are equal, and its slope there half the first."""
-        slope = gradient.flatten(1).norm(dim=1).clamp_min(1e-30)
-        reach = (loss - math.log(2)).clamp_min(0.1) / slope
-        ones = torch.ones_like(slope)
-        return _State(_all_rows(x), x, x, slope, reach, slope / 2, ones, beyond)
+        """If the loss fell linearly, it would be log 2 where two classes are equal, with half the first gradient."""
+        norm = gradient.flatten(1).norm(dim=1).clamp_min(1e-30)
+        reach = (loss - math.log(2)).clamp_min(0.1) / norm
+        return _State(_all_rows(x), x, x, norm, reach, norm / 2, torch.ones_like(norm), beyond)
 
     def _adapted(self, state: _State, beyond: Tensor) -> _State:
         flipped = beyond != state.beyond
@@ -189,8 +198,8 @@ class _Search:
 
     def _moved(self, state: _State, gradient: Tensor, offset: Tensor, distance: Tensor) -> Tensor:
         descent = gradient + per_example(state.c / distance.clamp_min(1e-30), offset) * offset
-        longest = torch.maximum(state.slope, descent.flatten(1).norm(dim=1))
-        # The first step goes all the way; no later one is longer than it by more than _STEP.
+        longest = torch.maximum(state.gradient_norm, descent.flatten(1).norm(dim=1))
+        # The first step covers the estimated distance; later ones are at most _STEP times as long.
         scale = torch.where(distance == 0, 1.0, _STEP * state.fineness) * state.reach / longest
         return torch.clamp(state.at - per_example(scale, state.at) * descent, self.low, self.high)
 

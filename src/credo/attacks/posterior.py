@@ -1,4 +1,4 @@
-"""A posterior as a function that attacks can take, for each thing that an attacker may know about it."""
+"""A posterior as an attackable function, under different threat models."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ from credo.core.posterior import Posterior
 from credo.predict.run import evaluating
 
 THREATS = {
-    "fresh": "knows the posterior; every look is at fresh draws, whose gradients are averaged (Athalye et al. 2018)",
-    "mixture": "the same, but differentiates the averaged probabilities, which is what `predict` answers with",
-    "fixed": "knows the very networks: drawn once, always the same",
-    "one": "knows one network, drawn once, and hopes that the others fail with it",
+    "fresh": "knows the posterior; averages the gradients of fresh draws at every step (Athalye et al. 2018)",
+    "mixture": "the same, but differentiates the averaged probabilities, which `predict` returns",
+    "fixed": "knows the drawn networks: the same ones at every step",
+    "one": "knows a single drawn network; the attack must transfer to the others",
 }
 
 
 class PosteriorLogits:
-    """log p(class) of draws of a posterior: [draws, batch, classes], or [batch, classes] where they are averaged.
+    """Log probabilities of draws of a posterior: [draws, batch, classes], or [batch, classes] if they are averaged.
 
-    Eval mode and random numbers are its own: the posterior is afterwards what it was. Two that were made alike answer
-    alike, the first time as the tenth.
+    Evaluated in eval mode with its own random generator; the posterior is left unchanged. Objects with the same
+    arguments give the same results.
+
+    Args:
+        posterior: Posterior of a classifier.
+        threat: One of `THREATS`.
+        draws: Networks per evaluation; 1 for the threat `"one"`.
+        seed: Seed of the draws.
     """
 
     def __init__(self, posterior: Posterior, threat: str, draws: int, seed: int) -> None:
         if threat not in THREATS:
             raise ValueError(unknown("threat", threat, THREATS))
         if not isinstance(posterior.likelihood, ClassLikelihood):
-            raise TypeError("Attacks change labels: the posterior needs a class likelihood.")
+            raise TypeError("Attacks change labels: the posterior needs a classification likelihood.")
         if draws < 1:
-            raise ValueError(f"draws={draws}: at least one is needed.")
+            raise ValueError(f"draws={draws} must be at least 1.")
         self.posterior, self.threat, self.likelihood = posterior, threat, posterior.likelihood
         self.draws = 1 if threat == "one" else posterior.whole_draws(draws)
         self.seed, self.calls = seed, 0
@@ -44,11 +50,11 @@ class PosteriorLogits:
 
     @property
     def is_random(self) -> bool:
-        """Whether two looks differ."""
+        """Whether two evaluations of the same input differ."""
         return self.kept is None and self.posterior.is_random
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Gradients reach the inputs through all draws at once."""
+        """Log probabilities at `x`, differentiable with respect to it through all draws."""
         self.calls += 1
         with evaluating(self.posterior, _seed(self.seed, self.calls)) as frozen:
             outputs = []
@@ -60,26 +66,30 @@ class PosteriorLogits:
 
     def _fresh(self, frozen: Posterior) -> Iterable[dict[str, Tensor]]:
         with torch.no_grad():
-            # Before the passes: activation noise uses the same generator.
+            # Before the forward passes: activation noise uses the same generator.
             return list(frozen.draws(self.draws))
 
     def _fixed(self) -> list[dict[str, Tensor]]:
         with torch.no_grad(), self.posterior.snapshot(seed=_seed(self.seed, 0)) as frozen:
-            # `draw` of a mixture chooses the member at random, `draws` goes through them in turn.
+            # `draw` of a mixture chooses a random member, `draws` cycles through them.
             kept = [frozen.draw()] if self.threat == "one" else list(frozen.draws(self.draws))
         if self.posterior.is_random and not kept[0]:
             raise ValueError(
-                f"{type(self.posterior).__name__} has no network to fix: its noise is new in every pass. "
+                f"{type(self.posterior).__name__} has no fixed networks: its noise is new in every pass. "
                 "Attack it as 'fresh' or 'mixture'."
             )
         return kept
 
 
 def posterior_logits(posterior: Posterior, threat: str = "fresh", *, draws: int = 10, seed: int = 0) -> PosteriorLogits:
-    """The posterior as a function to attack, under one of `THREATS`.
+    """Turn a posterior into a function to attack.
 
-    `"fresh"` is the attacker to report: it knows all there is to know but the random numbers. `draws` are networks for
-    each look; a mixture takes as many from every member (rounded up), a point estimate is one network.
+    Args:
+        posterior: Posterior of a classifier.
+        threat: What the attacker knows, one of `THREATS`. Report `"fresh"`: it knows everything but the random numbers.
+        draws: Networks per evaluation; a mixture takes equally many from every member (rounded up), a point estimate
+            is one network.
+        seed: Seed of the draws.
     """
     return PosteriorLogits(posterior, threat, draws, seed)
 
@@ -95,25 +105,34 @@ def success_rate(
     batch_size: int = 1000,
     on_progress: OnProgress | None = None,
 ) -> Tensor:
-    """Share of `evaluations` in which each input has the wrong label (or its target's), [n].
+    """Fraction of evaluations in which each input has the wrong label (or its target), [n].
 
-    For functions that answer at random: that an attack succeeded once says little, and picking the times when it did
-    makes a random network look worse than it is.
+    For stochastic functions: a single success means little, and selecting the successful evaluations would make a
+    stochastic network look worse than it is.
+
+    Args:
+        logits: Attacked function of inputs: a network, or `posterior_logits`.
+        inputs: Perturbed inputs, [n, ...].
+        y: True labels, [n].
+        targets: Class that each input should reach, [n]; None for any other class.
+        evaluations: Evaluations of each input.
+        batch_size: Inputs evaluated at a time.
+        on_progress: Called with (inputs done, inputs in total) after each batch.
     """
     check_inputs(inputs, y, (-math.inf, math.inf), targets)
     if evaluations < 1:
-        raise ValueError(f"evaluations={evaluations}: at least one is needed.")
-    shares = []
+        raise ValueError(f"evaluations={evaluations} must be at least 1.")
+    rates = []
     with attackable(logits):
         for rows in torch.arange(len(inputs), device=inputs.device).split(batch_size):
             goal = (y[rows], None if targets is None else targets[rows])
             hits = [margins(answers(logits, inputs[rows]), *goal) > 0 for _ in range(evaluations)]
-            shares.append(torch.stack(hits).double().mean(0))
+            rates.append(torch.stack(hits).double().mean(0))
             if on_progress is not None:
                 on_progress(int(rows[-1]) + 1, len(inputs))
-    return torch.cat(shares)
+    return torch.cat(rates)
 
 
 def _seed(seed: int, call: int) -> int:
-    """Hashed: generators with neighbouring seeds give related streams."""
+    """Hash, since generators with neighbouring seeds give correlated streams."""
     return int.from_bytes(hashlib.sha256(f"{seed} {call}".encode()).digest()[:8], "big") >> 1

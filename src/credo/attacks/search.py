@@ -1,4 +1,4 @@
-"""An attack without gradients: random search over blocks of features, much as Square (Andriushchenko et al. 2020)."""
+"""Gradient-free attack: random search over blocks of features, similar to Square (Andriushchenko et al. 2020)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,27 @@ def random_search(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> AttackResult:
-    """Change a random block (of images a window), keep it if the margin grows; blocks shrink as time goes on.
+    """Perturb random blocks of features (windows of images) and keep what increases the margin; blocks shrink.
 
-    Needs nothing but outputs, so masked gradients do not hold it up: where it beats `pgd`, do not trust `pgd`.
+    Needs outputs only, so gradient masking does not affect it: where it beats `pgd`, do not trust `pgd`.
+
+    Args:
+        logits: Attacked function of inputs: a network including its normalisation, or `posterior_logits`.
+        x: Inputs within the bounds, [n, ...].
+        y: True labels, [n].
+        epsilon: Radius of the ball, in the inputs' units.
+        norm: `"linf"` or `"l2"`.
+        steps: Proposed perturbations of each input.
+        targets: Class to reach for each input, [n]; None for any other class.
+        bounds: Smallest and largest valid input value.
+        batch_size: Inputs attacked at a time.
+        seed: Seed of the search.
+        on_progress: Called with (inputs done, inputs in total) after each batch.
     """
     check_inputs(x, y, bounds, targets)
     check_ball(epsilon, norm)
     if steps < 1 or batch_size < 1:
-        raise ValueError(f"steps={steps}, batch_size={batch_size}: at least 1 of each is needed.")
+        raise ValueError(f"steps={steps}, batch_size={batch_size}: each must be at least 1.")
     generator = torch.Generator(x.device).manual_seed(seed)
     results: list[AttackResult] = []
     with attackable(logits):
@@ -58,8 +71,8 @@ def random_search(
 def _search(logits: Logits, ball: Ball, goal: Goal, steps: int, generator: torch.Generator) -> Tensor:
     best, reached = ball.x, margins(answers(logits, ball.x), *goal)
     for step in range(-1, steps):
-        share = 0.5 * 0.01 ** (max(step, 0) / steps)
-        block = _block(ball.x, share, generator) if step >= 0 else torch.ones_like(ball.x)
+        fraction = 0.5 * 0.01 ** (max(step, 0) / steps)
+        block = _block(ball.x, fraction, generator) if step >= 0 else torch.ones_like(ball.x)
         signs = torch.randint(2, _sign_shape(ball.x), generator=generator, device=ball.x.device) * 2 - 1
         move = block * signs.to(ball.x.dtype)
         length = 2 * ball.epsilon if ball.norm == "linf" else ball.epsilon
@@ -72,21 +85,21 @@ def _search(logits: Logits, ball: Ball, goal: Goal, steps: int, generator: torch
 
 
 def _sign_shape(x: Tensor) -> tuple[int, ...]:
-    """One sign for each example and channel of images, for each feature of plain inputs."""
+    """One sign per example and channel of images, per feature of plain inputs."""
     return (*x.shape[:2], *[1] * (x.dim() - 2))
 
 
-def _block(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """1 on a random window of each image, or on random features; about this share of all."""
+def _block(x: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """1 on a random window of each image, or on random features: about this fraction of all entries."""
     if x.dim() == 2:
         chance = torch.rand(x.shape, generator=generator, device=x.device)
-        return (chance <= chance.amin(1, keepdim=True).clamp_min(share)).to(x.dtype)
+        return (chance <= chance.amin(1, keepdim=True).clamp_min(fraction)).to(x.dtype)
     block = torch.ones((len(x), *[1] * (x.dim() - 1)), dtype=x.dtype, device=x.device)
     for dim in range(2, x.dim()):
         size = x.shape[dim]
-        width = min(size, max(1, round(size * share ** (1 / (x.dim() - 2)))))
+        width = min(size, max(1, round(size * fraction ** (1 / (x.dim() - 2)))))
         start = torch.randint(size - width + 1, (len(x),), generator=generator, device=x.device)
-        places = torch.arange(size, device=x.device).reshape([-1 if d == dim else 1 for d in range(x.dim())])
+        index = torch.arange(size, device=x.device).reshape([-1 if d == dim else 1 for d in range(x.dim())])
         begin = per_example(start, x)
-        block = block * ((places >= begin) & (places < begin + width)).to(x.dtype)
+        block = block * ((index >= begin) & (index < begin + width)).to(x.dtype)
     return block

@@ -1,4 +1,4 @@
-"""Sets of attacked inputs in files: made chunk by chunk, so that a killed run goes on where it was.
+"""Files of attacked inputs, computed chunk by chunk, so that a killed process resumes where it stopped.
 
 The same call gives the same bytes, whether it was interrupted or not.
 """
@@ -33,9 +33,12 @@ _KINDS = {"inputs": _REAL, "labels": _WHOLE, "success": (torch.bool,), "distorti
 
 @dataclass(frozen=True, eq=False)
 class AttackSet:
-    """Perturbed inputs [n, ...] with their true labels, how the attack fared, and where all this comes from.
+    """Perturbed inputs with their true labels and their provenance.
 
-    `about` holds what the maker said (source network, attack, options, data) beside seed, chunk and versions.
+    Args:
+        result: Perturbed inputs [n, ...] and the outcome of the attack.
+        labels: True labels, [n].
+        about: Description given by the caller (source network, attack, options, data), with seed, chunk and versions.
     """
 
     result: AttackResult
@@ -51,7 +54,7 @@ class AttackSet:
         return len(self.labels)
 
     def made_from(self, x: Tensor, y: Tensor) -> bool:
-        """Whether these are, to the bit, the inputs and labels that were attacked."""
+        """Whether `x` and `y` are exactly the inputs and labels that were attacked."""
         return bool(self.about.get("source_inputs") == _digest({}, {"x": x, "y": y}))
 
 
@@ -66,14 +69,22 @@ def make_attack_set(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> AttackSet:
-    """Attack all inputs, `chunk` by `chunk`, into a file; finished chunks of a killed run are not made again.
+    """Attack inputs chunk by chunk and store the result; finished chunks of a killed process are reused.
 
-    `attack(x, y, seed)` gets a seed of its own for each chunk and must depend on nothing else that changes. `about` is
-    JSON that says what is attacked and how; it is how one recognises the same set, so put every option into it. A file
-    that is there already is returned if it is that set, and refused if it is another.
+    An existing file is returned if it is the same set; if it is another one, ValueError is raised.
+
+    Args:
+        path: The .safetensors file to write.
+        attack: `attack(x, y, seed)`; gets a separate seed for each chunk and must be deterministic given its arguments.
+        x: Inputs, [n, ...].
+        y: True labels, [n].
+        about: JSON-serialisable description of what is attacked and how. It identifies the set: include every option.
+        chunk: Inputs attacked and saved at a time.
+        seed: Seed from which those of the chunks are derived.
+        on_progress: Called with (inputs done, inputs in total) after each chunk.
     """
     if chunk < 1 or len(x) == 0 or len(x) != len(y):
-        raise ValueError(f"chunk={chunk}, {len(x)} inputs, {len(y)} labels: one or more, and as many of both.")
+        raise ValueError(f"chunk={chunk}, {len(x)} inputs, {len(y)} labels: at least one of each, a label per input.")
     path = Path(path)
     full = _provenance(about, x, y, chunk, seed)
     chunks = path.parent / f".{path.name}.chunks"
@@ -93,41 +104,41 @@ def make_attack_set(
 
 
 def load_attack_set(path: Path | str) -> AttackSet:
-    """The set in a file that `make_attack_set` wrote; a damaged or foreign file is an error that says which."""
+    """Load a file written by `make_attack_set`; raises `FileFormatError` if it is damaged or another kind of file."""
     path = Path(path)
     metadata, tensors = read_safetensors(path)
     try:
         described = json.loads(metadata.get("credo") or "{}")
         kind, version = described["attack_set"], described["about"]["versions"]["credo"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileFormatError(f"{path} is no attack set: it has no description of one.") from error
+        raise FileFormatError(f"{path} is not an attack set: it has no description of one.") from error
     if kind != FORMAT:
         raise FileFormatError(f"{path} has format {kind!r} (Credo {version}); this version reads {FORMAT}.")
     if _digest(described["about"], tensors) != described.get("digest"):
-        raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
+        raise FileFormatError(f"{path} was modified after it was written: its digest does not match.")
     _check_tensors(path, tensors)
     result = AttackResult(*(tensors[name] for name in _TENSORS if name != "labels"))
     return AttackSet(result, tensors["labels"], described["about"])
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A digest that fits says nothing about the tensors: whoever can write the file can write a digest, too."""
+    """Validate names, shapes and types: a matching digest does not, since anybody can compute one."""
     missing = [name for name in _TENSORS if name not in tensors]
     if missing:
-        raise FileFormatError(f"{path} is no complete attack set: it has no {', '.join(missing)}.")
+        raise FileFormatError(f"{path} is not a complete attack set: it has no {', '.join(missing)}.")
     found = {name: tuple(tensors[name].shape) for name in _TENSORS}
     count = found["labels"]
     if len(count) != 1 or any(found[name] != count for name in _TENSORS[1:]) or found["inputs"][:1] != count:
-        told = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
-        raise FileFormatError(f"{path} is no attack set: its tensors are not of as many inputs each ({told}).")
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
+        raise FileFormatError(f"{path} is not an attack set: its tensors differ in the number of inputs ({shapes}).")
     wrong = [name for name, kinds in _KINDS.items() if tensors[name].dtype not in kinds]
     if wrong:
-        told = ", ".join(f"{name} are {tensors[name].dtype}" for name in wrong)
-        raise FileFormatError(f"{path} is no attack set: {told}.")
+        types = ", ".join(f"{name} are {tensors[name].dtype}" for name in wrong)
+        raise FileFormatError(f"{path} is not an attack set: {types}.")
 
 
 def chunk_seed(seed: int, index: int) -> int:
-    """Seed of a chunk, hashed: generators with neighbouring seeds give related streams."""
+    """Seed of a chunk; hashed, since generators with neighbouring seeds give correlated streams."""
     return int.from_bytes(hashlib.sha256(f"chunk {seed} {index}".encode()).digest()[:8], "big") >> 1
 
 
@@ -140,7 +151,7 @@ def _provenance(about: Mapping[str, Any], x: Tensor, y: Tensor, chunk: int, seed
 
 def _write(path: Path, result: AttackResult, labels: Tensor, about: dict[str, Any]) -> None:
     values = (result.inputs, labels, result.success, result.distortion, result.queries)
-    # Copies: labels of a chunk are a view, and safetensors refuses memory that is shared.
+    # Copies: the labels of a chunk are a view, and safetensors rejects shared memory.
     tensors = {name: v.detach().cpu().contiguous().clone() for name, v in zip(_TENSORS, values, strict=True)}
     header = {"attack_set": FORMAT, "about": about, "digest": _digest(about, tensors)}
     text = json.dumps(header, sort_keys=True)
@@ -150,7 +161,7 @@ def _write(path: Path, result: AttackResult, labels: Tensor, about: dict[str, An
 def _is_whole(piece: Path) -> bool:
     try:
         load_attack_set(piece)
-    except (FileNotFoundError, FileFormatError):  # a machine that lost power may have left anything
+    except (FileNotFoundError, FileFormatError):  # after a power failure the file may contain anything
         return False
     return True
 
@@ -160,13 +171,13 @@ def _load_same(path: Path, about: dict[str, Any]) -> AttackSet:
     different = [key for key in sorted({*found.about, *about}) if found.about.get(key) != about.get(key)]
     if different:
         changes = "; ".join(f"{key} is {found.about.get(key)!r} there, {about.get(key)!r} now" for key in different)
-        place = path.parent if path.parent.name.endswith(".chunks") else path
-        raise ValueError(f"{place} holds another attack set: {changes}. Choose another file, or delete it.")
+        source = path.parent if path.parent.name.endswith(".chunks") else path
+        raise ValueError(f"{source} holds another attack set: {changes}. Choose another file, or delete it.")
     return found
 
 
 def _clean(path: Path, chunks: Path) -> None:
-    """Remove what is left of making it, also by a process that was killed while it wrote."""
+    """Remove chunks and temporary files, also those of a killed process."""
     shutil.rmtree(chunks, ignore_errors=True)
     for left_over in left_overs(path):
         left_over.unlink(missing_ok=True)

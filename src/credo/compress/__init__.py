@@ -1,4 +1,4 @@
-"""Smaller posteriors: pruned weights, and networks that are really smaller for it."""
+"""Pruning of posteriors, and removal of units that pruning has emptied."""
 
 from credo.compress.compact import compact, compact_network
 from credo.compress.prune import choose_masks, prune, weight_scores

@@ -1,6 +1,6 @@
-"""Units that say nothing any more: all their incoming weights are pruned, or all that is read from them.
+"""Dead units: all their incoming or all their outgoing weights are pruned.
 
-The former still say a constant, act(bias), which the next layer's bias takes over.
+Without incoming weights a unit outputs a constant, act(bias), which is folded into the next layer's bias.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.compress.structure import NORMS, Link
+from credo.compress.structure import NORMS, Connection
 from credo.core.network.flat_layout import join
 
 
 @dataclass
 class Weights:
-    """Means of all parameters, variances of the random ones, and which are not pruned; all changed by `remove_dead_`.
+    """Moments of a network's weights; changed by `remove_dead_`.
 
-    `folded` are the biases that took over constants.
+    Attributes:
+        means: Means of all parameters.
+        variances: Variances of the random ones.
+        masks: False where a weight is pruned.
+        folded: Biases that constants were folded into.
     """
 
     means: dict[str, Tensor]
@@ -29,63 +33,72 @@ class Weights:
     folded: set[str]
 
 
-def remove_dead_(model: nn.Module, found: Iterable[Link], weights: Weights) -> dict[str, Tensor]:
-    """Marks of the units that stay, by the path of their layer; what is read from the others is pruned.
+def remove_dead_(model: nn.Module, found: Iterable[Connection], weights: Weights) -> dict[str, Tensor]:
+    """Masks of the units that remain, by the path of their layer; outgoing weights of the others are pruned.
 
-    A unit stays whose constant is random (its bias is) or cannot be folded exactly: into a padded convolution, whose
-    borders read zeros instead of it, or into a layer without a bias of the same kind. One unit of a layer always does.
+    A unit remains if its constant is random (its bias is) or cannot be folded exactly: into a padded convolution, whose
+    borders see zeros instead of it, or into a layer without a bias of the same kind. At least one unit of every layer
+    remains.
+
+    Args:
+        model: The network.
+        found: Its connections.
+        weights: Moments and masks, changed in place.
     """
     found = list(found)
     alive = {
-        link.source: torch.ones(len(weights.means[join(link.source, "weight")]), dtype=torch.bool) for link in found
+        connection.source: torch.ones(len(weights.means[join(connection.source, "weight")]), dtype=torch.bool)
+        for connection in found
     }
     changed = True
-    while changed:  # a unit may die because those that it reads do
+    while changed:  # a unit may die because its inputs do
         changed = False
-        for link in found:
-            dead = _dead(model, link, weights) & alive[link.source]
+        for connection in found:
+            dead = _dead(model, connection, weights) & alive[connection.source]
             if bool(dead.any()):
-                alive[link.source] &= ~dead
+                alive[connection.source] &= ~dead
                 changed = True
-    for marks in alive.values():
-        marks[0] |= not bool(marks.any())
+    for mask in alive.values():
+        mask[0] |= not bool(mask.any())
     return alive
 
 
-def _dead(model: nn.Module, link: Link, weights: Weights) -> Tensor:
-    """Units that can go; their constants are folded, and their weights pruned on both sides."""
-    name, reader = join(link.source, "weight"), join(link.target, "weight")
+def _dead(model: nn.Module, connection: Connection, weights: Weights) -> Tensor:
+    """Mask of removable units; their constants are folded, and their weights pruned on both sides."""
+    name, reader = join(connection.source, "weight"), join(connection.target, "weight")
     units = len(weights.masks[name])
-    read = weights.masks[reader].transpose(0, 1).reshape(units, -1)
-    unread = ~read.any(dim=1).cpu()
-    constant = _constants(model, link, weights)
-    silent = ~weights.masks[name].reshape(units, -1).any(dim=1).cpu() & constant.isfinite().cpu() & ~unread
-    loud = silent & (constant != 0).cpu()
-    if bool(loud.any()):
-        if _can_fold(model, link, weights, loud):
-            _fold_(link, weights, torch.where(loud.to(constant.device), constant, torch.zeros_like(constant)))
+    used = weights.masks[reader].transpose(0, 1).reshape(units, -1)
+    unused = ~used.any(dim=1).cpu()
+    constant = _constants(model, connection, weights)
+    no_inputs = ~weights.masks[name].reshape(units, -1).any(dim=1).cpu() & constant.isfinite().cpu() & ~unused
+    nonzero = no_inputs & (constant != 0).cpu()
+    if bool(nonzero.any()):
+        if _can_fold(model, connection, weights, nonzero):
+            _fold_(connection, weights, torch.where(nonzero.to(constant.device), constant, torch.zeros_like(constant)))
         else:
-            silent &= ~loud
-    dead = unread | silent
-    for key in (name, join(link.source, "bias")):
+            no_inputs &= ~nonzero
+    dead = unused | no_inputs
+    for key in (name, join(connection.source, "bias")):
         if key in weights.masks:
             weights.masks[key][dead] = False
-    weights.masks[reader][:, dead.repeat_interleave(link.spread)] = False
+    weights.masks[reader][:, dead.repeat_interleave(connection.fan_out)] = False
     return dead
 
 
-def _constants(model: nn.Module, link: Link, weights: Weights) -> Tensor:
-    """What each unit says if it reads nothing, in eval mode; NaN where that is random."""
+def _constants(model: nn.Module, connection: Connection, weights: Weights) -> Tensor:
+    """Output of each unit without inputs, in eval mode; NaN if it is random."""
     means = weights.means
-    units = len(means[join(link.source, "weight")])
-    values = means.get(join(link.source, "bias"), means[join(link.source, "weight")].new_zeros(units)).clone()
-    values[_is_random(join(link.source, "bias"), weights, units)] = torch.nan
-    for step in link.steps:
+    units = len(means[join(connection.source, "weight")])
+    values = means.get(
+        join(connection.source, "bias"), means[join(connection.source, "weight")].new_zeros(units)
+    ).clone()
+    values[_is_random(join(connection.source, "bias"), weights, units)] = torch.nan
+    for step in connection.steps:
         module: Any = model.get_submodule(step) if isinstance(step, str) else step
         if not isinstance(module, NORMS):
             values = module(values)
             continue
-        assert module.running_mean is not None  # else it would be no step of a link
+        assert module.running_mean is not None  # norms without statistics are no steps
         assert module.running_var is not None
         values = (values - module.running_mean) / torch.sqrt(module.running_var + module.eps)
         for key, combine in (("weight", torch.mul), ("bias", torch.add)):
@@ -100,20 +113,20 @@ def _is_random(name: str, weights: Weights, units: int) -> Tensor:
     return torch.zeros(units, dtype=torch.bool) if variance is None else (variance > 0).cpu()
 
 
-def _can_fold(model: nn.Module, link: Link, weights: Weights, loud: Tensor) -> bool:
-    target: Any = model.get_submodule(link.target)
-    bias, weight = join(link.target, "bias"), join(link.target, "weight")
+def _can_fold(model: nn.Module, connection: Connection, weights: Weights, units: Tensor) -> bool:
+    target: Any = model.get_submodule(connection.target)
+    bias, weight = join(connection.target, "bias"), join(connection.target, "weight")
     if target.bias is None or (weight in weights.variances) > (bias in weights.variances):
         return False
     padded = isinstance(target, nn.Conv2d) and target.padding not in (0, (0, 0), "valid")
-    readers = weights.masks[weight][:, loud.repeat_interleave(link.spread)].flatten(1).any(dim=1)
+    readers = weights.masks[weight][:, units.repeat_interleave(connection.fan_out)].flatten(1).any(dim=1)
     return not padded and bool(weights.masks[bias][readers].all())
 
 
-def _fold_(link: Link, weights: Weights, constants: Tensor) -> None:
-    """bias += Σ weight·constant: of independent Gaussians the means add, and the variances times constant²."""
-    weight, bias = join(link.target, "weight"), join(link.target, "bias")
-    each = constants.repeat_interleave(link.spread)
+def _fold_(connection: Connection, weights: Weights, constants: Tensor) -> None:
+    """bias += Σ weight·constant: means of independent Gaussians add, and so do variances times constant²."""
+    weight, bias = join(connection.target, "weight"), join(connection.target, "bias")
+    each = constants.repeat_interleave(connection.fan_out)
     for moments, factor in ((weights.means, each), (weights.variances, each.square())):
         if weight in moments:
             by_input = moments[weight].reshape(*moments[weight].shape[:2], -1).sum(dim=2)
@@ -122,25 +135,31 @@ def _fold_(link: Link, weights: Weights, constants: Tensor) -> None:
 
 
 def chosen_entries(
-    model: nn.Module, found: Iterable[Link], alive: Mapping[str, Tensor]
+    model: nn.Module, found: Iterable[Connection], alive: Mapping[str, Tensor]
 ) -> dict[str, dict[int, Tensor]]:
-    """For each tensor of the network that gets smaller: which entries of which dimensions stay."""
+    """Indices to keep, by dimension, of every tensor that gets smaller.
+
+    Args:
+        model: The network.
+        found: Its connections.
+        alive: Masks of the units that remain, by the path of their layer.
+    """
     chosen: dict[str, dict[int, Tensor]] = {}
-    for link in found:
-        stays = alive[link.source].nonzero().view(-1)
-        norms = [s for s in link.steps if isinstance(s, str) and isinstance(model.get_submodule(s), NORMS)]
-        for path in (link.source, *norms):
+    for connection in found:
+        stays = alive[connection.source].nonzero().view(-1)
+        norms = [s for s in connection.steps if isinstance(s, str) and isinstance(model.get_submodule(s), NORMS)]
+        for path in (connection.source, *norms):
             module = model.get_submodule(path)
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None and tensor.dim():
                     chosen.setdefault(join(path, key), {})[0] = stays
-        inputs = alive[link.source].repeat_interleave(link.spread).nonzero().view(-1)
-        chosen.setdefault(join(link.target, "weight"), {})[1] = inputs
+        inputs = alive[connection.source].repeat_interleave(connection.fan_out).nonzero().view(-1)
+        chosen.setdefault(join(connection.target, "weight"), {})[1] = inputs
     return chosen
 
 
 def select(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
-    """The tensor with only some entries of some dimensions."""
+    """Select entries of a tensor by `{dimension: indices}`."""
     for dim, index in dims.items():
         tensor = tensor.index_select(dim, index.to(tensor.device))
     return tensor

@@ -1,4 +1,4 @@
-"""Layers of other sizes in the place of a network's own."""
+"""Change the sizes of layers in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = {nn.Linear: ("out_features", "in_features"), nn.Conv2d: ("out_channels"
 
 
 def resize_(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give linear layers, convolutions and BatchNorm tensors of these shapes, filled with zeros where they are new."""
+    """Replace tensors of linear, convolution and BatchNorm layers by zeros of new shapes, given by name."""
     for path, module in model.named_modules():
         if type(module) not in (*LAYERS, *NORMS):
             continue
@@ -22,12 +22,12 @@ def resize_(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
             for key, tensor in tensors.items():
                 shape = shapes.get(join(path, key))
                 if tensor is not None and shape is not None and list(tensor.shape) != list(shape):
-                    # In the parameter's place, so that it stays one.
+                    # By data, so that the parameter remains the same object.
                     tensor.data = torch.zeros(list(shape), dtype=tensor.dtype, device=tensor.device)
-        _tell_sizes_(module)
+        _set_sizes_(module)
 
 
-def _tell_sizes_(module: nn.Module) -> None:
+def _set_sizes_(module: nn.Module) -> None:
     if isinstance(module, NORMS):
         known: Tensor | None = module.running_mean if module.weight is None else module.weight
         module.num_features = module.num_features if known is None else len(known)

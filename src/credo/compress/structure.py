@@ -1,4 +1,4 @@
-"""Which units of a network can go: layers whose outputs exactly one other layer reads, found by tracing the network."""
+"""Removable units: trace the network for layers whose outputs exactly one other layer uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credo.core.network.flat_layout import aliases, join
 LAYERS = (nn.Linear, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Sigmoid)
-# What treats channels one by one and leaves a constant one constant.
+# Layers that treat channels separately and map constants to constants.
 _SAME = (nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Dropout, nn.Dropout2d, nn.Identity)
 _FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     F.relu: F.relu,
@@ -30,36 +30,39 @@ _FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Link:
-    """A layer, what its outputs go through one by one, and the only layer that reads them.
+class Connection:
+    """A layer, the elementwise steps after it, and the only layer that uses its outputs.
 
-    `steps` are paths of norms and activations, or functions. The reader has `spread` inputs for each output: more than
-    one where images are flattened.
+    Attributes:
+        source: Path of the layer.
+        steps: Paths of norms and activations, or functions, in between.
+        target: Path of the layer that uses the outputs.
+        fan_out: Inputs of `target` for each output of `source`: more than one if images are flattened.
     """
 
     source: str
     steps: tuple[str | Callable[[Tensor], Tensor], ...]
     target: str
-    spread: int
+    fan_out: int
 
 
-def links(model: nn.Module) -> list[Link]:
-    """All links of a network, in its order; outputs that are added, returned or read twice belong to none."""
+def connections(model: nn.Module) -> list[Connection]:
+    """All connections of a network, in order; outputs that are added, returned or used twice have none."""
     try:
         graph = fx.Tracer().trace(model)
-    except Exception as error:  # whatever a network does that tracing cannot follow
+    except Exception as error:  # anything that tracing cannot follow
         raise UnsupportedModelError(
-            f"The layers of {type(model).__name__} cannot be traced ({error}): its units cannot be removed. "
-            "Prune single weights and leave the network as it is."
+            f"{type(model).__name__} cannot be traced ({error}), so its units cannot be removed. "
+            "Prune single weights and keep the network's size."
         ) from error
     usable = _usable_layers(model, graph)
     nodes = [node for node in graph.nodes if node.op == "call_module" and node.target in usable]
     found = (_follow(node, dict(model.named_modules()), usable) for node in nodes)
-    return [link for link in found if link is not None]
+    return [connection for connection in found if connection is not None]
 
 
 def _usable_layers(model: nn.Module, graph: fx.Graph) -> set[str]:
-    """Paths of layers and norms that run once and whose parameters nobody else uses."""
+    """Paths of layers and norms that run once and share no parameters."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     tied = {name for group in aliases(model).values() if len(group) > 1 for name in group}
@@ -74,7 +77,7 @@ def _usable_layers(model: nn.Module, graph: fx.Graph) -> set[str]:
     }
 
 
-def _follow(node: fx.Node, modules: dict[str, nn.Module], usable: set[str]) -> Link | None:
+def _follow(node: fx.Node, modules: dict[str, nn.Module], usable: set[str]) -> Connection | None:
     source, flattened = str(node.target), False
     steps: list[str | Callable[[Tensor], Tensor]] = []
     while len(node.users) == 1:
@@ -83,7 +86,7 @@ def _follow(node: fx.Node, modules: dict[str, nn.Module], usable: set[str]) -> L
             return None
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if type(module) in LAYERS:
-            return _link(source, tuple(steps), str(node.target), flattened, modules, usable)
+            return _connection(source, tuple(steps), str(node.target), flattened, modules, usable)
         if _is_flatten(node, module):
             flattened = True
         elif type(module) in _ACTIVATIONS or (str(node.target) in usable and _has_statistics(module)):
@@ -95,9 +98,9 @@ def _follow(node: fx.Node, modules: dict[str, nn.Module], usable: set[str]) -> L
     return None
 
 
-def _link(
+def _connection(
     source: str, steps: tuple[Any, ...], target: str, flattened: bool, modules: dict[str, nn.Module], usable: set[str]
-) -> Link | None:
+) -> Connection | None:
     if target not in usable:
         return None
     first, second = modules[source], modules[target]
@@ -106,7 +109,7 @@ def _link(
     images = type(first) is nn.Conv2d and type(second) is nn.Linear and flattened and inputs % outputs == 0
     if not (alike or images) or (flattened and type(second) is nn.Conv2d):
         return None
-    return Link(source, steps, target, inputs // outputs)
+    return Connection(source, steps, target, inputs // outputs)
 
 
 def _weight(layer: nn.Module) -> Tensor:

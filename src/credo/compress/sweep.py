@@ -1,4 +1,4 @@
-"""How accuracy and NLL change with the share of pruned weights, without training again."""
+"""Accuracy and NLL against the fraction of pruned weights, without retraining."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """What is left at one rate: how many weights are not zero, and accuracy (RMSE for regression) and NLL."""
+    """Result at one pruning rate.
+
+    Attributes:
+        rate: Fraction of pruned weights.
+        kept: Number of weights that are not pruned.
+        metrics: Accuracy (RMSE for regression) and NLL.
+    """
 
     rate: float
     kept: int
@@ -33,14 +39,19 @@ def sweep(
     seed: int = 0,
     **options: Any,
 ) -> list[SweepPoint]:
-    """Prune copies of one posterior at each rate and measure them; the posterior stays as it is.
+    """Prune a copy of the posterior at each rate and evaluate it.
 
-    `batches` of (inputs, targets) are read once for each rate. `options` are those of `prune` (`by`, `scope`,
-    `structure`, `parameters`). With `draws=1` it is about single networks, with many about their mixture.
+    Args:
+        posterior: The posterior, which is not changed.
+        batches: Batches of (inputs, targets), iterated once per rate.
+        rates: Fractions to prune.
+        draws: Weight draws of a prediction; 1 evaluates single networks.
+        seed: Seed of the draws.
+        **options: Options of `prune` (`by`, `scope`, `structure`, `parameters`).
     """
     check_prunable(posterior)
     if iter(batches) is batches:
-        raise ValueError("The batches are read once for each rate: give a list or a loader, not an iterator.")
+        raise ValueError("The batches are iterated once per rate: give a list or a loader, not an iterator.")
     return [_point(posterior, batches, rate, draws, seed, options) for rate in rates]
 
 

@@ -1,4 +1,4 @@
-"""All tasks at once: what a learner could reach if nothing came one after the other."""
+"""Train on all tasks at once: the upper bound of continual learning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.continual.gaussian_algebra import Belief, Tensors, belief_of
+from credo.continual.gaussian_algebra import GaussianMoments, Tensors, moments_of
 from credo.continual.learner import Learner
-from credo.continual.memory import Kept, head_of
+from credo.continual.memory import TaskMemory, head_of
 from credo.continual.tasks import Task
 from credo.data import Batches, Split
 from credo.training import EpochRecord, train
@@ -23,8 +23,10 @@ def learn_jointly(
 ) -> Iterator[EpochRecord]:
     """Train on the examples of all tasks together, yielding epochs; then `learner.accuracy(task)` is the upper bound.
 
-    With several heads every example is judged by the outputs of its own task alone. Forgets what was known before. If
-    `checkpoint` exists, training goes on from it.
+    Args:
+        learner: The learner; its memory is replaced.
+        tasks: The tasks. With several heads, the loss of an example uses the outputs of its own task only.
+        checkpoint: File to save the state of training in; training resumes from it if it exists.
     """
     heads = {task.head: task.classes for task in tasks}
     starts = dict(zip(heads, _starts([*heads.values()]), strict=True))
@@ -45,21 +47,23 @@ def learn_jointly(
         checkpoint=checkpoint,
     )
     last = head_of(network, sum(heads.values()))
-    belief = belief_of(posterior) if learner.carry == "posterior" else None
-    learner.kept, learner.coresets = Kept(), {}
+    moments = moments_of(posterior) if learner.carry == "posterior" else None
+    learner.memory, learner.coresets = TaskMemory(), {}
     for task in {task.head: task for task in tasks}.values():
         rows = slice(starts[task.head], starts[task.head] + task.classes)
         part = learner.build(task.classes)
         part.load_state_dict(_rows(network.state_dict(), last, rows))
-        own = None if belief is None else Belief(_rows(belief.mean, last, rows), _rows(belief.std, last, rows))
-        learner.kept.take(part, task, own)
+        own = None
+        if moments is not None:
+            own = GaussianMoments(_rows(moments.mean, last, rows), _rows(moments.std, last, rows))
+        learner.memory.store(part, task, own)
 
 
 def _own_head_nll(heads: Tensor, net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     owners = heads.to(y.device)
-    foreign = owners.unsqueeze(0) != owners[y].unsqueeze(1)
-    return F.cross_entropy(net(x).masked_fill(foreign, float("-inf")), y)
+    other_heads = owners.unsqueeze(0) != owners[y].unsqueeze(1)
+    return F.cross_entropy(net(x).masked_fill(other_heads, float("-inf")), y)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -67,5 +71,5 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 
 def _rows(values: Mapping[str, Tensor], last: set[str], rows: slice) -> Tensors:
-    """All values, of the last layer only the rows of one head."""
+    """Copies of all values, of the last layer only the rows of one head."""
     return {name: (value[rows] if name in last else value).clone() for name, value in values.items()}

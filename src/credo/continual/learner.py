@@ -1,10 +1,10 @@
-"""A learner that meets tasks one after the other and carries what it knows in the prior (Nguyen et al. 2018).
+"""Variational continual learning (Nguyen et al. 2018): the posterior of a task is the prior of the next.
 
-After a task the posterior of all random parameters is kept by name, the last layer's under the task's head; the next
-task's prior is what is kept, and the first prior where nothing is. With `restart` the means begin anew at every task:
-the prior alone remembers, which Osawa et al. (2019) and Swaroop et al. (2019) found better than going on from the old
-means. Baselines fit the same frame: elastic weight consolidation (Kirkpatrick et al. 2017) is a point estimate whose
-prior's precision grows by the Fisher information, plain fine-tuning one whose prior stays as it was.
+After each task the moments of all random parameters are stored by name, those of the last layer under the task's head;
+parameters that are not stored have the first prior. With `restart` the means are reset for every task, so that only the
+prior remembers, which Osawa et al. (2019) and Swaroop et al. (2019) found better than continuing from the old means.
+Baselines in the same frame: elastic weight consolidation (Kirkpatrick et al. 2017) is a point estimate whose prior
+precision grows by the Fisher information; plain fine-tuning keeps the first prior.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from credo.continual.gaussian_algebra import Belief, Tensors, belief_of
-from credo.continual.memory import Kept, check_first
+from credo.continual.gaussian_algebra import GaussianMoments, Tensors, moments_of
+from credo.continual.memory import TaskMemory, check_first
 from credo.continual.tasks import Task
 from credo.core.errors import unknown
 from credo.core.network.flat_layout import parameters_at, random_names
@@ -39,17 +39,34 @@ class Make(Protocol):
     """A method's constructor with its options filled in."""
 
     def __call__(self, model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
-        """The posterior of a network under a prior."""
+        """Make a posterior.
+
+        Args:
+            model: The network.
+            data_size: Number of training examples.
+            prior: Prior over its weights.
+        """
 
 
 class Learner:
-    """Learns tasks in turn. `build(classes)` makes the network, always with the same initial weights.
+    """Learns tasks one after the other.
 
-    `make(network, data_size=, prior=)` makes its posterior: a method with options, `partial(credo.VOGN, lr=…)`; give
-    the first prior here, as `prior`. `carry`: `"posterior"` (the posterior becomes the next prior), `"fisher"` (for
-    MAP: elastic weight consolidation, its Fisher information times `strength`) or `"nothing"` (fine-tuning). `restart`
-    begins every task with the means of `build`; by default only `"posterior"` does. Deviations always begin anew.
-    `coreset`: that many examples of each task are kept back and learned last, before predicting (Nguyen et al. 2018).
+    Args:
+        build: `build(classes)` makes the network, always with the same initial weights.
+        make: `make(network, data_size=, prior=)` makes its posterior, such as `partial(credo.VOGN, lr=…)`.
+        epochs: Epochs per task.
+        batch_size: Examples in a step.
+        prior: The first prior: a Gaussian, or the standard deviation of one around 0.
+        carry: `"posterior"` (it becomes the next prior), `"fisher"` (for MAP: elastic weight consolidation) or
+            `"nothing"` (fine-tuning).
+        restart: Start every task from the means of `build`; by default only with `carry="posterior"`. Standard
+            deviations always restart.
+        strength: Factor of the Fisher information in elastic weight consolidation.
+        coreset: Examples of each task that are held back and learned last, before predicting (Nguyen et al. 2018).
+        coreset_epochs: Epochs on the coresets; by default `epochs`.
+        draws: Weight draws when measuring accuracy.
+        schedule: Learning-rate schedule of each task, as in `credo.train`.
+        seed: Seed of batches and coresets.
     """
 
     def __init__(
@@ -74,9 +91,9 @@ class Learner:
         if coreset < 0:
             raise ValueError(f"coreset={coreset} must be a number of examples, 0 or more.")
         if coreset and carry != "posterior":
-            raise ValueError("A coreset is learned with the posterior as prior: it needs carry='posterior'.")
+            raise ValueError("A coreset needs carry='posterior': it is learned with the posterior as prior.")
         if not strength > 0:
-            raise ValueError(f"strength={strength} must be positive: it multiplies the Fisher information.")
+            raise ValueError(f"strength={strength} must be positive: the factor of the Fisher information.")
         self.build, self.make, self.carry = build, make, carry
         self.prior = prior if isinstance(prior, Gaussian) else Gaussian(0.0, prior)
         if carry != "nothing":
@@ -86,26 +103,31 @@ class Learner:
         self.schedule, self.seed = schedule, seed
         self.strength, self.draws = strength, checked_count("draws", draws)
         self.coreset, self.coreset_epochs = coreset, coreset_epochs or epochs
-        self.kept = Kept()
+        self.memory = TaskMemory()
         self.coresets: dict[str, list[Split]] = {}
 
     # -- learning --------------------------------------------------------------------------------------------
 
     def learn(self, task: Task, *, checkpoint: Path | str | None = None) -> Iterator[EpochRecord]:
-        """Train on one task, yielding a record for each epoch; what is known changes when all were taken."""
+        """Train on one task, yielding a record per epoch; the memory changes once all were consumed.
+
+        Args:
+            task: The task.
+            checkpoint: File to save the state of training in; training resumes from it if it exists.
+        """
         train, held_back = task.load()[0], None
         if self.coreset:
             train, held_back = split_validation(train, size=self.coreset, seed=self.seed)
         posterior = self._start(task, len(train))
         yield from self._train(posterior, train, task.name, self.epochs, checkpoint)
-        self.kept.take(posterior.model, task, self._belief(posterior, task, train))
+        self.memory.store(posterior.model, task, self._moments(posterior, task, train))
         if held_back is not None:
             self.coresets.setdefault(task.head, []).append(held_back)
 
     def _start(self, task: Task, data_size: int) -> Posterior:
         network = self.build(task.classes)
-        self.kept.fill_(network, task, means=not self.restart)
-        return self.make(network, data_size=data_size, prior=self.kept.prior(network, task, self.prior))
+        self.memory.fill_(network, task, means=not self.restart)
+        return self.make(network, data_size=data_size, prior=self.memory.prior(network, task, self.prior))
 
     def _train(
         self, posterior: Posterior, train: Split, name: str, epochs: int, checkpoint: Path | str | None = None
@@ -123,23 +145,23 @@ class Learner:
             seed=self.seed,
         )
 
-    def _belief(self, posterior: Posterior, task: Task, train: Split) -> Belief | None:
-        """What is carried on; None where nothing but the point estimate is."""
+    def _moments(self, posterior: Posterior, task: Task, train: Split) -> GaussianMoments | None:
+        """The moments to store; None to store a point estimate."""
         if self.carry == "nothing":
             return None
         if self.carry == "posterior":
-            return belief_of(posterior)
-        # Elastic weight consolidation: the precision there was before, plus N times the mean squared gradient.
+            return moments_of(posterior)
+        # Elastic weight consolidation: the old precision plus N times the mean squared gradient.
         parameters = parameters_at(posterior.model, random_names(posterior.model, "all"))
-        known = self.kept.of(posterior.model, task)[1]
+        known = self.memory.of(posterior.model, task)[1]
         squares = self._summed_squares(posterior, train)
         mean = {name: p.detach().clone() for name, p in parameters.items()}
         before = {name: torch.as_tensor(known.get(name, self.prior.std)).to(p) for name, p in mean.items()}
         std = {name: (before[name].pow(-2) + self.strength * squares[name]).rsqrt() for name in mean}
-        return Belief(mean, std)
+        return GaussianMoments(mean, std)
 
     def _summed_squares(self, posterior: Posterior, train: Split) -> Tensors:
-        """Σ over the training set of the squared gradients of single examples, at the mean."""
+        """Sum of per-example squared gradients over the training set, at the mean."""
         posterior.eval()
         total: Tensors = {}
         for batch in Batches(train, batch_size=self.batch_size, shuffle=False, device=posterior.device):
@@ -149,37 +171,38 @@ class Learner:
                 total[name] = total[name] + value if name in total else value
         return total
 
-    # -- what is known ---------------------------------------------------------------------------------------
+    # -- the memory ------------------------------------------------------------------------------------------
 
     def posterior(self, task: Task) -> Posterior:
-        """What is known now, as a posterior with the head of `task`; a point estimate where only points are carried.
+        """The current posterior with the head of `task`; a point estimate unless posteriors are carried.
 
-        With coresets, those of this head are learned first, from what is known as prior.
+        Coresets of this head are learned first, with the current posterior as prior.
         """
         network = self.build(task.classes)
-        if not self.kept.knows(network, task):
-            raise RuntimeError(f"{task.name} was not learned: call learn(task) and take all of its records.")
+        if not self.memory.covers(network, task):
+            raise RuntimeError(f"{task.name} was not learned: call learn(task) and consume all of its records.")
         parts = self.coresets.get(task.head)
         if parts and self.carry == "posterior":
             return self._after_coresets(network, task, parts)
-        # The method says what the outputs mean; it may change the network, which therefore is filled afterwards.
+        # Only for its likelihood. A method may change the network, which is therefore filled afterwards.
         likelihood = self.make(network, data_size=1, prior=self.prior).likelihood
-        self.kept.fill_(network, task, means=True)
+        self.memory.fill_(network, task, means=True)
         if self.carry != "posterior":
             return MAP(network, data_size=1, likelihood=likelihood)
-        return Belief(*self.kept.of(network, task)).posterior(network, data_size=1, likelihood=likelihood)
+        moments = GaussianMoments(*self.memory.of(network, task))
+        return moments.posterior(network, data_size=1, likelihood=likelihood)
 
     def _after_coresets(self, network: nn.Module, task: Task, parts: Sequence[Split]) -> Posterior:
         examples = Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
-        self.kept.fill_(network, task, means=True)
-        prior = self.kept.prior(network, task, self.prior)
+        self.memory.fill_(network, task, means=True)
+        prior = self.memory.prior(network, task, self.prior)
         final = self.make(network, data_size=len(examples), prior=prior)
         for _ in self._train(final, examples, "coreset", self.coreset_epochs):
             pass
         return final
 
     def accuracy(self, task: Task) -> float:
-        """Accuracy on the test examples of a task with what is known now."""
+        """Accuracy of the current posterior on the test examples of a task."""
         test = Batches(task.load()[1], batch_size=1000, shuffle=False)
         prediction = predict(self.posterior(task), test, draws=self.draws)
         assert isinstance(prediction, ClassPrediction)
@@ -187,16 +210,16 @@ class Learner:
         return float((prediction.labels == prediction.targets).double().mean())
 
     def state(self) -> Tensors:
-        """Everything that was learned, as tensors by name; for files."""
-        found = self.kept.state()
+        """Memory and coresets as tensors by name, for files."""
+        found = self.memory.state()
         for head, parts in self.coresets.items():
             for index, part in enumerate(parts):
                 found |= {f"coreset/{head}/{index}/x": part.x, f"coreset/{head}/{index}/y": part.y}
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
-        self.kept, self.coresets = Kept.from_state(state), {}
+        """Resume from `state()`."""
+        self.memory, self.coresets = TaskMemory.from_state(state), {}
         stored = [key.rsplit("/", 2) for key in state if key.startswith("coreset/") and key.endswith("/x")]
         for head, index, _ in sorted(stored, key=lambda parts: int(parts[1])):  # files sort 10 before 2
             x, y = (state[f"{head}/{index}/{part}"] for part in "xy")

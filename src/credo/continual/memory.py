@@ -1,4 +1,4 @@
-"""What a learner knows after its tasks: Gaussians by parameter name, the last layer's apart for each head."""
+"""What a learner carries from task to task: Gaussian moments by parameter name, with a separate last layer per head."""
 
 from __future__ import annotations
 
@@ -8,31 +8,43 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from credo.continual.gaussian_algebra import Belief, Tensors
+from credo.continual.gaussian_algebra import GaussianMoments, Tensors
 from credo.continual.tasks import Task
 from credo.core.prior import Gaussian
 
 
 @dataclass
-class Kept:
-    """Means and deviations; `others` are parameters without noise, and buffers, as the last task left them."""
+class TaskMemory:
+    """Moments of everything learned so far.
+
+    Attributes:
+        mean: Means.
+        std: Standard deviations.
+        others: Parameters without noise and buffers, as of the last task.
+    """
 
     mean: Tensors = field(default_factory=dict)
     std: Tensors = field(default_factory=dict)
     others: Tensors = field(default_factory=dict)
 
     def of(self, network: nn.Module, task: Task) -> tuple[Tensors, Tensors]:
-        """Means and deviations known of a network's parameters, under their names in it."""
+        """Stored means and standard deviations of a network's parameters, under their names in it."""
         keys = _keys(network, task)
         means, stds = ({n: known[k] for n, k in keys.items() if k in known} for known in (self.mean, self.std))
         return means, stds
 
-    def knows(self, network: nn.Module, task: Task) -> bool:
-        """Whether everything of this network was learned, the head of the task too."""
+    def covers(self, network: nn.Module, task: Task) -> bool:
+        """Whether every parameter of the network was learned, including the head of the task."""
         return all(key in self.mean or key in self.others for key in _keys(network, task).values())
 
     def prior(self, network: nn.Module, task: Task, first: Gaussian) -> Gaussian:
-        """What is known as a prior; `first` for parameters of which nothing is."""
+        """The memory as a prior.
+
+        Args:
+            network: The network of the next task.
+            task: The next task.
+            first: Prior of parameters that are not in the memory.
+        """
         mean, std = self.of(network, task)
         if not std:
             return first
@@ -41,7 +53,13 @@ class Kept:
 
     @torch.no_grad()
     def fill_(self, network: nn.Module, task: Task, *, means: bool) -> None:
-        """Put what is known into a network: what has no noise and, if `means`, the means of the rest."""
+        """Copy the memory into a network.
+
+        Args:
+            network: The network to fill.
+            task: Its task.
+            means: Also copy the means, not only parameters without noise and buffers.
+        """
         known = {**self.others, **(self.mean if means else {})}
         for name, key in _keys(network, task).items():
             if key not in known:
@@ -49,32 +67,38 @@ class Kept:
             tensor, value = _tensors(network)[name], known[key]
             if tensor.shape != value.shape:
                 raise ValueError(
-                    f"{name} has shape {list(tensor.shape)}, what was learned of it {list(value.shape)}: tasks that "
-                    "share a head must have equally many classes."
+                    f"{name} has shape {list(tensor.shape)}, but {list(value.shape)} was learned: tasks that share a "
+                    "head must have the same number of classes."
                 )
             tensor.copy_(value)
 
-    def take(self, network: nn.Module, task: Task, belief: Belief | None) -> None:
-        """Remember a belief about some of a network's parameters (None: a point estimate of all), and all the rest."""
+    def store(self, network: nn.Module, task: Task, moments: GaussianMoments | None) -> None:
+        """Store a trained network.
+
+        Args:
+            network: The network, with all its other parameters and buffers.
+            task: Its task.
+            moments: Moments of its random parameters; None for a point estimate of all.
+        """
         keys, tensors = _keys(network, task), _tensors(network)
-        if belief is None:
+        if moments is None:
             parameters = dict(network.named_parameters())
             self.mean |= {keys[name]: p.detach().clone() for name, p in parameters.items()}
             known = set(parameters)
         else:
-            self.mean |= {keys[name]: value for name, value in belief.mean.items()}
-            self.std |= {keys[name]: value for name, value in belief.std.items()}
-            known = set(belief.mean)
+            self.mean |= {keys[name]: value for name, value in moments.mean.items()}
+            self.std |= {keys[name]: value for name, value in moments.std.items()}
+            known = set(moments.mean)
         self.others |= {key: tensors[name].detach().clone() for name, key in keys.items() if name not in known}
 
     def state(self) -> Tensors:
-        """As tensors by name."""
+        """All tensors by name, for files."""
         groups = (("mean", self.mean), ("std", self.std), ("others", self.others))
         return {f"{group}/{key}": value for group, tensors in groups for key, value in tensors.items()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> Kept:
-        """From what `state` gave."""
+    def from_state(cls, state: Mapping[str, Tensor]) -> TaskMemory:
+        """Rebuild from `state()`."""
         groups: dict[str, Tensors] = {"mean": {}, "std": {}, "others": {}}
         for key, value in state.items():
             group, _, name = key.partition("/")
@@ -84,16 +108,16 @@ class Kept:
 
 
 def check_first(prior: Gaussian) -> None:
-    """Refuse a first prior that says nothing of parameters still to come."""
+    """Raise ValueError if the first prior does not apply to parameters that come later."""
     if not prior.is_uniform:
         raise ValueError(
-            "The first prior must be one of numbers, not of vectors or values by name: new heads need one, too. Give "
-            "Gaussian(mean, std) with two numbers, or the std alone."
+            "The first prior must have one mean and one std, not vectors or values by name, since new heads need it, "
+            "too. Give Gaussian(mean, std) with two numbers, or the std alone."
         )
 
 
 def head_of(network: nn.Module, classes: int) -> set[str]:
-    """Names of the last layer: the last one whose parameters all have a row for each class."""
+    """Parameter names of the last layer whose parameters all have one row per class."""
     layers: dict[str, list[tuple[str, Tensor]]] = {}
     for name, parameter in network.named_parameters():
         layers.setdefault(name.rpartition(".")[0], []).append((name, parameter))
@@ -104,7 +128,7 @@ def head_of(network: nn.Module, classes: int) -> set[str]:
 
 
 def _keys(network: nn.Module, task: Task) -> dict[str, str]:
-    """Name to where it is kept, once for tied ones: those of the head with the head's name behind an @."""
+    """Key of each tensor in the memory; parameters of the head end in @ and the head's name."""
     head = head_of(network, task.classes)
     return {name: f"{name}@{task.head}" if name in head else name for name in _tensors(network)}
 

@@ -1,6 +1,6 @@
-"""How well a sequence of tasks was learned, from the matrix a[i][j]: accuracy on task j after learning task i.
+"""Metrics of continual learning, from the matrix a[i][j]: accuracy on task j after learning task i.
 
-Rows may be as long as the tasks seen so far: what is above the diagonal is not used.
+Entries above the diagonal are not used, so that row i may have only i + 1 entries.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ def mean_accuracy(matrix: Matrix) -> float:
 
 
 def backward_transfer(matrix: Matrix) -> float:
-    """BWT: by how much later tasks changed the accuracy on earlier ones; negative is forgetting, 0 for one task."""
+    """BWT: mean change of the accuracy on earlier tasks by later ones; negative is forgetting, 0 for one task."""
     _check(matrix)
     changes = [matrix[-1][task] - matrix[task][task] for task in range(len(matrix) - 1)]
     return sum(changes) / len(changes) if changes else 0.0
 
 
 def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float:
-    """FWT: by how much earlier tasks helped: accuracy on each task when it was learned, less that of learning it alone.
+    """FWT: mean gain on a task by earlier tasks, over training on it alone; the first task does not count.
 
-    `alone[j]` is the accuracy of the same network trained on task j only; the first task does not count.
+    Args:
+        matrix: Accuracies, as above.
+        alone: Accuracy on each task of the same network trained on that task only.
     """
     _check(matrix)
     if len(alone) < len(matrix):

@@ -1,4 +1,4 @@
-"""Sequences of tasks: permuted pixels, groups of classes, any list of data sets."""
+"""Sequences of tasks: permuted inputs, groups of classes, or a list of data sets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ Splits = tuple[Split, Split]
 
 @dataclass(frozen=True)
 class Task:
-    """One task: `load()` gives its training and test split, only when they are needed.
+    """One task of a sequence.
 
-    Tasks with the same `head` share the network's last layer; each other one has its own. `classes` is the number of
-    outputs of that layer.
+    Attributes:
+        name: Shown in progress bars and results.
+        load: Returns the training and test split; called only when they are needed.
+        classes: Outputs of the last layer.
+        head: Tasks with the same head share the last layer.
     """
 
     name: str
@@ -28,9 +31,14 @@ class Task:
 
 
 def permuted_tasks(dataset: Dataset, count: int, *, seed: int = 0) -> list[Task]:
-    """`count` tasks, each with one fixed permutation of all input entries, the first one too (Kirkpatrick et al. 2017).
+    """Tasks that permute all input entries, each in its own way, including the first (Kirkpatrick et al. 2017).
 
-    One head for all: the label says nothing about the task.
+    All tasks share one head.
+
+    Args:
+        dataset: The data, with classes.
+        count: Number of tasks.
+        seed: Seed of the permutations.
     """
     _check_count(count)
     classes = _classes(dataset)
@@ -40,17 +48,20 @@ def permuted_tasks(dataset: Dataset, count: int, *, seed: int = 0) -> list[Task]
 
 
 def split_tasks(dataset: Dataset, count: int, *, heads: str = "multi") -> list[Task]:
-    """The classes in `count` groups of equal size, one after the other: 0 and 1, 2 and 3, … (Zenke et al. 2017).
+    """Tasks of consecutive classes in groups of equal size: 0 and 1, 2 and 3, … (Zenke et al. 2017).
 
-    `heads="multi"`: every task has a last layer of its own, and labels count within the group; it is known which task
-    an input belongs to. `"single"`: one layer for all classes, which are never seen together.
+    Args:
+        dataset: The data, with classes.
+        count: Number of groups.
+        heads: `"multi"`: every task has its own last layer with labels within the group, and the task of an input is
+            known. `"single"`: one last layer for all classes.
     """
     _check_count(count)
     classes = _classes(dataset)
     if heads not in ("multi", "single"):
         raise ValueError(f"heads={heads!r}: possible are multi and single.")
     if classes % count:
-        raise ValueError(f"{classes} classes make no {count} groups of equal size.")
+        raise ValueError(f"{classes} classes cannot be divided into {count} groups of equal size.")
     size = classes // count
     tasks = []
     for first in range(0, classes, size):
@@ -62,7 +73,7 @@ def split_tasks(dataset: Dataset, count: int, *, heads: str = "multi") -> list[T
 
 
 def tasks_of(datasets: Sequence[Dataset], *, heads: str = "multi") -> list[Task]:
-    """Each data set as a task; with `heads="single"` they must have equally many classes."""
+    """One task per data set; with `heads="single"` they must have the same number of classes."""
     if heads not in ("multi", "single"):
         raise ValueError(f"heads={heads!r}: possible are multi and single.")
     shapes = {dataset.input_shape for dataset in datasets}
@@ -99,7 +110,7 @@ def _whole(dataset: Dataset) -> Splits:
 
 def _classes(dataset: Dataset) -> int:
     if dataset.classes is None:
-        raise ValueError(f"{dataset.name} is a regression: these tasks are made of classes.")
+        raise ValueError(f"{dataset.name} is a regression; tasks need classes.")
     return dataset.classes
 
 

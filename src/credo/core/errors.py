@@ -1,4 +1,4 @@
-"""The errors that Credo raises itself, and the wording they share."""
+"""Errors and warnings that Credo raises, and their shared wording."""
 
 from __future__ import annotations
 
@@ -7,31 +7,57 @@ from collections.abc import Iterable
 
 
 class CredoError(Exception):
-    """Base of all errors that are Credo's own."""
+    """Base class of Credo's errors."""
 
 
 class UnsupportedModelError(CredoError, ValueError):
-    """The network cannot be used as asked; the message lists every problem found."""
+    """The network is not supported by the method; the message lists every problem found."""
 
 
 class NonFiniteError(CredoError, ArithmeticError):
-    """Something is NaN or infinite: a loss or gradient, with parameters still the last good ones, or a prediction."""
+    """A loss, gradient or prediction is NaN or infinite; parameters are those of the last successful step."""
 
 
-class DivergenceWarning(UserWarning):
-    """Training goes astray, though all its numbers are finite: the message names the arguments to change."""
+class CredoWarning(UserWarning):
+    """Base class of Credo's warnings."""
+
+
+class DivergenceWarning(CredoWarning):
+    """Training diverges, though all values are finite; the message names the arguments to change."""
+
+
+class DataSizeWarning(CredoWarning):
+    """`data_size` is far from the number of examples in the loader, so prior and data are weighted wrongly."""
+
+
+class ExampleCountWarning(CredoWarning):
+    """A loss does not seem to be a mean over all rows, or rows of a batch depend on each other: curvature is wrong."""
+
+
+class CheckpointWarning(CredoWarning):
+    """A checkpoint was damaged or written under other conditions; training resumes nevertheless."""
+
+
+class DataWarning(CredoWarning):
+    """Some of the data cannot be learned from, such as categories that only test rows have."""
 
 
 class LostProcessError(CredoError, RuntimeError):
-    """Another process of the group was lost, or did not answer in time; parameters are those of the last step."""
+    """Another process of the group was lost or timed out; parameters are those of the last step."""
 
 
 class FileFormatError(CredoError, ValueError):
-    """A saved file is truncated, changed, of another version, or of another architecture."""
+    """A saved file is truncated or modified, or belongs to another version or architecture."""
 
 
 def unknown(kind: str, given: str, possible: Iterable[str]) -> str:
-    """Message for a name that does not exist: what was given, the nearest valid one, all that is possible."""
+    """Error message for an unknown name: what was given, the closest valid name, all possible ones.
+
+    Args:
+        kind: What the name denotes, for instance "optimizer".
+        given: The unknown name.
+        possible: All valid names.
+    """
     names = sorted(possible)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Over how many examples a loss is the mean, and how often each row of the batch counts in it."""
+"""The number of examples that a loss averages over, and the weight of each row in it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MEANING = "the number that the mean loss was divided by, in the units of data_s
 
 @dataclass(frozen=True)
 class Counted:
-    """A batch's loss is Σ wᵢ·ℓᵢ / n over its rows; this says what n and w are.
+    """n and w of a batch loss Σ wᵢ·ℓᵢ / n over its rows.
 
     Raises ValueError if `examples` is not a positive number, or if `weights` are not one finite, non-negative number
     for each row, with at least one above zero.
 
     Args:
         examples: n, in the units of `data_size`. None: the sum of `weights`, or without them the number of rows.
-        weights: w, [rows]: row i counts as if it were in the batch wᵢ times, not at all with 0. None: every row counts
-            once; if `examples` is another number, rows without a gradient at the network's output do not count.
+        weights: w, [rows]: row i counts as if it were in the batch wᵢ times; 0 ignores it. None: every row counts once;
+            if `examples` differs from the number of rows, rows without a gradient at the network's output are ignored.
     """
 
     examples: float | None = None
@@ -39,29 +39,29 @@ class Counted:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing was said: every row counts once."""
+        """Whether every row counts once."""
         return self.examples is None and self.weights is None
 
     @property
     def total(self) -> float | None:
-        """n as far as it is known without the batch."""
+        """n, if known without the batch."""
         if self.examples is None and self.weights is not None:
             return float(self.weights.sum())
         return self.examples
 
     def given(self) -> dict[str, Any]:
-        """What was said, as arguments of `step`."""
-        said = {"examples": self.examples, "weights": self.weights}
-        return {name: value for name, value in said.items() if value is not None}
+        """The values given, as arguments of `step`."""
+        options = {"examples": self.examples, "weights": self.weights}
+        return {name: value for name, value in options.items() if value is not None}
 
     def of(self, rows: int) -> float:
-        """n for a batch of so many rows; raises ValueError if there is another number of weights."""
+        """n for a batch of `rows` rows; raises ValueError if the number of weights differs."""
         self.check_rows(rows)
         total = self.total
         return float(rows) if total is None else total
 
     def check_rows(self, rows: int) -> None:
-        """Raises ValueError if there are weights, but not one for each of so many rows."""
+        """Raise ValueError if there are weights, but not one for each of `rows` rows."""
         if self.weights is not None and len(self.weights) != rows:
             raise ValueError(
                 f"weights has {len(self.weights)} entries, but the network's batch has {rows} rows: give one weight "
@@ -69,7 +69,7 @@ class Counted:
             )
 
     def chooses(self, rows: int) -> bool:
-        """Whether some of so many rows do not count, and only the gradient at the network's output tells which."""
+        """Whether some of `rows` rows are ignored, identified only by a zero gradient at the network's output."""
         return self.weights is None and self.examples is not None and self.examples != rows
 
 
@@ -79,16 +79,21 @@ EVERY = Counted()
 def weighed(
     nll: Callable[[nn.Module], Tensor], counted: Counted, process_group: ProcessGroup | None
 ) -> Callable[[nn.Module], Tensor]:
-    """The loss, times this process' share of all examples where several processes average their gradients.
+    """Scale the loss by this process's fraction of all examples, if several processes average their gradients.
 
-    All of them must say how many examples they have, or none: it takes an exchange.
+    Either all processes know their number of examples or none does, since it takes a reduction.
+
+    Args:
+        nll: Loss of a batch as a function of the network.
+        counted: The examples that it averages over.
+        process_group: Group of the posterior; None if it is not distributed.
     """
     own = counted.total
     if process_group is None or not process_group.defers or own is None:
         return nll
     (mean,) = process_group.average_([], [own])
-    share = own / mean
-    return lambda net: share * scalar_loss(nll(net))
+    fraction = own / mean
+    return lambda net: fraction * scalar_loss(nll(net))
 
 
 def scalar_loss(value: object) -> Tensor:
@@ -110,8 +115,7 @@ def _checked_examples(given: Any) -> float:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise ValueError(
-            f"examples={given!r} must be a positive number: {_MEANING}. A batch in which nothing counts has no loss: "
-            "skip it."
+            f"examples={given!r} must be a positive number: {_MEANING}. Skip batches in which no example counts."
         )
     return number
 
@@ -129,5 +133,5 @@ def _checked_weights(given: Any) -> Tensor:
             "do not."
         )
     if not high > 0:
-        raise ValueError("weights are all zero: a batch in which nothing counts has no loss. Skip it.")
+        raise ValueError("weights are all zero: skip batches in which no example counts.")
     return weights

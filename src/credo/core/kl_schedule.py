@@ -1,7 +1,7 @@
-"""How much the KL counts at each step: weights that average one over an epoch, but for a warm-up.
+"""Schedules for the weight of the KL; except for a warm-up, weights average one over an epoch.
 
-The objective is mean NLL + (temperature·weight(step)/data_size)·KL. A mini-batch share πᵢ of Blundell et al.
-(2015), made for a batch's *summed* NLL with Σᵢ πᵢ = 1, is the weight batches·πᵢ here.
+The objective is mean NLL + (temperature·weight(step)/data_size)·KL. The mini-batch weights πᵢ of Blundell et al.
+(2015), defined for a batch's *summed* NLL with Σᵢ πᵢ = 1, correspond to batches·πᵢ here.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def constant(step: int) -> float:
 
 
 def uniform(batches: int) -> KLWeight:
-    """πᵢ = 1/batches: the same as `constant`, under the name it has in the literature."""
-    share = 1 / batches
-    return lambda step: batches * share
+    """πᵢ = 1/batches: the same as `constant`, under its name in the literature."""
+    weight = 1 / batches
+    return lambda step: batches * weight
 
 
 def blundell(batches: int) -> KLWeight:
     """πᵢ = 2^(B−i)/(2^B−1), i = 1…B: half of the KL in the first batch of an epoch, 99.9 % in the first ten."""
 
     def weight(step: int) -> float:
-        place = step % batches + 1
+        i = step % batches + 1
         # 2^(B−i)/(2^B−1) without the overflow of 2^B.
-        return float(batches * 2.0**-place / (1 - 2.0**-batches))
+        return float(batches * 2.0**-i / (1 - 2.0**-batches))
 
     return weight
 
@@ -43,10 +43,10 @@ def warmup(steps: int) -> KLWeight:
 
 
 def forgotten(step: int) -> float:
-    """The weight of a posterior from a file, where it was a function: known to nobody, so there is no step with it."""
+    """Weight of a loaded posterior whose schedule was a function, which files cannot store; raises at any step."""
     raise ValueError(
-        "This posterior has no kl_weight to train with: it was given as a function, which a file cannot hold. Give it "
-        "again, credo.load(path, kl_weight=...)."
+        "This posterior has no kl_weight to train with: it was a function, which a file cannot store. Pass it again: "
+        "credo.load(path, kl_weight=...)."
     )
 
 
@@ -54,9 +54,12 @@ KL_WEIGHTS = ("constant", "uniform", "blundell", "warmup")
 
 
 def make_kl_weight(choice: str | KLWeight | None, *, batches: int | None, warmup_steps: int | None) -> KLWeight:
-    """The weight by its name; `blundell` and `uniform` need `batches`, `warmup` needs `warmup_steps`.
+    """Build a KL-weight schedule.
 
-    None is a weight that is not known (any more): `forgotten`.
+    Args:
+        choice: One of `KL_WEIGHTS`, a function of the step, or None for an unknown schedule that raises when used.
+        batches: Batches per epoch; required by `blundell` and `uniform`.
+        warmup_steps: Steps of the linear warm-up; required by `warmup`.
     """
     if choice is None:
         return forgotten
@@ -66,7 +69,7 @@ def make_kl_weight(choice: str | KLWeight | None, *, batches: int | None, warmup
         raise ValueError(unknown("kl_weight", choice, KL_WEIGHTS))
     if warmup_steps is not None and choice != "warmup":
         raise ValueError(
-            f"warmup_steps={warmup_steps} has no meaning with kl_weight={choice!r}: use kl_weight='warmup'."
+            f"warmup_steps={warmup_steps} has no effect with kl_weight={choice!r}: use kl_weight='warmup'."
         )
     if choice == "constant":
         return constant

@@ -1,4 +1,4 @@
-"""Likelihoods: how a network's outputs become a distribution over targets."""
+"""Likelihoods: distributions of targets given a network's outputs."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ MIN_STD = 1e-4
 
 
 class Likelihood(nn.Module, ABC):
-    """Distribution of a target given one network's outputs."""
+    """Distribution of the target given the outputs of one network."""
 
     task: str
 
     @abstractmethod
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Negative log-likelihood in nats: mean over examples, summed over the parts of one target."""
+        """Negative log-likelihood in nats: mean over examples, summed over the entries of a target."""
 
     def counted(self, y: Tensor) -> Counted:
-        """What `nll` is a mean over for these targets; by default all rows, once each.
+        """The examples that `nll` averages over for targets `y`; by default every row counts once.
 
-        A likelihood that leaves rows out or weighs them says so here; `fit` and `train` then tell the method.
+        Override it in a likelihood that ignores or weights rows; `fit` and `train` pass the result to the method.
         """
         return EVERY
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """JSON-able description from which `make_likelihood` builds the same likelihood."""
+        """JSON-serialisable description from which `make_likelihood` rebuilds the likelihood."""
 
 
 class ClassLikelihood(Likelihood, ABC):
-    """Likelihoods of one class out of several."""
+    """Likelihoods of classification."""
 
     task = "classification"
 
     @abstractmethod
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """log probabilities [..., classes] from outputs of one or several draws."""
+        """Log probabilities [..., classes] from the outputs of one or several draws."""
 
 
-_IGNORED = -100  # what F.cross_entropy leaves out of its mean
+_IGNORED = -100  # default ignore_index of F.cross_entropy
 
 
 class Categorical(ClassLikelihood):
-    """One of several classes; outputs are logits [batch, classes] (or [batch, positions, classes])."""
+    """Classification with logits [batch, classes] (or [batch, positions, classes])."""
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy."""
@@ -72,12 +72,12 @@ class Categorical(ClassLikelihood):
             ) from error
 
     def counted(self, y: Tensor) -> Counted:
-        """Rows whose label is −100, torch's `ignore_index`, do not count."""
+        """Rows labelled −100, torch's `ignore_index`, do not count."""
         ignored = int((y == _IGNORED).sum()) if y.dim() == 1 else 0
         return Counted(len(y) - ignored) if ignored else EVERY
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """log softmax."""
+        """Log softmax."""
         return F.log_softmax(outputs, dim=-1)
 
     def config(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Categorical(ClassLikelihood):
 
 
 class Bernoulli(ClassLikelihood):
-    """Yes or no; outputs are one logit each, [batch] or [batch, 1], targets 0 or 1."""
+    """Binary classification with one logit per example, [batch] or [batch, 1], and targets 0 or 1."""
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean binary cross-entropy."""
@@ -96,7 +96,7 @@ class Bernoulli(ClassLikelihood):
         return F.binary_cross_entropy_with_logits(logits, y.reshape(logits.shape).to(logits.dtype))
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """log probabilities of no and yes, [..., 2]."""
+        """Log probabilities of the classes 0 and 1, [..., 2]."""
         logits = outputs.squeeze(-1) if outputs.dim() > 1 and outputs.shape[-1] == 1 else outputs
         return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
 
@@ -114,11 +114,14 @@ def _one_logit(outputs: Tensor) -> Tensor:
 
 
 class GaussianNoise(Likelihood):
-    """Real targets with Gaussian noise.
+    """Regression with Gaussian observation noise.
 
-    `std` fixes the noise, or is where it starts when `learn=True` (one value shared by all outputs, trained as a
-    point estimate with the network). `heteroscedastic=True` reads it off the network: outputs [batch, 2·targets], the
-    first half means, the second half through softplus the standard deviations.
+    Args:
+        std: Standard deviation of the noise, shared by all outputs, in the targets' units; the initial value if
+            `learn`.
+        learn: Train `std` as a point estimate together with the network.
+        heteroscedastic: Let the network predict the noise: outputs are [batch, 2·targets], the first half means, the
+            second half standard deviations before a softplus.
     """
 
     task = "regression"
@@ -127,13 +130,14 @@ class GaussianNoise(Likelihood):
         super().__init__()
         if not is_number(std):
             raise ValueError(
-                f"std={std!r:.80} must be one positive number, the noise of all outputs: one of its own for each is "
-                "not possible yet. Scale targets to have it alike, or let the network give it (heteroscedastic=True)."
+                f"std={std!r:.80} must be one positive number, the noise of all outputs: a separate one for each is "
+                "not supported yet. Scale the targets to equal noise, or let the network predict it "
+                "(heteroscedastic=True)."
             )
         if not (math.isfinite(std) and std > 0):
             raise ValueError(f"std={std} must be positive.")
         if learn and heteroscedastic:
-            raise ValueError("learn and heteroscedastic exclude each other: the network gives the noise already.")
+            raise ValueError("learn and heteroscedastic exclude each other: the network predicts the noise already.")
         self.learn, self.heteroscedastic = learn, heteroscedastic
         rho = torch.tensor(inverse_softplus_number(float(std)))
         self.noise_rho = nn.Parameter(rho, requires_grad=learn)
@@ -159,7 +163,7 @@ class GaussianNoise(Likelihood):
         return each.sum() / max(len(y), 1)
 
     def config(self) -> dict[str, Any]:
-        """Kind and how the noise is found; a learned value is saved with the tensors."""
+        """Kind and options; a learned std is saved with the tensors."""
         std = float(F.softplus(self.noise_rho.detach()))
         return {"kind": "gaussian", "std": std, "learn": self.learn, "heteroscedastic": self.heteroscedastic}
 
@@ -172,7 +176,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def make_likelihood(given: Likelihood | Mapping[str, Any] | str | None) -> Likelihood:
-    """A likelihood from itself, its name, or its description (`{"kind": "gaussian", "std": 0.1}`)."""
+    """Build a likelihood from an object, its name, its description (`{"kind": "gaussian", "std": 0.1}`) or None."""
     if given is None:
         return Categorical()
     if isinstance(given, Likelihood):
@@ -194,8 +198,8 @@ def _not_a_likelihood(given: object) -> str:
         f"{', '.join(map(repr, LIKELIHOODS))}, a description such as {{'kind': 'gaussian', 'std': 0.1}}, or an object"
     )
     if isinstance(given, type) and issubclass(given, Likelihood):
-        return f"likelihood={given.__name__} is a class: give an object of it, {given.__name__}(...)."
+        return f"likelihood={given.__name__} is a class: give an instance, {given.__name__}(...)."
     return (
-        f"likelihood={given!r:.80} is none: possible are {possible} such as credo.GaussianNoise(0.1). A loss of "
-        "your own goes into step(nll) or fit(..., nll=), a distribution into a class derived from credo.Likelihood."
+        f"likelihood={given!r:.80} is not a likelihood: possible are {possible} such as credo.GaussianNoise(0.1). Pass "
+        "a custom loss to step(nll) or fit(..., nll=), or derive a class from credo.Likelihood."
     )

@@ -1,4 +1,4 @@
-"""Priors over weights: what one believes before the data. All values are sums in nats over the entries given."""
+"""Prior distributions over weights. Log densities and KLs are in nats, summed over the entries given."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Prior(nn.Module, ABC):
-    """A distribution over the flat vector of random weights.
+    """Distribution over the flat vector of random weights.
 
-    A module, so that tensor-valued means and scales move with the device and are saved with the posterior.
+    A module, so that tensor-valued means and scales follow `.to(device)` and are saved with the posterior.
     """
 
     def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
-        """This prior for the vector that `layout` describes; values given by name become vectors (copies)."""
+        """The prior of a concrete parameter vector; values given by name become vectors (copies).
+
+        Args:
+            layout: Names and shapes of the random parameters in the vector.
+            data_size: Number of training examples, for priors that are defined by a penalty on the mean loss.
+            device: Device of the vector.
+        """
         return self
 
     def at(self, chosen: Tensor) -> Prior:
-        """This prior for the entries where `chosen`, a mask, is True; described as before."""
+        """The prior restricted to the entries where the mask `chosen` is True; `config()` stays the same."""
         return self
 
     @abstractmethod
@@ -43,19 +49,19 @@ class Prior(nn.Module, ABC):
     @property
     @abstractmethod
     def std(self) -> float | Tensor:
-        """Standard deviation of the prior, the natural scale of initial weights."""
+        """Standard deviation of the prior, the natural scale for initial weights."""
 
     def moments_for(self, mean: Tensor, std: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """Mean and standard deviation of the prior of weights that are N(mean, std²)."""
+        """Mean and standard deviation of this prior for weights with posterior N(mean, std²)."""
         return getattr(self, "mean", 0.0), self.std
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """JSON-able description from which `make_prior` builds the same prior (tensors are saved apart)."""
+        """JSON-serialisable description from which `make_prior` rebuilds the prior (tensors are saved separately)."""
 
 
 class _Located(Prior):
-    """Priors with a mean and a positive scale, each a number, a vector, or values by name glob."""
+    """Priors with a mean and a positive scale, each a number, a vector, or values by parameter-name glob."""
 
     kind: str
     nonnegative = ("scale_vector",)
@@ -74,7 +80,7 @@ class _Located(Prior):
             self.register_buffer(f"{key}_vector", tensor)
 
     def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
-        """A copy whose values by name have become vectors; nothing is shared with the tensors given."""
+        """A copy on `device` with values by name expanded over `layout`; shares no memory (`data_size` is not used)."""
         filled: dict[str, float | Tensor] = {}
         for key, given in self._given.items():
             is_mapping = isinstance(given, Mapping)
@@ -88,7 +94,7 @@ class _Located(Prior):
         return type(self)(filled["mean"], filled["scale"]).to(device)
 
     def at(self, chosen: Tensor) -> Prior:
-        """A copy with fewer entries; its description keeps their first number, that of a prior not yet pruned."""
+        """A copy with fewer entries; `config()` keeps the number of entries before pruning."""
         values = (self._read(key) for key in ("mean", "scale"))
         prior = type(self)(*(v[chosen.to(v.device)] if isinstance(v, Tensor) else v for v in values))
         prior._entries = self._entries or len(chosen)
@@ -96,12 +102,12 @@ class _Located(Prior):
 
     @property
     def mean(self) -> float | Tensor:
-        """Where the prior is centred."""
+        """Mean of the prior."""
         return self._read("mean")
 
     @property
     def scale(self) -> float | Tensor:
-        """The scale parameter: a Gaussian's standard deviation, a Laplace's b."""
+        """Scale parameter: a Gaussian's standard deviation, a Laplace's b."""
         return self._read("scale")
 
     @property
@@ -113,18 +119,23 @@ class _Located(Prior):
         number: float | None = getattr(self, f"_{key}")
         vector: Tensor | None = getattr(self, f"{key}_vector")
         if vector is None and number is None:
-            raise RuntimeError("This prior has values by name: bind it to a layout first (a posterior does).")
+            raise RuntimeError("This prior has values by name: bind it to a layout first (a posterior does so).")
         return number if number is not None else vector  # type: ignore[return-value]
 
     def config(self) -> dict[str, Any]:
-        """Numbers as they are; a vector as its length."""
+        """Kind, mean and scale; vectors are described by their length."""
         values = {key: self._read(key) for key in ("mean", "scale")}
         described = {k: {"entries": self._entries or len(v)} if isinstance(v, Tensor) else v for k, v in values.items()}
         return {"kind": self.kind, "mean": described["mean"], _SCALE_NAMES[self.kind]: described["scale"]}
 
 
 class Gaussian(_Located):
-    """N(mean, std²) independently for every weight."""
+    """N(mean, std²) independently for every weight.
+
+    Args:
+        mean: One number, a vector over all random weights, or a dict from parameter names (or globs) to either.
+        std: Standard deviation, in the same forms.
+    """
 
     kind = "gaussian"
 
@@ -149,10 +160,11 @@ class Gaussian(_Located):
 
 
 class _GaussianKL(torch.autograd.Function):
-    """The sum above with its derivatives by hand: fewer passes over memory than autograd makes of it."""
+    """`Gaussian.kl` with hand-written gradients: fewer passes over memory than autograd needs."""
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, std: Tensor, scale: float | Tensor) -> Tensor:
+        """KL from a Gaussian with mean `offset` and std `std` to one with mean 0 and std `scale`; `ctx` saves them."""
         ctx.save_for_backward(offset, std)
         ctx.scale = scale
         if isinstance(scale, Tensor):
@@ -170,7 +182,12 @@ class _GaussianKL(torch.autograd.Function):
 
 
 class Laplace(_Located):
-    """Density exp(−|w−mean|/b)/(2b): many weights near its mean, few far away. Its std is √2·b."""
+    """Density exp(−|w−mean|/b)/(2b): sparse, with heavier tails than a Gaussian. Its std is √2·b.
+
+    Args:
+        mean: One number, a vector over all random weights, or a dict from parameter names (or globs) to either.
+        b: Scale, in the same forms.
+    """
 
     kind = "laplace"
 
@@ -188,7 +205,7 @@ class Laplace(_Located):
         return -z.sum() - _sum_log(self.scale, weights) - weights.numel() * math.log(2)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Closed form through the mean of a folded normal, E|w−m|."""
+        """Closed form, using the mean of a folded normal, E|w−m|."""
         offset = mean - self.mean
         z = offset / std
         folded = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + offset * torch.erf(z / math.sqrt(2))
@@ -197,7 +214,13 @@ class Laplace(_Located):
 
 
 class ScaleMixture(Prior):
-    """π·N(0, std1²) + (1−π)·N(0, std2²), a spike and a slab (Blundell et al. 2015). No closed-form KL."""
+    """π·N(0, std1²) + (1−π)·N(0, std2²), a spike-and-slab prior (Blundell et al. 2015). No closed-form KL.
+
+    Args:
+        pi: Weight of the first component, strictly between 0 and 1.
+        std1: Standard deviation of the first component (the slab).
+        std2: Standard deviation of the second component (the spike).
+    """
 
     def __init__(self, pi: float = 0.5, std1: float = math.exp(-1), std2: float = math.exp(-7)) -> None:
         super().__init__()
@@ -208,7 +231,7 @@ class ScaleMixture(Prior):
         self.pi, self.std1, self.std2 = float(pi), float(std1), float(std2)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """In log space: at std2 = e⁻⁷ the density itself underflows."""
+        """Log density, summed; computed in log space, since at std2 = e⁻⁷ the density underflows."""
         value: Tensor = _MixtureLogProb.apply(weights, self.pi, self.std1, self.std2)  # type: ignore[no-untyped-call]
         return value
 
@@ -218,15 +241,16 @@ class ScaleMixture(Prior):
         return math.sqrt(self.pi * self.std1**2 + (1 - self.pi) * self.std2**2)
 
     def config(self) -> dict[str, Any]:
-        """Kind and the three numbers."""
+        """Kind and parameters."""
         return {"kind": "scale-mixture", "pi": self.pi, "std1": self.std1, "std2": self.std2}
 
 
 class _MixtureLogProb(torch.autograd.Function):
-    """Σ log(π N(w; 0, s1²) + (1−π) N(w; 0, s2²)); its derivative weighs −w/s² by the components' responsibilities."""
+    """Σ log(π N(w; 0, s1²) + (1−π) N(w; 0, s2²)); the gradient weights −w/s² by the responsibilities."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, pi: float, std1: float, std2: float) -> Tensor:
+        """Log density of `weights` with mixture weight `pi` and the stds `std1`, `std2`; `ctx` saves log odds."""
         square = weights.square()
         wide = square * (-0.5 / std1**2) + (math.log(pi) - math.log(std1))
         narrow = square * (-0.5 / std2**2) + (math.log1p(-pi) - math.log(std2))
@@ -239,7 +263,7 @@ class _MixtureLogProb(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         weights, difference = ctx.saved_tensors
         first, second = ctx.precisions
-        # Both shares by themselves: 1 − share, rounded, times 1/s2² ≈ 10⁶ would drown the wide component's 1/s1².
+        # Compute both responsibilities: the rounding error of 1 − r, times 1/s2² ≈ 10⁶, would swamp 1/s1².
         pull = torch.sigmoid(difference).mul_(first).add_(torch.sigmoid(-difference), alpha=second)
         return pull.mul_(weights).mul_(-grad), None, None, None
 
@@ -247,9 +271,13 @@ class _MixtureLogProb(torch.autograd.Function):
 class LayerL2(Prior):
     """The penalty strength·Σ_layers (1/units)·Σ w² on the mean loss, for MAP only (Szegedy et al. 2013).
 
-    Weights only, biases are free; units are a layer's outputs. A prior knows shapes, not layers, and takes a weight's
-    first dimension for them: in transposed convolutions that is the inputs, in embeddings the rows. An improper prior:
-    `log_prob` leaves out the constant.
+    Biases are not penalised. A layer's number of units is the first dimension of its weight: the outputs of linear and
+    convolutional layers, but the inputs of transposed convolutions and the rows of embeddings. An improper prior:
+    `log_prob` omits the constant.
+
+    Args:
+        strength: Factor of the penalty, 0 or more.
+        precision: Per-weight precision; computed by `bind`.
     """
 
     precision: Tensor
@@ -262,7 +290,7 @@ class LayerL2(Prior):
         self.register_buffer("precision", precision, persistent=False)
 
     def bind(self, layout: Layout, *, data_size: int, device: torch.device) -> Prior:
-        """Precision 2·data_size·strength/units for each weight, 0 for biases."""
+        """Set the precision of each weight in `layout` to 2·data_size·strength/units, of biases to 0, on `device`."""
         pieces = {
             name: torch.full(
                 shape, 2 * data_size * self.strength / shape[0] if len(shape) > 1 else 0.0, dtype=layout.dtype
@@ -295,7 +323,12 @@ _SCALE_NAMES = {"gaussian": "std", "laplace": "b"}
 
 
 def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior | None = None) -> Prior:
-    """A prior from itself, from its description (`{"kind": "laplace", "b": 0.1}`), or from a Gaussian's std."""
+    """Build a prior.
+
+    Args:
+        given: A prior, its description (`{"kind": "laplace", "b": 0.1}`), the std of a Gaussian, or None.
+        default: Used for None; a standard Gaussian unless given.
+    """
     if given is None:
         return Gaussian() if default is None else default
     if isinstance(given, Prior):
@@ -304,9 +337,8 @@ def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior |
         return Gaussian(std=float(given))
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"prior={given!r:.80} is none: give a Gaussian's standard deviation, an object such as "
-            "credo.priors.Laplace(0.1), "
-            "or a description, {'kind': 'laplace', 'b': 0.1}."
+            f"prior={given!r:.80} is not a prior: give a Gaussian's standard deviation, an object such as "
+            "credo.priors.Laplace(b=0.1), or a description such as {'kind': 'laplace', 'b': 0.1}."
         )
     options = {key: _placeholder(value) for key, value in given.items()}
     kind = options.pop("kind", "gaussian")
@@ -319,7 +351,7 @@ def make_prior(given: Prior | Mapping[str, Any] | float | None, default: Prior |
 
 
 def _placeholder(value: Any) -> Any:
-    # A vector is described by its length; its values arrive with the saved tensors.
+    # A vector is described by its length; its values are loaded with the saved tensors.
     is_vector = isinstance(value, Mapping) and set(value) == {"entries"}
     return torch.ones(value["entries"]) if is_vector else value
 

@@ -1,4 +1,4 @@
-"""The doctor: measures a posterior and its predictions, and says in plain words what to change."""
+"""The doctor: measure a posterior and its predictions, and report what to change."""
 
 from credo.doctor.diagnose import STAGES, diagnose
 from credo.doctor.findings import Diagnosis, Finding

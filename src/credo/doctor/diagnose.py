@@ -1,4 +1,4 @@
-"""`diagnose`: why is this Bayesian network worse than the plain one?"""
+"""`diagnose`: why is this Bayesian network worse than the deterministic one?"""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from typing import Any
 import torch
 
 from credo.core.posterior import Posterior
+from credo.core.support.renamed import renamed_arguments
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
 from credo.doctor.measure.dispersion import dispersion
 from credo.doctor.measure.gradients import gradient_noise
 from credo.doctor.measure.layers import layer_states, whole_state
 from credo.doctor.measure.monte_carlo import monte_carlo
 from credo.doctor.measure.objective import history_of, objective
-from credo.doctor.measure.predictive import Forecast, forecast, mean_forecast
+from credo.doctor.measure.predictive import Predictive, predict_draws, predict_mean
 from credo.doctor.measure.scores import scores
 from credo.doctor.measure.statistics import statistics
-from credo.doctor.measurements import Counts, Facts, method_of
-from credo.doctor.run_rules import judge
-from credo.doctor.subset import Sample, take
+from credo.doctor.measurements import Counts, Measurements, method_info
+from credo.doctor.run_rules import run_rules
+from credo.doctor.subset import Subset, take_subset
 
 OnStage = Callable[[str, int, int], None]
-STAGES = ("reading data", "training data", "judged data", "running statistics", "gradients", "conclusions")
-# Enough for the NLL of single draws; the rest of what is asked of training data is coarse.
+STAGES = ("reading data", "training data", "test data", "running statistics", "gradients", "rules")
+# Enough for the NLL of single draws; everything else on training data is coarse.
 _TRAIN_DRAWS = 8
 
 
+@renamed_arguments(twin="baseline")
 def diagnose(
     posterior: Posterior,
     loader: Iterable[Any],
     *,
     test: Iterable[Any] | None = None,
-    twin: Posterior | None = None,
+    baseline: Posterior | None = None,
     draws: int = 32,
     data_size: int | None = None,
     examples: int = 1000,
@@ -42,24 +44,33 @@ def diagnose(
     seed: int = 0,
     on_stage: OnStage | None = None,
 ) -> Diagnosis:
-    """What is wrong with a posterior, if anything: findings with the argument to change, and the numbers behind them.
+    """Measure a posterior and report what is wrong with it, with the arguments to change.
 
-    `loader` gives its training data as (inputs, targets), `test` held-out data, `twin` is the plain network to compare
-    with (`credo.MAP`, say). Measures on at most `examples` of each, with `draws` networks. `data_size` is the true
-    number of training examples where the loader holds only a part of them; without it the loader is counted.
-    `history` is the log of training, one record an epoch. The posterior, the loader and torch's global generator are
-    afterwards what they were.
+    The posterior, the loaders and torch's global generator are left unchanged.
+
+    Args:
+        posterior: A trained posterior of any method.
+        loader: Training data as batches of (inputs, targets).
+        test: Held-out data. Without it everything is measured on training data, which cannot show overconfidence.
+        baseline: A deterministic network to compare with, such as a trained `credo.MAP`.
+        draws: Number of weight draws, at least 2.
+        data_size: True number of training examples, if `loader` holds only a part of them or augmented copies count;
+            by default the loader is counted.
+        examples: Maximum number of examples to measure on, from each loader.
+        history: Records of training, one for each epoch, as `credo.train` yields them (as dicts).
+        seed: Seed of the doctor's own draws.
+        on_stage: Called with (stage, index, number of stages), for a progress bar.
     """
-    _check(posterior, twin, draws)
+    _check(posterior, baseline, draws)
     options: dict[str, Any] = {"test": test, "draws": draws, "data_size": data_size, "examples": examples}
-    with posterior.snapshot() as frozen, nullcontext() if twin is None else twin.snapshot() as plain:
+    with posterior.snapshot() as frozen, nullcontext() if baseline is None else baseline.snapshot() as plain:
         return _diagnose(frozen, loader, plain, **options, history=history, seed=seed, on_stage=on_stage)
 
 
 def _diagnose(
     posterior: Posterior,
     loader: Iterable[Any],
-    twin: Posterior | None,
+    baseline: Posterior | None,
     *,
     test: Iterable[Any] | None,
     draws: int,
@@ -81,47 +92,47 @@ def _diagnose(
     if broken:
         return _diverged(f"{len(broken)} tensors hold values that are not finite: {', '.join(broken[:4])}.")
     with torch.random.fork_rng(devices=[]):  # a DataLoader takes a seed from the global generator
-        train = take(loader, most=examples, data_size=data_size, seed=seed)
-        judged = train if test is None else take(test, most=examples, seed=seed)
+        train = take_subset(loader, most=examples, data_size=data_size, seed=seed)
+        evaluated = train if test is None else take_subset(test, most=examples, seed=seed)
     stage()
-    on_train = forecast(posterior, train, draws=min(draws, _TRAIN_DRAWS), seed=seed)
+    on_train = predict_draws(posterior, train, draws=min(draws, _TRAIN_DRAWS), seed=seed)
     stage()
-    on_test = forecast(posterior, judged, draws=draws, seed=seed)
+    on_test = predict_draws(posterior, evaluated, draws=draws, seed=seed)
     if not bool(on_train.log_likelihood.isfinite().all() and on_test.log_likelihood.isfinite().all()):
         return _diverged("The outputs of drawn networks are not finite: their activations overflow.")
-    facts = _measure(posterior, twin, train, judged, on_train, on_test, history, seed, stage)
+    measured = _measure(posterior, baseline, train, evaluated, on_train, on_test, history, seed, stage)
     stage()
-    findings = judge(facts)
-    layers = tuple({**asdict(layer)} for layer in facts.layers)
-    return Diagnosis(verdict_on(findings), findings, facts.to_dict(), layers)
+    findings = run_rules(measured)
+    layers = tuple({**asdict(layer)} for layer in measured.layers)
+    return Diagnosis(verdict_on(findings), findings, measured.to_dict(), layers)
 
 
 def _measure(
     posterior: Posterior,
-    twin: Posterior | None,
-    train: Sample,
-    judged: Sample,
-    on_train: Forecast,
-    on_test: Forecast,
+    baseline: Posterior | None,
+    train: Subset,
+    evaluated: Subset,
+    on_train: Predictive,
+    on_test: Predictive,
     history: Sequence[Mapping[str, Any]],
     seed: int,
     stage: Callable[[], None],
-) -> Facts:
+) -> Measurements:
     single = len(posterior.parts) == 1
     stage()
-    statistics_found = statistics(posterior, train, judged, on_test, seed=seed)
+    statistics_found = statistics(posterior, train, evaluated, on_test, seed=seed)
     stage()
     gradient = gradient_noise(posterior, train, seed=seed)
-    return Facts(
-        method=method_of(posterior),
+    return Measurements(
+        method=method_info(posterior),
         counts=Counts(
             examples=train.examples,
             data_size=posterior.data_size,
             batches=train.batches,
             batch_size=train.batch_size,
             measured=len(train),
-            judged=len(judged),
-            held_out=judged is not train,
+            evaluated=len(evaluated),
+            held_out=evaluated is not train,
         ),
         objective=objective(
             posterior,
@@ -137,11 +148,11 @@ def _measure(
         gradient=gradient,
         scores=scores(
             on_test,
-            mean=mean_forecast(posterior, judged, seed=seed) if single else None,
-            twin=None if twin is None else forecast(twin, judged, draws=on_test.draws, seed=seed),
+            mean=predict_mean(posterior, evaluated, seed=seed) if single else None,
+            baseline=None if baseline is None else predict_draws(baseline, evaluated, draws=on_test.draws, seed=seed),
             train=on_train,
             train_targets=train.y,
-            held_out=judged is not train,
+            held_out=evaluated is not train,
         ),
         statistics=statistics_found,
         dispersion=dispersion(on_test),
@@ -159,16 +170,16 @@ def not_finite(posterior: Posterior) -> list[str]:
 
 
 def _diverged(text: str) -> Diagnosis:
-    advice = "Training diverged: start again with a smaller learning rate, clip the gradient, and look at the inputs."
-    findings = in_order([Finding("not-finite", "alarm", text, advice, "clip_norm=1")])
+    advice = "Training diverged: restart with a smaller learning rate, clip the gradient, and check the inputs."
+    findings = in_order([Finding("not-finite", "alarm", text, advice, {"clip_norm": 1.0})])
     return Diagnosis(verdict_on(findings), findings, {}, ())
 
 
-def _check(posterior: Posterior, twin: Posterior | None, draws: int) -> None:
-    for name, given in (("posterior", posterior), ("twin", twin)):
+def _check(posterior: Posterior, baseline: Posterior | None, draws: int) -> None:
+    for name, given in (("posterior", posterior), ("baseline", baseline)):
         if given is not None and not isinstance(given, Posterior):
             raise ValueError(f"{name} must be a posterior, such as credo.MAP(model, data_size=…); got {given!r:.80}.")
     if draws < 2:
         raise ValueError(f"draws={draws}: at least two are needed to see how draws differ.")
-    if twin is not None and twin.likelihood.task != posterior.likelihood.task:
-        raise ValueError(f"The twin does {twin.likelihood.task}, the posterior {posterior.likelihood.task}.")
+    if baseline is not None and baseline.likelihood.task != posterior.likelihood.task:
+        raise ValueError(f"The baseline does {baseline.likelihood.task}, the posterior {posterior.likelihood.task}.")

@@ -1,41 +1,71 @@
-"""What a diagnosis is: a verdict, findings with advice, and the numbers behind them."""
+"""`Diagnosis` and `Finding`: the verdict, the advice with the arguments to change, and the measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from credo.core.likelihood import LIKELIHOODS
 from credo.core.support.files import finite
 
 SEVERITIES = ("alarm", "warning", "note")
+TARGETS = ("method", "training", "predict", "diagnose")
+# What takes an argument; all others are those of the method's constructor.
+_TARGET_OF = {"epochs": "training", "test": "diagnose", "baseline": "diagnose"}
+# How arguments that only the user can supply are printed.
+_SUPPLIED = {"baseline": "map_posterior", "test": "test_loader"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found: what it is, what to do, and the argument to change (None where there is no one).
+    """One result of the diagnosis with its advice.
 
-    `severity` is `"alarm"` (the posterior is not what it claims to be, or does not work), `"warning"` (it works, but
-    worse than it could), or `"note"`.
+    Attributes:
+        name: Identifier of the rule, such as `"noise-too-large"`.
+        severity: `"alarm"` (the posterior is wrong or does not work), `"warning"` (it works, but worse than it could),
+            or `"note"`.
+        text: What was found.
+        advice: What to do about it.
+        arguments: `{argument: value}` to change, as JSON-able values; empty if no single argument helps. None stands
+            for an object that only the user can supply (a loader, a posterior).
+        target: What takes the arguments: the constructor of the `"method"`, `"training"`, `"predict"` or `"diagnose"`;
+            by default inferred from their names.
     """
 
     name: str
     severity: str
     text: str
     advice: str
-    argument: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    target: str = ""
 
     def __post_init__(self) -> None:
-        if self.severity not in SEVERITIES:
-            raise ValueError(f"severity={self.severity!r}: possible are {', '.join(SEVERITIES)}.")
+        if not self.target:
+            object.__setattr__(self, "target", _TARGET_OF.get(next(iter(self.arguments), ""), "method"))
+        for key, value, possible in (("severity", self.severity, SEVERITIES), ("target", self.target, TARGETS)):
+            if value not in possible:
+                raise ValueError(f"{key}={value!r}: possible are {', '.join(possible)}.")
+
+    @property
+    def argument(self) -> str | None:
+        """The arguments as Python source, `std_init=0.05`; None if there are none."""
+        return ", ".join(f"{key}={_in_python(key, value)}" for key, value in self.arguments.items()) or None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, and `argument`, as JSON-able values."""
+        return {**asdict(self), "argument": self.argument}
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """The verdict in a sentence, the findings with the most important first, and all measurements.
+    """Result of `diagnose`; `str()` gives a readable text.
 
-    `layers` has one entry for each random parameter tensor, empty for methods that are not Gaussian. `str()` gives a
-    readable text, `to_dict()` plain JSON.
+    Attributes:
+        verdict: One sentence.
+        findings: The most important first.
+        measurements: Nested numbers behind the findings.
+        layers: One entry for each random parameter tensor; empty for methods that are not Gaussian.
     """
 
     verdict: str
@@ -53,7 +83,7 @@ class Diagnosis:
         result: dict[str, Any] = finite(
             {
                 "verdict": self.verdict,
-                "findings": [asdict(finding) for finding in self.findings],
+                "findings": [finding.to_dict() for finding in self.findings],
                 "measurements": self.measurements,
                 "layers": list(self.layers),
             }
@@ -70,7 +100,7 @@ class Diagnosis:
 
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Alarms before warnings before notes; among equals the order in which they were found."""
+    """Alarms before warnings before notes; otherwise in the given order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
@@ -86,25 +116,35 @@ def verdict_on(findings: Sequence[Finding]) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor in plain figures: 2.88, 1,000."""
+    """A factor as text: 2.88, 1,000."""
     return f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
 
 
 def score_rows(scores: dict[str, Any]) -> list[tuple[str, float | None, float | None]]:
-    """(who, metric, NLL) for everybody who was measured."""
+    """(predictor, metric, NLL) of every predictor that was measured."""
     names = {
         "mean": "mean weights",
         "draw": "one draw, on average",
         "ensemble": "all draws averaged",
-        "twin": "deterministic twin",
+        "baseline": "deterministic baseline",
         "train": "all draws, training data",
-        "chance": "constant forecast",
+        "chance": "constant prediction",
     }
     return [
         (label, scores[key][scores["metric"]], scores[key]["nll"])
         for key, label in names.items()
         if scores.get(key) is not None
     ]
+
+
+def _in_python(key: str, value: Any) -> str:
+    """A value as Python source."""
+    if value is None:
+        return _SUPPLIED[key]
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{name}={_in_python(name, v)}" for name, v in value.items() if name != "kind")
+        return f"credo.{LIKELIHOODS[value['kind']].__name__}({options})"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def _score_lines(scores: dict[str, Any] | None) -> list[str]:

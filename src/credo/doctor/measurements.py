@@ -1,4 +1,4 @@
-"""All that was measured of one posterior, as the rules see it."""
+"""`Measurements`: everything measured of one posterior, the input of the rules."""
 
 from __future__ import annotations
 
@@ -19,10 +19,21 @@ from credo.doctor.no_side_effects import leaves
 
 
 @dataclass(frozen=True)
-class Method:
-    """What kind of posterior it is; `arguments` are those of its constructor (of a member's, for a mixture).
+class MethodInfo:
+    """Properties of the method; for a mixture those of its first member.
 
-    `lr` is its learning rate, `usual_lr` the one that the constructor takes if none is given.
+    Attributes:
+        name: Class name of the posterior.
+        random: Whether draws differ.
+        gaussian: Whether all members are Gaussian.
+        members: Number of posteriors in a mixture.
+        has_prior: Whether a prior or KL enters the loss of any member.
+        noise: How training samples the weights, where the method has a choice.
+        fixed_noise_level: Whether the likelihood is Gaussian with a fixed standard deviation.
+        rate: Dropout rate that the posterior sets.
+        arguments: Names of the constructor's arguments.
+        lr: Learning rate.
+        default_lr: The constructor's default learning rate.
     """
 
     name: str
@@ -35,45 +46,45 @@ class Method:
     rate: float | None
     arguments: frozenset[str]
     lr: float | None = None
-    usual_lr: float | None = None
+    default_lr: float | None = None
 
     @property
     def dropout_masks(self) -> bool:
-        """Whether its draws are dropout masks: there is no σ to speak of."""
+        """Whether draws are dropout masks, so that there is no σ."""
         return "rate" in self.arguments and not self.gaussian
-
-    def argument(self, name: str, value: float | str) -> str | None:
-        """`name=value` if the method takes it: no advice that cannot be followed."""
-        if name not in self.arguments:
-            return None
-        return f"{name}={value!r}" if isinstance(value, str) else f"{name}={value:g}"
-
-    def dropout(self, factor: float) -> str | None:
-        """The dropout rate times `factor`, where the posterior sets it."""
-        return None if self.rate is None else self.argument("rate", float(f"{min(0.5, factor * self.rate):.2g}"))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many examples the loader gives and the posterior believes in, and how many were measured."""
+    """Numbers of examples.
+
+    Attributes:
+        examples: In the training loader.
+        data_size: In the posterior's objective.
+        batches: Batches of the training loader.
+        batch_size: Largest batch of the training loader.
+        measured: Training examples that were measured.
+        evaluated: Examples that predictions were scored on.
+        held_out: Whether those are test examples.
+    """
 
     examples: int
     data_size: int
     batches: int
     batch_size: int
     measured: int
-    judged: int
+    evaluated: int
     held_out: bool
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Everything the rules may ask for; None is what does not exist for this posterior.
+class Measurements:
+    """All measurements; None where one does not exist for this posterior.
 
-    `epochs` is how long it was trained, by its log or by its count of steps.
+    `epochs` is the length of training, from its log or from the step count.
     """
 
-    method: Method
+    method: MethodInfo
     counts: Counts
     objective: Objective
     weights: LayerState | None
@@ -90,7 +101,7 @@ class Facts:
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
         method = asdict(self.method)
-        for name in ("arguments", "lr", "usual_lr"):
+        for name in ("arguments", "lr", "default_lr"):
             del method[name]
         return {
             "method": method,
@@ -107,37 +118,29 @@ class Facts:
         }
 
 
-def method_of(posterior: Posterior) -> Method:
-    """What kind of posterior this is."""
+def method_info(posterior: Posterior) -> MethodInfo:
+    """The properties of a posterior's method."""
     parts = leaves(posterior)
     first, likelihood = parts[0], parts[0].likelihood
-    noise = getattr(first, "noise_name", None)
-    return Method(
+    about, parameters = first.describe(), inspect.signature(type(first)).parameters
+    return MethodInfo(
         name=type(posterior).__name__,
         random=posterior.is_random,
         gaussian=len(gaussian_leaves(posterior)) == len(parts),
         members=len(parts),
-        has_prior=any(_has_prior(leaf) for leaf in parts),
-        noise=noise if isinstance(noise, str) else None,
+        has_prior=any(leaf.describe().has_prior for leaf in parts),
+        noise=about.noise,
         fixed_noise_level=isinstance(likelihood, GaussianNoise)
         and not (likelihood.learn or likelihood.heteroscedastic),
-        rate=getattr(first, "rate", None),
-        arguments=frozenset(inspect.signature(type(first)).parameters),
+        rate=about.rate,
+        arguments=frozenset(parameters),
         lr=_number(first.config().get("lr")),
-        usual_lr=_number(getattr(inspect.signature(type(first)).parameters.get("lr"), "default", None)),
+        default_lr=_number(parameters["lr"].default) if "lr" in parameters else None,
     )
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _has_prior(leaf: Posterior) -> bool:
-    if gaussian_leaves(leaf):
-        return True
-    # MC-dropout and OGN keep their prior in the posterior that they wrap.
-    inner = [leaf, *(module for module in leaf.children() if isinstance(module, Posterior))]
-    return any(getattr(one, "prior", None) is not None for one in inner)
 
 
 def _statistics(found: Statistics, metric: str) -> dict[str, Any]:

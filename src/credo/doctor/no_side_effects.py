@@ -1,4 +1,4 @@
-"""Looking at a posterior without leaving a trace on it."""
+"""Inspect a posterior without changing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credo.core.posterior import Posterior
 
 
 def leaves(posterior: Posterior) -> list[Posterior]:
-    """The posteriors that a mixture is made of in the end; itself, if it is none."""
+    """The posteriors that a mixture consists of, nested ones flattened; the posterior itself if it is no mixture."""
     parts = posterior.parts
     if len(parts) == 1 and parts[0] is posterior:
         return parts
@@ -21,16 +21,20 @@ def leaves(posterior: Posterior) -> list[Posterior]:
 
 
 @contextmanager
-def quiet(posterior: Posterior, seed: int, *, training: bool = False) -> Iterator[None]:
-    """Inside, randomness is a function of `seed`; modes, generators and every buffer come back afterwards.
+def without_side_effects(posterior: Posterior, seed: int, *, training: bool = False) -> Iterator[None]:
+    """Seed all randomness and restore modes, generators and buffers on exit.
 
-    Passes in train mode change buffers (running statistics, the vectors of spectral norm), so they get copies.
+    Args:
+        posterior: The posterior to use inside, in eval mode.
+        seed: Seed of the posterior's generator and of torch's global one.
+        training: Use train mode, with copies of the buffers that such passes change (running statistics, the vectors
+            of spectral norm).
     """
     cuda = [posterior.device] if posterior.device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.enter_context(_kept_modes(posterior))
+        stack.enter_context(_eval_mode(posterior))
         stack.enter_context(torch.random.fork_rng(devices=cuda))
-        torch.default_generator.manual_seed(seed)  # torch's own dropout reads the global generator
+        torch.default_generator.manual_seed(seed)  # torch's own dropout uses the global generator
         stack.enter_context(posterior.seeded(seed))
         if training:
             posterior.train()
@@ -40,8 +44,8 @@ def quiet(posterior: Posterior, seed: int, *, training: bool = False) -> Iterato
 
 
 @contextmanager
-def _kept_modes(posterior: Posterior) -> Iterator[None]:
-    """Eval mode while open; every module's own mode comes back after it."""
+def _eval_mode(posterior: Posterior) -> Iterator[None]:
+    """Eval mode inside; every module's own mode is restored on exit."""
     modes = [(module, module.training) for module in posterior.modules()]
     posterior.eval()
     try:
@@ -52,5 +56,5 @@ def _kept_modes(posterior: Posterior) -> Iterator[None]:
 
 
 def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all buffers by name, to be put in their place."""
+    """Copies of all buffers, by name."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}

@@ -1,4 +1,4 @@
-"""Examples to measure on: a random few of a loader, which is left as it was."""
+"""Random examples of a loader to measure on, without changing the loader's state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """Some examples of a loader, and what the loader is: `examples` it gives in all, in batches of what size."""
+class Subset:
+    """Some examples of a loader, with the loader's size.
+
+    Attributes:
+        x: Inputs.
+        y: Targets.
+        examples: Number of examples in the whole loader.
+        batches: Number of its batches.
+        batch_size: Size of its largest batch.
+    """
 
     x: Tensor
     y: Tensor
@@ -29,16 +37,19 @@ class Sample:
         return len(self.x)
 
     def split(self, size: int | None = None) -> list[Batch]:
-        """The kept examples in batches, by default as large as the loader's."""
+        """The examples in batches of `size`, by default that of the loader."""
         size = size or self.batch_size
         return list(zip(self.x.split(size), self.y.split(size), strict=True))
 
 
-def take(loader: Iterable[Any], *, most: int, data_size: int | None = None, seed: int = 0) -> Sample:
-    """At most `most` examples of a loader of (inputs, targets), each with the same chance.
+def take_subset(loader: Iterable[Any], *, most: int, data_size: int | None = None, seed: int = 0) -> Subset:
+    """Sample examples of a loader uniformly.
 
-    Goes through the loader once, to count it. If `data_size` says how many there are, it stops once it has enough: the
-    kept ones are then the loader's first.
+    Args:
+        loader: Batches of (inputs, targets); iterated once, to count them.
+        most: Maximum number of examples to keep.
+        data_size: Known number of examples. The loop then stops after `most` of them and keeps the first ones.
+        seed: Seed of the choice.
     """
     if most < 1:
         raise ValueError(f"examples={most}: at least one is needed.")
@@ -48,7 +59,7 @@ def take(loader: Iterable[Any], *, most: int, data_size: int | None = None, seed
     kept: list[Batch] = []
     keys = torch.empty(0)
     count = batches = largest = 0
-    with undisturbed(loader):
+    with loader_restored(loader):
         for x, y in batches_of(loader, most):
             if y is None:
                 raise ValueError("The doctor needs targets: give a loader of (inputs, targets).")
@@ -58,16 +69,16 @@ def take(loader: Iterable[Any], *, most: int, data_size: int | None = None, seed
             if data_size is not None and count >= most:
                 break
     if not count:
-        raise ValueError("The loader gave no example: there is nothing to measure.")
+        raise ValueError("The loader is empty: there is nothing to measure.")
     x, y = (torch.cat([batch[side] for batch in kept]) for side in (0, 1))
     order = keys.argsort()  # a loader that is sorted by class would give batches of one class
     if data_size is not None:
         count, batches = data_size, -(-data_size // largest)
-    return Sample(x[order.to(x.device)], y[order.to(y.device)], count, batches, largest)
+    return Subset(x[order.to(x.device)], y[order.to(y.device)], count, batches, largest)
 
 
 def _smallest(batches: list[Batch], keys: Tensor, most: int) -> tuple[list[Batch], Tensor]:
-    """The examples with the `most` smallest keys; joined only when there is something to leave out."""
+    """The examples with the `most` smallest keys; batches are joined only if some are dropped."""
     if len(keys) <= most:
         return batches, keys
     chosen = keys.argsort()[:most].sort().values
@@ -76,17 +87,17 @@ def _smallest(batches: list[Batch], keys: Tensor, most: int) -> tuple[list[Batch
 
 
 @contextmanager
-def undisturbed(loader: Any) -> Iterator[None]:
-    """A loader may be gone through inside; its own generators and its epoch come back: training goes on as before."""
+def loader_restored(loader: Any) -> Iterator[None]:
+    """Restore the generators and the epoch of a loader on exit, so that iterating it does not affect training."""
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    places = [place for place in (loader, getattr(loader, "sampler", None), inner) if place is not None]
-    found = [getattr(place, "generator", None) for place in places]
+    sources = [source for source in (loader, getattr(loader, "sampler", None), inner) if source is not None]
+    found = [getattr(source, "generator", None) for source in sources]
     states = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
-    epochs = [(place, place.epoch) for place in places if isinstance(getattr(place, "epoch", None), int)]
+    epochs = [(source, source.epoch) for source in sources if isinstance(getattr(source, "epoch", None), int)]
     try:
         yield
     finally:
         for generator, state in states:
             generator.set_state(state)
-        for place, epoch in epochs:
-            place.epoch = epoch
+        for source, epoch in epochs:
+            source.epoch = epoch

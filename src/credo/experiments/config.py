@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from credo.core.distributed.setup import distribute, join
-from credo.core.errors import unknown
+from credo.core.errors import CredoWarning, unknown
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
@@ -86,7 +86,7 @@ class Prepared:
                 warnings.warn(
                     f"mc_groups={asked} is not possible with {world.world} processes: going on with "
                     f"mc_groups={options.mc_groups}, so a step has another number of draws.",
-                    UserWarning,
+                    CredoWarning,
                     stacklevel=2,
                 )
         check_batch_size(self.loader.batch_size, options, world.world, members)

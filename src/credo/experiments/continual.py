@@ -13,7 +13,7 @@ from torch import nn
 from credo.continual import (
     CARRIES,
     Learner,
-    Sequel,
+    SequenceResult,
     Task,
     forward_transfer,
     learn_jointly,
@@ -148,14 +148,14 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
     )
 
 
-def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequel]:
+def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[SequenceResult]:
     """Learn all tasks in a folder, yielding what there is after each; the last thing written is result.json."""
     with folder_for(folder):
         dataset = load_dataset(**given.experiment.data)
         tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
         learner = make_learner(given, dataset)
         _claim(given, folder)  # the folder is of these settings from now on, which are possible ones
-        done = Sequel()
+        done = SequenceResult()
         for done in run_sequence(learner, tasks, folder):
             yield done
         alone = (

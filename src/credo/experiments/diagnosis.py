@@ -1,12 +1,13 @@
-"""The doctor for a run folder: its posterior, its data, its log, and optionally a plain run to compare with."""
+"""Diagnose a run folder, and phrase the advice as command-line options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json, read_json_lines
 from credo.doctor import Diagnosis, diagnose
@@ -24,40 +25,40 @@ def diagnose_run(
     *,
     draws: int = DRAWS,
     examples: int = EXAMPLES,
-    twin: Run | None = None,
+    baseline: Run | None = None,
     on_stage: OnStage | None = None,
     on_unwritable: Callable[[OSError], None] | None = None,
 ) -> Diagnosis:
-    """`diagnose` of a trained run on its own training and test data; also written to `diagnosis.json` in its folder.
+    """`diagnose` a trained run on its own training and test data, and write `diagnosis.json` into its folder.
 
     Regressions are measured in the units of training: tables are standardised.
 
     Args:
-        run: the trained run.
-        draws: weight draws; 32 settle what is judged.
-        examples: training and test examples to measure on, at most; 1000 settle what is judged.
-        twin: a run of the plain network on the same data; the file says which, under `asked`.
-        on_stage: called with each stage that begins.
-        on_unwritable: called with the error if the file cannot be written (a folder that is read-only, a full disk).
-            Without it that error is raised, and the diagnosis is lost.
+        run: The trained run.
+        draws: Number of weight draws; 32 are enough for all rules.
+        examples: Maximum number of training and of test examples to measure on; 1000 are enough for all rules.
+        baseline: A run of the deterministic network on the same data; recorded in the file under `asked`.
+        on_stage: Called with (stage, index, number of stages).
+        on_unwritable: Called with the error if the file cannot be written (a read-only folder, a full disk). Without
+            it that error is raised, and the diagnosis is lost.
     """
     posterior = run.posterior()
-    other = None if twin is None else _twin(run, twin)
+    other = None if baseline is None else _baseline(run, baseline)
     experiment = run.experiment()
-    # The run's own model has its weights: where they began may be gone.
+    # The trained weights are in the run; the file of the initial ones may be gone.
     prepared = prepare(replace(experiment, model={**experiment.model, "weights": None}))
     diagnosis = diagnose(
         posterior,
         prepared.loader,
         test=in_order(prepared.dataset.test),
-        twin=other,
+        baseline=other,
         draws=draws,
         examples=examples,
         history=read_log(run),
         on_stage=on_stage,
     )
     try:
-        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, twin)})
+        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, baseline)})
     except OSError as error:
         if on_unwritable is None:
             raise
@@ -65,42 +66,72 @@ def diagnose_run(
     return diagnosis
 
 
-def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, twin: Run | None = None) -> dict[str, Any]:
-    """What a diagnosis depends on beside the run itself; the twin's folder is relative to the run's."""
-    beside = None if twin is None else os.path.relpath(twin.folder.resolve(), run.folder.resolve())
-    return {"twin": beside, "draws": draws, "examples": examples, "version": __version__}
+def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, baseline: Run | None = None) -> dict[str, Any]:
+    """The options that a diagnosis depends on, as recorded in its file.
+
+    Args:
+        run: The diagnosed run.
+        draws: Number of weight draws.
+        examples: Maximum number of examples.
+        baseline: The run to compare with; recorded as a path relative to the run's folder.
+    """
+    path = None if baseline is None else os.path.relpath(baseline.folder.resolve(), run.folder.resolve())
+    return {"baseline": path, "draws": draws, "examples": examples, "version": __version__}
 
 
-def stored_diagnosis(run: Run, *, twin: Run | None = None) -> dict[str, Any] | None:
-    """An earlier diagnosis, if `diagnose_run` with this twin and else its defaults would only repeat it.
+def stored_diagnosis(run: Run, *, baseline: Run | None = None) -> dict[str, Any] | None:
+    """The stored diagnosis, if `diagnose_run` with this baseline and its other defaults would only repeat it.
 
-    One that is older than a model it is about, or that was asked of another twin, with other draws or examples, or by
-    another version, is None.
+    None if it is older than one of the models, or was made with other options or by another version.
     """
     path = run.folder / DIAGNOSIS
-    models = [each.folder / MODEL for each in (run, twin) if each is not None]
+    models = [each.folder / MODEL for each in (run, baseline) if each is not None]
     if not path.exists() or path.stat().st_mtime < max(model.stat().st_mtime for model in models):
         return None
     found = read_json(path)
-    return found if found.get("asked") == asked(run, twin=twin) else None
+    return found if found.get("asked") == asked(run, baseline=baseline) else None
+
+
+def command_options(finding: Mapping[str, Any], method: Mapping[str, Any]) -> str:
+    """A finding's arguments as commands take them: `method.std_init=0.05`, `--draws 64`; empty if there are none.
+
+    Args:
+        finding: `Finding.to_dict()`.
+        method: The run's [method] section; an ensemble keeps its members' options in `method.of`.
+    """
+    target, arguments = finding.get("target"), finding.get("arguments") or {}
+    if target in ("predict", "diagnose"):
+        values = {**arguments, **({"baseline": "runs/plain"} if "baseline" in arguments else {})}
+        return " ".join(f"--{key} {value}" for key, value in values.items() if value is not None)
+    section = "training" if target == "training" else "method.of" if method.get("name") == "ensemble" else "method"
+    return " ".join(_assignments(section, arguments))
+
+
+def _assignments(section: str, values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _assignments(f"{section}.{key}", value)
+        else:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            yield f"{section}.{key}={text.lower() if isinstance(value, bool) else text}"
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
-    """The records of a run's epochs, which count from 1; none if it has no log."""
+    """Records of a run's epochs, counted from 1; empty if it has no log."""
     path = run.folder / LOG
     if not path.exists():
         return []
     records = read_json_lines(path, {"epoch": int, "nll": (int, float, type(None))})
     if not records or records[0]["epoch"] != 0:
         return records
-    return [{**record, "epoch": record["epoch"] + 1} for record in records]  # of a version that counted from 0
+    return [{**record, "epoch": record["epoch"] + 1} for record in records]  # written by a version that counted from 0
 
 
-def _twin(run: Run, twin: Run) -> Any:
-    mine, other = run.experiment().data, twin.experiment().data
+def _baseline(run: Run, baseline: Run) -> Posterior:
+    mine, other = run.experiment().data, baseline.experiment().data
     if mine != other:
         raise ValueError(
-            f"The twin {twin.folder} was trained on other data ({other}) than {run.folder} ({mine}): "
-            "its numbers cannot be compared. Train it on the same."
+            f"The baseline {baseline.folder} was trained on other data ({other}) than {run.folder} ({mine}): "
+            "the two cannot be compared. Train it on the same data."
         )
-    return twin.posterior()
+    return baseline.posterior()

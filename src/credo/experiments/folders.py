@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, FileFormatError
@@ -111,26 +111,28 @@ def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with os.fdopen(_open_lock(folder / LOCK), "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CredoError(f"Another process is training {folder}; wait for it or use another folder.") from error
-        yield
+    """Hold the folder's lock file, whose contents are never touched and which stays when it is released.
 
-
-def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file, made if there is none; its contents are never touched.
-
-    A folder may come from elsewhere: a link in it would lead to a file of the user's own, and a pipe has no end.
+    The folder may come from somewhere else: a link in it could point to any file of the user, and opening a pipe could
+    block forever. `filelock` itself never follows a link.
     """
+    path = folder / LOCK
     if path.is_symlink():
         raise CredoError(f"{path} is a link, which is not followed: it is not a lock that Credo made; delete it.")
     if path.exists() and not path.is_file():
         raise CredoError(
             f"{path} is a {kind_of(path)}, not a regular file: it is not a lock that Credo made; delete it."
         )
-    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    # The thread that closes a run may be another than the one that opened it.
+    lock = FileLock(path, blocking=False, thread_local=False, preserve_lock_file=True)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CredoError(f"Another process is training {folder}; wait for it or use another folder.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_same(folder: Path, experiment: Experiment) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from credo.compress import compact, prune, sweep
+from credo.core.parameter_counts import parameter_counts
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.data import Dataset
 from credo.evaluate import measure
 from credo.experiments.config import in_order
-from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.runs import CONFIG, LOG, MODEL, RESULT, Run, in_target_units, versions
 from credo.predict import predict
 from credo.training import save

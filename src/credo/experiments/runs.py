@@ -18,6 +18,7 @@ import torch
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import join
 from credo.core.errors import LostProcessError
+from credo.core.parameter_counts import parameter_counts
 from credo.core.posterior import Posterior
 from credo.core.support.files import earlier, finite, write_json, write_text
 from credo.core.support.json_files import read_json
@@ -27,7 +28,6 @@ from credo.evaluate import measure
 from credo.experiments.config import Experiment, Prepared, in_order, prepare
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
 from credo.experiments.folders import ABOUT_MODEL, CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
-from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals

@@ -185,7 +185,7 @@ def weight_gradients(
             if any(gradient is None for gradient in found):
                 _check_not_hidden(value)
         if process_group is not None:
-            found = process_group.average_slopes([*leaves.values()], found)
+            found = process_group.average_gradients([*leaves.values()], found)
         return dict(zip(leaves, found, strict=True))
 
     return gradients

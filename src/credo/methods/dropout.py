@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
 from credo.core.kernels import flat
@@ -156,6 +158,10 @@ class MCDropout(Posterior):
     def config(self) -> dict[str, Any]:
         """Constructor arguments."""
         return {**self.point.config(), "rate": self.rate, "seed": self.seed}
+
+    def describe(self) -> Description:
+        """As of MAP, with the dropout rate."""
+        return replace(self.point.describe(), rate=self.rate)
 
     def _dropout_layers(self, net: nn.Module) -> list[tuple[nn.Module, float, Drop]]:
         if self.rate is None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.network.inplace_inputs import same_inputs
@@ -165,6 +166,13 @@ class Ensemble(Posterior):
     def config(self) -> dict[str, Any]:
         """Empty: saving adds the members' descriptions."""
         return {}
+
+    def describe(self) -> Description:
+        """What members have in common; they are described one by one as `parts`."""
+        members = [part.describe() for part in self.parts]
+        return Description(
+            has_prior=any(one.has_prior for one in members), spread_count=sum(one.spread_count for one in members)
+        )
 
     def _filled(self, index: int, draw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A member's draw with the rest of its network."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout, Random, all_names, random_names
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, scalar_loss, trainable
@@ -50,20 +51,13 @@ class MAP(GradientPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self._config: dict[str, Any] = {
-            "random": random if isinstance(random, str) else "all",
-            "optimizer": optimizer if isinstance(optimizer, str) else None,
-            "lr": lr,
-            "optimizer_options": dict(optimizer_options or {}),
-            "clip_norm": clip_norm,
-        }
         self.prior: Prior | None = None
         if prior is not None:
             parameters = dict(model.named_parameters())
             chosen = {name: parameters[name] for name in random_names(model, random)}
             self.layout = Layout(chosen, known=all_names(model))
             self.prior = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
-            self._config["random"] = list(self.layout.names)
+            self.arguments["random"] = list(self.layout.names)
         self.optimizer_step = OptimizerStep(trainable(self), optimizer, lr, optimizer_options, clip_norm)
 
     @property
@@ -95,7 +89,8 @@ class MAP(GradientPosterior):
         total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
         return Terms(loss=total, nll=data, penalty=total - data)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments, with a predicate as the names it chose and without a custom optimiser."""
-        prior = None if self.prior is None else self.prior.config()
-        return {**self._config, "prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
+    def describe(self) -> Description:
+        """A prior, if there is one, and nothing else."""
+        if self.prior is None:
+            return Description(has_prior=False)
+        return Description(prior=self.prior, layout=self.layout)

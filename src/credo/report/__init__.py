@@ -1,4 +1,4 @@
-"""One HTML page that compares runs: metrics with intervals, calibration, certainty, training, examples, findings."""
+"""HTML report that compares runs: metrics with intervals, calibration, uncertainty, training, examples, findings."""
 
 from credo.report.content import Content, RunContent, gather
 from credo.report.html import render, write_report

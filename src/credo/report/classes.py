@@ -1,4 +1,4 @@
-"""Sections on class predictions."""
+"""Sections of classification reports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from credo.predict import ClassPrediction
 from credo.report.content import Content, RunContent
 from credo.report.layout import Figure, Panel, Section, runs_legend
 from credo.report.plots import figures
-from credo.report.plots.axes import Axis, count, number, percent, share_axis
+from credo.report.plots.axes import Axis, count, fraction_axis, number, percent
 
 
 def class_sections(content: Content) -> list[Section]:
-    """Calibration, histograms of certainty, selective prediction, single draws."""
+    """Calibration, histograms of confidence and entropy, selective prediction, sampled networks."""
     return [
         Section("calibration", "Calibration", [_reliability(content)]),
-        Section("certainty", "How certain it is", [_confidence(content), _entropy(content)]),
-        Section("selective", "Answering only when sure", [_kept(content)]),
-        Section("draws", "Single draws", _draws(content)),
+        Section("certainty", "Confidence and uncertainty", [_confidence(content), _entropy(content)]),
+        Section("selective", "Selective prediction", [_retained(content)]),
+        Section("draws", "Sampled networks", _draws(content)),
     ]
 
 
 def diagram_of(run: RunContent) -> Reliability:
-    """The bins that the calibration error is computed from."""
+    """Bins of the calibration error of a run."""
     prediction = run.prediction
     assert isinstance(prediction, ClassPrediction)
     assert prediction.targets is not None
@@ -48,9 +48,9 @@ def _reliability(content: Content) -> Figure:
     ]
     return Figure(
         "Reliability",
-        "Bars: how often predictions of a given confidence are right. The coloured piece at the end of a bar is its "
-        "gap to the mean confidence. Below: how many inputs are in each bin.",
-        "bars end on the diagonal. Gaps in bins with few inputs mean little: look at the intervals.",
+        "Bars: accuracy of the predictions in each confidence bin. The coloured end of a bar is its gap to the mean "
+        "confidence. Below: number of inputs in each bin.",
+        "bars end on the diagonal. Gaps in bins with few inputs are mostly noise: look at the intervals.",
         panels,
         legend,
         ("run", "confidence above", "up to", "inputs", "mean confidence", "accuracy"),
@@ -69,66 +69,67 @@ def _bin_rows(name: str, diagram: Reliability) -> list[list[str]]:
 
 
 def _histograms(content: Content, key: str, x: Axis, title: str, shows: str, good: str) -> Figure:
-    inside = [getattr(run.prediction, key) for run in content.runs]
-    outside = [{name: getattr(p, key) for name, p in run.outside.items()} for run in content.runs]
-    highest = figures.highest_share([*inside, *(v for group in outside for v in group.values())], x)
+    test = [getattr(run.prediction, key) for run in content.runs]
+    ood = [{name: getattr(p, key) for name, p in run.ood.items()} for run in content.runs]
+    highest = figures.highest_fraction([*test, *(v for group in ood for v in group.values())], x)
     panels = []
-    for index, (run, ours, theirs) in enumerate(zip(content.runs, inside, outside, strict=True)):
-        about = f"{title} of {run.name} on test inputs" + (f" and on {', '.join(theirs)}." if theirs else ".")
-        drawn = figures.histogram_plot(ours, theirs, x, highest, index=index, about=about)
-        note = f"mean {number(float(ours.mean()))}"
-        note += "".join(f", {name} {number(float(v.mean()))}" for name, v in theirs.items())
+    for index, (run, on_test, on_ood) in enumerate(zip(content.runs, test, ood, strict=True)):
+        about = f"{title} of {run.name} on test inputs" + (f" and on {', '.join(on_ood)}." if on_ood else ".")
+        drawn = figures.histogram_plot(on_test, on_ood, x, highest, index=index, about=about)
+        note = f"mean {number(float(on_test.mean()))}"
+        note += "".join(f", {name} {number(float(v.mean()))}" for name, v in on_ood.items())
         panels.append(Panel([drawn], run.name, index, note))
     legend = [(figures.legend_key("bar plainbar", "box"), f"{content.dataset.name} (test)")]
-    for place, name in enumerate(content.foreign):
-        legend.append((figures.legend_key(f"foreign foreign{place % 3}", "outline"), f"{name} (foreign)"))
+    for index, name in enumerate(content.ood):
+        legend.append((figures.legend_key(f"ood ood{index % 3}", "outline"), f"{name} (OOD)"))
     return Figure(title, shows, good, panels, legend)
 
 
 def _confidence(content: Content) -> Figure:
-    foreign = " and of foreign inputs (outlined)" if content.foreign else ""
+    ood = " and of out-of-distribution inputs (outlined)" if content.ood else ""
     return _histograms(
         content,
         "confidence",
-        share_axis("confidence"),
+        fraction_axis("confidence"),
         "Confidence",
-        f"Probability of the predicted class, of test inputs (filled){foreign}.",
+        f"Probability of the predicted class for test inputs (filled){ood}.",
         "test inputs on the right, as far as the accuracy allows"
-        + (", foreign ones clearly further left." if content.foreign else "."),
+        + (", OOD inputs clearly further left." if content.ood else "."),
     )
 
 
 def _entropy(content: Content) -> Figure:
     assert content.dataset.classes is not None
-    foreign = " and of foreign inputs (outlined)" if content.foreign else ""
+    ood = " and of out-of-distribution inputs (outlined)" if content.ood else ""
     return _histograms(
         content,
         "total",
         figures.entropy_axis(content.dataset.classes),
         "Predictive entropy",
-        f"Doubt about the class, of test inputs (filled){foreign}: 0 is none, the right end is all classes alike.",
-        "test inputs on the left" + (", foreign ones on the right, with little overlap." if content.foreign else "."),
+        f"Uncertainty about the class for test inputs (filled){ood}: from 0 to all classes equally probable.",
+        "test inputs on the left" + (", OOD inputs on the right, with little overlap." if content.ood else "."),
     )
 
 
-def _kept(content: Content) -> Figure:
+def _retained(content: Content) -> Figure:
     curves = {}
     for run in content.runs:
         prediction = run.prediction
         assert isinstance(prediction, ClassPrediction)
         assert prediction.targets is not None
-        share, risk = risk_coverage(prediction.probs, prediction.targets, prediction.total)
-        curves[run.name] = (share, 1 - risk)
+        coverage, risk = risk_coverage(prediction.probs, prediction.targets, prediction.total)
+        curves[run.name] = (coverage, 1 - risk)
     rows = [
         [run.name, *(percent(value) for value in run.metrics["retained_accuracy"].values())] for run in content.runs
     ]
-    headings = ("run", *(f"{100 * float(share):g} % kept" for share in content.runs[0].metrics["retained_accuracy"]))
+    fractions = content.runs[0].metrics["retained_accuracy"]
+    headings = ("run", *(f"{100 * float(fraction):g} % retained" for fraction in fractions))
     return Figure(
-        "Accuracy of the inputs kept",
-        "Inputs are sorted by predictive entropy; those to the right of a point are handed on to somebody else. To the "
-        "left of the axis everything is right, or there are too few inputs to tell.",
-        "a line that climbs early to 100 % on its way to the left: its errors are among the inputs it doubts.",
-        [Panel([figures.kept_plot(curves, "accuracy", shares_y=True)])],
+        "Accuracy of retained inputs",
+        "Accuracy when only the inputs with the lowest predictive entropy are answered, and the others rejected. Left "
+        "of the axis there are no errors, or too few inputs to tell.",
+        "a line that rises quickly to 100 % towards the left: errors are among the most uncertain inputs.",
+        [Panel([figures.retained_plot(curves, "accuracy", is_fraction=True)])],
         runs_legend(list(curves)),
         headings,
         rows,
@@ -151,8 +152,8 @@ def _draws(content: Content) -> list[Figure]:
     found = [
         Figure(
             "Sampled networks",
-            "Accuracy of single networks drawn from the posterior, and of all of them averaged.",
-            "the ensemble is better than the mean of single draws. A wide range says that draws differ much.",
+            "Accuracy of single networks drawn from the posterior, and of their averaged predictions.",
+            "the ensemble is better than the mean of single draws. A wide range means that draws differ a lot.",
             [Panel([figures.samples_plot(studies)])],
             legend,
             ("run", "draws", *keys),
@@ -163,7 +164,7 @@ def _draws(content: Content) -> list[Figure]:
 
 
 def _accuracies(studies: Mapping[str, tuple[int, dict[str, Any]]]) -> list[Figure]:
-    """Histograms of those runs whose single accuracies were kept; of a handful there is nothing to draw."""
+    """Histograms for the runs with at least ten stored accuracies of sampled networks."""
     lists = {name: (i, torch.tensor(study.get("accuracies", []))) for name, (i, study) in studies.items()}
     lists = {name: (i, values) for name, (i, values) in lists.items() if len(values) >= 10}
     if not lists:
@@ -173,5 +174,5 @@ def _accuracies(studies: Mapping[str, tuple[int, dict[str, Any]]]) -> list[Figur
         Panel([figures.accuracies_plot(values, x, name, i)], name, i, f"{len(values)} networks")
         for name, (i, values) in lists.items()
     ]
-    good = "one narrow hill. A long tail to the left says that some draws are poor networks."
-    return [Figure("Accuracies of sampled networks", "How the single networks spread.", good, panels)]
+    good = "one narrow peak. A long tail to the left means that some draws are poor networks."
+    return [Figure("Accuracies of sampled networks", "Distribution over single networks.", good, panels)]

@@ -1,4 +1,4 @@
-"""Which numbers a table shows, which of them is best, and which differences are more than chance."""
+"""Metrics of the tables, their best values, and the significance of differences."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from credo.evaluate import (
 )
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
-RESAMPLES = 200  # of metrics that are no means and cost a call each
+RESAMPLES = 200  # for metrics that are not means: one evaluation each
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: `key` in the metrics, and whether `"high"` or `"low"` numbers are good."""
+    """A column of the table: `key` in the metrics, and whether `"high"` or `"low"` values are better."""
 
     key: str
     title: str
     better: Literal["high", "low"]
-    kind: Literal["share", "number", "count", "seconds"]
+    kind: Literal["fraction", "number", "count", "seconds"]
     hint: str
 
 
 CLASS_METRICS = (
-    Metric("accuracy", "Accuracy", "high", "share", "share of right predictions"),
+    Metric("accuracy", "Accuracy", "high", "fraction", "fraction of correct predictions"),
     Metric("nll", "NLL", "low", "number", "negative log-likelihood, nats"),
     Metric("ece", "ECE", "low", "number", "expected calibration error"),
     Metric("brier", "Brier", "low", "number", "squared error of the probabilities"),
@@ -49,59 +49,63 @@ VALUE_METRICS = (
     Metric("crps", "CRPS", "low", "number", "continuous ranked probability score"),
 )
 COSTS = (
-    Metric("parameters", "Parameters", "low", "count", "numbers that a prediction needs: weights and their spread"),
-    Metric("seconds", "Training", "low", "seconds", "time of all epochs"),
+    Metric("parameters", "Parameters", "low", "count", "parameters needed for prediction: weights and their posterior"),
+    Metric("seconds", "Training", "low", "seconds", "training time of all epochs"),
 )
 
 
-def metrics_of(task: str, foreign: Mapping[str, Any]) -> list[Metric]:
-    """The columns that belong to the quality of a run."""
+def metrics_of(task: str, ood: Mapping[str, Any]) -> list[Metric]:
+    """Quality metrics for a task, with the AUROC of each out-of-distribution set in `ood`."""
     if task == "regression":
         return list(VALUE_METRICS)
     detection = [
-        Metric(f"ood {name}", f"OOD AUROC ({name})", "high", "number", "foreign inputs told by their entropy")
-        for name in foreign
+        Metric(f"ood {name}", f"OOD AUROC ({name})", "high", "number", "OOD detection by predictive entropy")
+        for name in ood
     ]
     return [*CLASS_METRICS, *detection]
 
 
 def value_of(metrics: Mapping[str, Any], key: str) -> float:
-    """The number of a column."""
+    """Value of the column `key`."""
     if key.startswith("ood "):
         return float(metrics["ood"][key.removeprefix("ood ")]["entropy"]["auroc"])
     return float(metrics[key])
 
 
 def best_of(values: list[float | None], better: str) -> set[int]:
-    """Places of the best value; several where they are equal, none where there is nothing to choose."""
+    """Indices of the best value: several if tied, none if all are equal."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(values) < 2 or not known or min(known) == max(known):
         return set()
     best = max(known) if better == "high" else min(known)
-    return {place for place, value in enumerate(values) if value == best}
+    return {index for index, value in enumerate(values) if value == best}
 
 
-def further_intervals(prediction: Prediction, outside: Mapping[str, ClassPrediction]) -> dict[str, list[float]]:
-    """95 % intervals that `measure` leaves out: of the CRPS, and of detection by entropy."""
+def further_intervals(prediction: Prediction, ood: Mapping[str, ClassPrediction]) -> dict[str, list[float]]:
+    """95 % intervals that `measure` does not give: of the CRPS, and of OOD detection by entropy."""
     if isinstance(prediction, RegressionPrediction):
         found = bootstrap(_crps(prediction))
         return {"crps": [found.low, found.high]}
     assert isinstance(prediction, ClassPrediction)
     intervals = {}
-    for name, other in outside.items():
+    for name, other in ood.items():
         found = _resampled(_auroc, *_scores(other.total, prediction.total))
         intervals[f"ood {name}"] = [found.low, found.high]
     return intervals
 
 
-def difference(key: str, ours: Any, theirs: Any, outside: tuple[Any, Any] | None = None) -> Interval:
-    """A metric of `ours` minus that of `theirs` on the same inputs, with interval and, for means, a p-value.
+def difference(key: str, ours: Any, theirs: Any, ood: tuple[Any, Any] | None = None) -> Interval:
+    """Difference of a metric between two predictions on the same inputs, with interval and, for means, p-value.
 
-    `outside` are both predictions on the foreign inputs that an "ood" key is about.
+    Args:
+        key: Key of the metric.
+        ours: Prediction whose metric is the minuend.
+        theirs: Prediction whose metric is subtracted.
+        ood: Both predictions on the out-of-distribution inputs of an "ood" key.
     """
     if key.startswith("ood "):
-        assert outside is not None
-        inner, outer = (torch.stack([a.total, b.total], -1) for a, b in ((ours, theirs), outside))
+        assert ood is not None
+        inner, outer = (torch.stack([a.total, b.total], -1) for a, b in ((ours, theirs), ood))
         return _resampled(lambda s, y: _auroc(s[:, 0], y) - _auroc(s[:, 1], y), *_scores(outer, inner))
     if key == "ece":
         classes, both = ours.probs.shape[-1], torch.cat([ours.probs, theirs.probs], -1)
@@ -116,7 +120,7 @@ def difference(key: str, ours: Any, theirs: Any, outside: tuple[Any, Any] | None
 
 
 def judged(found: Interval, better: str) -> Literal["better", "worse", "unclear"]:
-    """Whether a difference is more than the choice of test inputs explains: at 5 %, by interval and by p-value."""
+    """Whether a difference is significant at 5 %, by its interval and its p-value."""
     crosses = found.low <= 0 <= found.high
     if crosses or not math.isfinite(found.value) or (found.p_value is not None and found.p_value >= 0.05):
         return "unclear"
@@ -127,16 +131,16 @@ def _resampled(metric: Callable[[Tensor, Tensor], float], values: Tensor, labels
     return bootstrap_metric(metric, values, labels, resamples=RESAMPLES)
 
 
-def _scores(outside: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of both groups in one tensor, and which are of foreign inputs."""
-    foreign = torch.cat([torch.ones(len(outside)), torch.zeros(len(inside))]).bool()
-    return torch.cat([outside, inside]), foreign
+def _scores(ood: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of both groups in one tensor, and a mask of the out-of-distribution ones."""
+    is_ood = torch.cat([torch.ones(len(ood)), torch.zeros(len(test))]).bool()
+    return torch.cat([ood, test]), is_ood
 
 
-def _auroc(scores: Tensor, foreign: Tensor) -> float:
-    if foreign.all() or not foreign.any():
+def _auroc(scores: Tensor, is_ood: Tensor) -> float:
+    if is_ood.all() or not is_ood.any():
         return math.nan
-    return auroc(scores[foreign], scores[~foreign])
+    return auroc(scores[is_ood], scores[~is_ood])
 
 
 def _squares(prediction: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""All that a report says, before it is drawn: predictions, numbers, logs and findings of every run."""
+"""Content of a report before rendering: predictions, metrics, logs and findings of every run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from credo.core.errors import CredoError, NonFiniteError
+from credo.core.parameter_counts import parameter_counts
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
 from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
-from credo.experiments.parameter_counts import parameter_counts
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
 from credo.predict import ClassPrediction, Prediction, predict
 from credo.report.compare import difference, further_intervals, metrics_of
-from credo.report.data import common_data, foreign_inputs
+from credo.report.data import common_data, ood_inputs
 
 EVALUATION = "evaluation.json"
 OnProgress = Callable[[str, int, int], None]
@@ -28,10 +28,22 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class RunContent:
-    """One run: how it was made, how it trained, what it predicts.
+    """One run of a report.
 
-    `metrics` is what `measure` gives, `differences` are those of its numbers from the first run's, `twin` is the
-    name of the plain run that the doctor compared it with.
+    Args:
+        name: Shortest unique name of its folder.
+        folder: Run directory.
+        experiment: Settings of the run.
+        result: Record of the training.
+        records: Training log, one record per epoch.
+        prediction: Predictions on the test set.
+        ood: Predictions on each out-of-distribution set.
+        metrics: Result of `credo.measure`.
+        intervals: 95 % intervals of the metrics.
+        differences: Differences of the metrics from the first run.
+        samples: Study of sampled networks by `credo evaluate --samples`, if any.
+        diagnosis: Findings of the doctor, if requested.
+        baseline: Name of the deterministic run that the doctor compared it with.
     """
 
     name: str
@@ -40,22 +52,32 @@ class RunContent:
     result: dict[str, Any]
     records: list[dict[str, Any]]
     prediction: Prediction
-    outside: dict[str, Any]
+    ood: dict[str, Any]
     metrics: dict[str, Any]
     intervals: dict[str, list[float]]
     differences: dict[str, Interval] = field(default_factory=dict)
     samples: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
-    twin: str | None = None
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
 class Content:
-    """Everything in a report; the first run is the one that others are compared with."""
+    """Everything in a report; other runs are compared with the first.
+
+    Args:
+        title: Heading of the page.
+        dataset: The data that all runs share.
+        ood: Out-of-distribution inputs by name of their data set.
+        draws: Weight draws of the predictions.
+        runs: The runs, in order.
+        made: Time of creation.
+        versions: Versions of credo, torch and Python.
+    """
 
     title: str
     dataset: Dataset
-    foreign: dict[str, Split]
+    ood: dict[str, Split]
     draws: int
     runs: list[RunContent]
     made: datetime = field(default_factory=lambda: datetime.now().astimezone())
@@ -71,18 +93,25 @@ def gather(
     doctor: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Content:
-    """Predict with every run and measure it; refuses, before anything is computed, runs that cannot be compared.
+    """Predict with every run and compute its metrics, those of `credo evaluate` with the same number of draws.
 
-    The numbers are those of `credo evaluate` with the same number of draws. `on_progress` hears what is being done,
-    and how many of how many inputs are.
+    Raises ValueError, before anything is computed, if the runs cannot be compared.
+
+    Args:
+        folders: Run directories; the first run is the reference of the comparison.
+        ood: Names of out-of-distribution data sets.
+        draws: Weight draws of the predictions.
+        title: Heading of the page; None for data and runs.
+        doctor: Whether to include the doctor's findings.
+        on_progress: Called with (current action, inputs done, inputs in total).
     """
     draws = checked_count("draws", draws)
     runs = [Run(folder) for folder in folders]
     names = _names([run.folder for run in runs])
     results = [_result(run) for run in runs]
     dataset = common_data(runs)
-    foreign = {name: foreign_inputs(name, runs[0], dataset) for name in dict.fromkeys(ood)}
-    total = len(runs) * sum(len(split) for split in (dataset.test, *foreign.values()))
+    ood_sets = {name: ood_inputs(name, runs[0], dataset) for name in dict.fromkeys(ood)}
+    total = len(runs) * sum(len(split) for split in (dataset.test, *ood_sets.values()))
     done = 0
     contents = []
     for run, name, result in zip(runs, names, results, strict=True):
@@ -93,21 +122,21 @@ def gather(
             if on_progress is not None:
                 on_progress(f"predicting with {name}", done, total)
 
-        with _blamed_on(run.folder):
-            content = _content(run, name, result, dataset, foreign, draws, on_batch)
+        with _errors_naming(run.folder):
+            content = _content(run, name, result, dataset, ood_sets, draws, on_batch)
         contents.append(content)
     first = contents[0]
     contents = [first, *(replace(run, differences=_differences(run, first)) for run in contents[1:])]
     if doctor:
         contents = [_examined(content, contents, on_progress, total) for content in contents]
-    return Content(title or f"{dataset.name}: {', '.join(names)}", dataset, foreign, draws, contents)
+    return Content(title or f"{dataset.name}: {', '.join(names)}", dataset, ood_sets, draws, contents)
 
 
 def _result(run: Run) -> dict[str, Any]:
-    run.experiment()  # says so if this is no run at all
+    run.experiment()  # raises if this is not a run
     result = run.result()
     if not (run.folder / MODEL).exists():
-        run.posterior()  # says what is missing
+        run.posterior()  # raises and names what is missing
     return result
 
 
@@ -116,30 +145,29 @@ def _content(
     name: str,
     result: dict[str, Any],
     dataset: Dataset,
-    foreign: dict[str, Split],
+    ood_sets: dict[str, Split],
     draws: int,
     on_batch: Callable[[int], None],
 ) -> RunContent:
     posterior = run.posterior()
-    # Batches as in `evaluate_run`: other ones would make other draws, and slightly other numbers. Labels of foreign
-    # inputs are left out: they may be of more classes than the network has.
-    seen = predict(posterior, in_order(dataset.test), draws=draws, on_batch=on_batch)
-    inside = in_target_units(seen, dataset)
-    outside: dict[str, Any] = {
+    # The batches of `evaluate_run`: others would have other draws, and slightly different numbers. Labels of OOD inputs
+    # are dropped: they may have more classes than the network.
+    prediction = in_target_units(predict(posterior, in_order(dataset.test), draws=draws, on_batch=on_batch), dataset)
+    ood: dict[str, Any] = {
         name: predict(posterior, (x for x, _ in in_order(split)), draws=draws, on_batch=on_batch)
-        for name, split in foreign.items()
+        for name, split in ood_sets.items()
     }
-    metrics = measure(inside, outside=outside)
+    metrics = measure(prediction, outside=ood)
     return RunContent(
         name=name,
         folder=run.folder,
         experiment=run.experiment(),
-        result={**result, "parameters": parameter_counts(posterior)},  # earlier versions counted otherwise
+        result={**result, "parameters": parameter_counts(posterior)},  # earlier versions counted differently
         records=read_log(run),
-        prediction=inside,
-        outside=outside,
+        prediction=prediction,
+        ood=ood,
         metrics=metrics,
-        intervals={**metrics["intervals"], **further_intervals(inside, outside)},
+        intervals={**metrics["intervals"], **further_intervals(prediction, ood)},
         samples=_evaluation(run).get("samples"),
     )
 
@@ -147,30 +175,30 @@ def _content(
 def _differences(run: RunContent, first: RunContent) -> dict[str, Interval]:
     task = "classification" if isinstance(run.prediction, ClassPrediction) else "regression"
     found = {}
-    for metric in metrics_of(task, run.outside):
+    for metric in metrics_of(task, run.ood):
         name = metric.key.removeprefix("ood ")
-        outside = (run.outside[name], first.outside[name]) if metric.key.startswith("ood ") else None
-        found[metric.key] = difference(metric.key, run.prediction, first.prediction, outside)
+        ood = (run.ood[name], first.ood[name]) if metric.key.startswith("ood ") else None
+        found[metric.key] = difference(metric.key, run.prediction, first.prediction, ood)
     return found
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names, with as many parents as tell them apart."""
+    """Names of the folders, with as many parents as make them unique."""
     if not folders:
         raise ValueError("A report needs at least one run folder.")
-    whole = [folder.resolve() for folder in folders]
-    for folder, place in zip(folders, whole, strict=True):
-        if whole.count(place) > 1:
+    paths = [folder.resolve() for folder in folders]
+    for folder, path in zip(folders, paths, strict=True):
+        if paths.count(path) > 1:
             raise ValueError(f"{folder} was given twice; name every run once.")
-    for depth in range(1, max(len(place.parts) for place in whole) + 1):
-        names = ["/".join(place.parts[-depth:]) for place in whole]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return names
     raise AssertionError("different folders have different paths")
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
-    """What `credo evaluate` found out about the run, unless the model is newer than that."""
+    """Stored result of `credo evaluate`, unless the model is newer."""
     path = run.folder / EVALUATION
     if not path.exists() or path.stat().st_mtime < (run.folder / MODEL).stat().st_mtime:
         return {}
@@ -180,23 +208,23 @@ def _evaluation(run: Run) -> dict[str, Any]:
 def _examined(
     content: RunContent, others: Sequence[RunContent], on_progress: OnProgress | None, total: int
 ) -> RunContent:
-    run, other = Run(content.folder), _twin(content, others)
-    twin = None if other is None else Run(other.folder)
-    found = stored_diagnosis(run, twin=twin)
+    run, other = Run(content.folder), _baseline(content, others)
+    baseline = None if other is None else Run(other.folder)
+    found = stored_diagnosis(run, baseline=baseline)
     if found is None:
         if on_progress is not None:
             on_progress(f"examining {content.name}", total, total)
         try:
-            # The file only spares the work the next time: a report of runs that are read-only is as good.
-            diagnosed = diagnose_run(run, twin=twin, on_unwritable=lambda error: None)
-            found = {**diagnosed.to_dict(), "asked": asked(run, twin=twin)}
-        except (CredoError, ValueError) as error:  # the rest of the report is worth having
+            # The file is only a cache: runs may be read-only.
+            diagnosed = diagnose_run(run, baseline=baseline, on_unwritable=lambda error: None)
+            found = {**diagnosed.to_dict(), "asked": asked(run, baseline=baseline)}
+        except (CredoError, ValueError) as error:  # the rest of the report is still useful
             found = {"verdict": f"This run could not be examined: {error}"}
-    return replace(content, diagnosis=found, twin=None if other is None else other.name)
+    return replace(content, diagnosis=found, baseline=None if other is None else other.name)
 
 
-def _twin(content: RunContent, others: Sequence[RunContent]) -> RunContent | None:
-    """The first run of the same network as a point estimate, if there is one: the doctor can say more beside it."""
+def _baseline(content: RunContent, others: Sequence[RunContent]) -> RunContent | None:
+    """The first MAP run of the same network on the same data, if there is one."""
     if content.experiment.method["name"] == "map":
         return None
     for other in others:
@@ -207,8 +235,8 @@ def _twin(content: RunContent, others: Sequence[RunContent]) -> RunContent | Non
 
 
 @contextmanager
-def _blamed_on(folder: Path) -> Iterator[None]:
-    """A complaint about values says which of several runs it is about."""
+def _errors_naming(folder: Path) -> Iterator[None]:
+    """Prefix errors about values with the run folder."""
     try:
         yield
     except (ValueError, NonFiniteError) as error:

@@ -1,4 +1,4 @@
-"""The report of a sequence of tasks: its matrix of accuracies, and how they change as tasks follow."""
+"""Report of a sequence of tasks: the matrix of accuracies, and their change as tasks follow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from credo.core.support.files import write_text
 from credo.report.html import environment, style_sheet
-from credo.report.plots.axes import axis, percent, share_axis
+from credo.report.plots.axes import axis, fraction_axis, percent
 from credo.report.plots.figures import style_of
 from credo.report.plots.svg import curve, dot, plot
 
@@ -18,12 +18,12 @@ NAMES = {
     "accuracy": "ACC",
     "backward_transfer": "BWT",
     "forward_transfer": "FWT",
-    "joint_accuracy": "ACC of all tasks at once",
+    "joint_accuracy": "ACC trained jointly",
 }
 
 
 def write_continual_report(result: Mapping[str, Any], path: Path | str) -> Path:
-    """Write the report of a result of `run_continual` as one HTML file, atomically."""
+    """Write the report of a result of `run_continual` as one HTML file, atomically; returns `path`."""
     path = Path(path)
     write_text(path, render_continual(result))
     return path
@@ -36,7 +36,7 @@ def render_continual(result: Mapping[str, Any]) -> str:
     facts = [
         ("Data", data),
         ("Tasks", f"{len(tasks)}, {result['continual']['tasks']}"),
-        ("Carried on", result["continual"]["carry"]),
+        ("Carried over", result["continual"]["carry"]),
         *((NAMES[key], percent(value)) for key, value in result["summary"].items()),
     ]
     rows = []
@@ -55,16 +55,16 @@ def accuracy_curves(matrix: list[list[float]]) -> Markup:
     """Accuracy on each task over the tasks learned, and their mean."""
     last = len(matrix)
     x = axis([1, max(last, 2)], "tasks learned")
-    y = share_axis("accuracy", min(min(row) for row in matrix) // 0.1 / 10)
+    y = fraction_axis("accuracy", min(min(row) for row in matrix) // 0.1 / 10)
     marks = []
     for task in range(last):
-        points = [(x.place(after + 1), y.place(matrix[after][task])) for after in range(task, last)]
+        points = [(x.position(after + 1), y.position(matrix[after][task])) for after in range(task, last)]
         marks.append(curve(points, f"line faint {style_of(1)}"))
-    means = [(x.place(i + 1), y.place(sum(row) / len(row))) for i, row in enumerate(matrix)]
-    marks += [curve(means, f"line {style_of(0)}"), *(dot(place, f"solid {style_of(0)}") for place in means)]
+    means = [(x.position(i + 1), y.position(sum(row) / len(row))) for i, row in enumerate(matrix)]
+    marks += [curve(means, f"line {style_of(0)}"), *(dot(point, f"solid {style_of(0)}") for point in means)]
     return plot(marks, x, y, about="Accuracy on every task after each further task, and the mean")
 
 
 def _shade(value: float) -> str:
-    """The better, the greener; behind the number, in both colour schemes."""
+    """Background that is greener for higher accuracy, in both colour schemes."""
     return f"background: rgb(34 160 90 / {max(0.0, 2 * value - 1) * 0.45:.2f})"

@@ -1,4 +1,4 @@
-"""The data that runs have in common, and the foreign inputs they are shown."""
+"""The common test set of the runs, and the out-of-distribution sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credo.experiments.runs import Run
 
 
 def common_data(runs: Sequence[Run]) -> Dataset:
-    """The data set of all runs; refuses runs whose test sets differ, whatever they are called."""
+    """The data set of all runs; raises ValueError if their test sets differ."""
     first = runs[0]
     settings = first.experiment().data
     dataset = first.dataset()
@@ -26,8 +26,14 @@ def common_data(runs: Sequence[Run]) -> Dataset:
     return dataset
 
 
-def foreign_inputs(name: str, run: Run, dataset: Dataset) -> Split:
-    """The test split of another data set, which must look like this one to the networks."""
+def ood_inputs(name: str, run: Run, dataset: Dataset) -> Split:
+    """Test split of an out-of-distribution data set.
+
+    Args:
+        name: Name of the data set.
+        run: Run whose data folder is searched.
+        dataset: In-distribution data, whose input shape must match.
+    """
     if dataset.classes is None:
         raise ValueError("Out-of-distribution detection scores class probabilities; these runs are regressions.")
     other = load_dataset(name, root=run.experiment().data.get("root"))
@@ -40,7 +46,7 @@ def foreign_inputs(name: str, run: Run, dataset: Dataset) -> Split:
 
 
 def _same(a: Dataset, b: Dataset) -> bool:
-    """The same test set; training may have seen less of it."""
+    """Whether the test sets are equal; training sets may differ."""
     alike = (a.classes, a.class_names, a.input_shape, a.test.x.dtype, len(a.test)) == (
         b.classes,
         b.class_names,

@@ -1,4 +1,4 @@
-"""The page itself: one file that needs nothing else, no network and no script."""
+"""Render a report as one self-contained HTML file, without network access or scripts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from credo.core.support.files import write_text
-from credo.experiments.advice_options import setting_of
+from credo.experiments.diagnosis import command_options
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
 from credo.report.content import Content, RunContent
 from credo.report.examples import Group, class_groups, value_groups
 from credo.report.layout import Section
 from credo.report.plots.axes import count, number
-from credo.report.tables import changes_of, columns_of, runs_table, summary
+from credo.report.tables import columns_of, differences_of, runs_table, summary
 from credo.report.training import training_section
 from credo.report.values import value_sections
 
@@ -25,17 +25,28 @@ SEVERITIES = {"alarm": "alarm", "warning": "warning", "note": "note"}
 
 
 def write_report(content: Content, path: Path | str, *, examples: int = 8) -> Path:
-    """Write the report as one HTML file, atomically; it loads nothing, from anywhere."""
+    """Write the report as one self-contained HTML file, atomically; returns `path`.
+
+    Args:
+        content: Result of `gather`.
+        path: The file to write.
+        examples: Inputs to show of each kind; 0 for none.
+    """
     path = Path(path)
     write_text(path, render(content, examples=examples))
     return path
 
 
 def render(content: Content, *, examples: int = 8) -> str:
-    """The report as HTML; every text that comes from names of runs, classes or data sets is escaped."""
+    """The report as HTML, with names of runs, classes and data sets escaped.
+
+    Args:
+        content: Result of `gather`.
+        examples: Inputs to show of each kind; 0 for none.
+    """
     if examples < 0:
-        raise ValueError(f"examples={examples}: the number of inputs to show of each kind, 0 for none.")
-    changes = changes_of(content)
+        raise ValueError(f"examples={examples} must be 0 or more: the number of inputs to show of each kind.")
+    differences = differences_of(content)
     return (
         environment()
         .get_template("report.html")
@@ -46,8 +57,8 @@ def render(content: Content, *, examples: int = 8) -> str:
             alarms=[_alarms(run) for run in content.runs],
             columns=columns_of(content),
             rows=runs_table(content),
-            changes=changes,
-            summary=summary(content, changes),
+            differences=differences,
+            summary=summary(content, differences),
             sections=sections_of(content),
             galleries=[_groups(content, run, examples) for run in content.runs] if examples else [],
             diagnoses=[(i, run, _diagnosis(run)) for i, run in enumerate(content.runs) if run.diagnosis is not None],
@@ -57,13 +68,13 @@ def render(content: Content, *, examples: int = 8) -> str:
 
 
 def sections_of(content: Content) -> list[Section]:
-    """Sections of figures in their order; those without a figure are left out."""
+    """Sections of figures in order, without empty ones."""
     own = value_sections(content) if content.dataset.task == "regression" else class_sections(content)
     return [section for section in (*own, training_section(content)) if section.figures]
 
 
 def environment() -> Environment:
-    """Templates of the reports; what they are given is escaped."""
+    """Jinja environment of the templates, with autoescape."""
     made = Environment(
         loader=PackageLoader("credo.report"),
         autoescape=True,
@@ -76,7 +87,7 @@ def environment() -> Environment:
 
 
 def style_sheet() -> Markup:
-    """The style of all reports."""
+    """Style sheet of all reports."""
     loading = environment()
     assert loading.loader is not None
     source, _, _ = loading.loader.get_source(loading, "style.css")
@@ -84,7 +95,7 @@ def style_sheet() -> Markup:
 
 
 def _about(run: RunContent) -> str:
-    """How a run was made, in a line."""
+    """Method, network and main options of a run in one line."""
     experiment = run.experiment
     method = experiment.method
     of = f" of {method['members']} {method['of']['name']}" if "of" in method else ""
@@ -98,7 +109,7 @@ def _about(run: RunContent) -> str:
 
 
 def _alarms(run: RunContent) -> str:
-    """How many findings need a look, by severity; empty if none does."""
+    """Number of alarms and warnings of the doctor; empty if there are none."""
     severities = [finding["severity"] for finding in _diagnosis(run)["findings"]]
     counts = [(severities.count(kind), kind) for kind in ("alarm", "warning")]
     return ", ".join(f"{many} {kind}{'s' if many > 1 else ''}" for many, kind in counts if many)
@@ -108,14 +119,14 @@ def _groups(content: Content, run: RunContent, size: int) -> list[Group]:
     if isinstance(run.prediction, RegressionPrediction):
         return value_groups(run.prediction, content.dataset, size)
     assert isinstance(run.prediction, ClassPrediction)
-    foreign = {name: (content.foreign[name].x, outside) for name, outside in run.outside.items()}
-    return class_groups(run.prediction, content.dataset, foreign, size)
+    ood = {name: (content.ood[name].x, prediction) for name, prediction in run.ood.items()}
+    return class_groups(run.prediction, content.dataset, ood, size)
 
 
 def _diagnosis(run: RunContent) -> dict[str, Any]:
-    """The doctor's findings in the form that the template wants, with arguments as the command line takes them.
+    """The doctor's findings for the template, with arguments as the command line takes them.
 
-    Unknown severities count as notes.
+    Unknown severities are shown as notes.
     """
     found = run.diagnosis or {}
     findings = [
@@ -124,7 +135,7 @@ def _diagnosis(run: RunContent) -> dict[str, Any]:
             "severity": SEVERITIES.get(str(finding.get("severity")), "note"),
             "text": finding.get("text", ""),
             "advice": finding.get("advice") or "",
-            "argument": setting_of(finding.get("name", ""), finding.get("argument"), run.experiment.method) or "",
+            "argument": command_options(finding, run.experiment.method),
         }
         for finding in found.get("findings", [])
     ]
@@ -168,42 +179,46 @@ def _shown(value: Any) -> str:
 
 def _glossary(content: Content) -> list[tuple[str, str]]:
     own = _VALUE_TERMS if content.dataset.task == "regression" else _CLASS_TERMS
-    detection = [_DETECTION] if content.foreign else []
+    detection = [_DETECTION] if content.ood else []
     return [*own, *detection, _INTERVAL, *([_P_VALUE] if len(content.runs) > 1 else [])]
 
 
 _CLASS_TERMS = [
-    ("Accuracy", "Share of test inputs whose most probable class is the right one. Higher is better."),
+    ("Accuracy", "Fraction of test inputs whose most probable class is correct. Higher is better."),
     (
         "NLL",
-        "Mean of minus the logarithm of the probability given to the right class, in nats. Lower is better; it "
-        "punishes being sure and wrong most of all. Guessing among k classes gives log k.",
+        "Negative log-likelihood: mean of −log p(true class), in nats. Lower is better; it penalises confident errors "
+        "most. Guessing among k classes gives log k.",
     ),
     (
         "ECE",
-        "Mean gap between confidence and accuracy over 15 bins of confidence. Lower is better. It is biased upwards on "
-        "small test sets, so its interval may lie above the value: compare it only between runs on the same inputs.",
+        "Expected calibration error: mean gap between confidence and accuracy over 15 confidence bins. Lower is "
+        "better. It is biased upwards on small test sets, so its interval may lie above the value: compare it only "
+        "between runs on the same inputs.",
     ),
-    ("Brier", "Squared distance between the probabilities and the right answer, from 0 to 2. Lower is better."),
+    ("Brier", "Squared distance between the probabilities and the one-hot label, from 0 to 2. Lower is better."),
 ]
 _DETECTION = (
     "OOD AUROC",
-    "Probability that a foreign input has a higher predictive entropy than a test input: 1 tells all apart, 0.5 is "
-    "chance.",
+    "Probability that an out-of-distribution input has a higher predictive entropy than a test input: 1 is perfect "
+    "detection, 0.5 is chance.",
 )
 _VALUE_TERMS = [
-    ("RMSE", "Root of the mean squared error, in the target's units. Lower is better. It ignores uncertainty."),
-    ("NLL", "Mean of minus the log density at the target, in nats. Lower is better. It depends on the target's units."),
-    ("CRPS", "Distance between the predicted distribution and the target, in the target's units. Lower is better."),
-    ("Coverage", "Share of targets inside a predictive interval; it should equal the interval's level."),
+    ("RMSE", "Root mean squared error, in the target's units. Lower is better. It ignores uncertainty."),
+    ("NLL", "Mean negative log density at the target, in nats. Lower is better. It depends on the target's units."),
+    (
+        "CRPS",
+        "Continuous ranked probability score: distance between the predictive distribution and the target, in the "
+        "target's units. Lower is better.",
+    ),
+    ("Coverage", "Fraction of targets inside a predictive interval; it should equal the interval's level."),
 ]
 _INTERVAL = (
     "95 % interval",
-    "From resampling the test inputs (bootstrap). It says how far the number depends on which inputs were tested; "
-    "another training run adds spread that it cannot show.",
+    "Bootstrap over the test inputs: the uncertainty due to the choice of test inputs. It does not include the "
+    "variation between training runs.",
 )
 _P_VALUE = (
     "p",
-    "Of the sign-flip test on differences input by input: how often a difference this large appears when the two runs "
-    "are really alike.",
+    "p-value of a paired sign-flip test: the probability of a difference this large if both runs were equally good.",
 )

@@ -1,4 +1,4 @@
-"""What a page is made of: sections of figures, each with a caption that says what a good one looks like."""
+"""Structure of the page: sections of figures, each with a caption that describes a good result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credo.report.plots.figures import legend_key, style_of
 
 @dataclass(frozen=True)
 class Panel:
-    """One run's part of a figure; `name` is None for a figure of all runs."""
+    """The part of a figure about one run; `name` is None for a figure about all runs."""
 
     plots: list[Markup]
     name: str | None = None
@@ -22,7 +22,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one caption: `shows` what is drawn, `good` what one wishes to see. `rows` are the numbers behind."""
+    """Panels with a caption: `shows` what is drawn, `good` describes a good result, `rows` are the numbers."""
 
     title: str
     shows: str
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with figures; `id` is its anchor."""
+    """Figures under a heading; `id` is the anchor."""
 
     id: str
     title: str
@@ -43,5 +43,5 @@ class Section:
 
 
 def runs_legend(names: Sequence[str]) -> list[tuple[Markup, str]]:
-    """Which line is which run, for figures of all runs."""
+    """Legend of the runs' lines."""
     return [(legend_key(style_of(index), "line"), name) for index, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""The tables of a report: every run with its intervals, and differences from the first run."""
+"""Tables of a report: metrics of every run with intervals, and differences from the first run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from credo.report.plots.figures import interval_strip
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number as text, with what stands below it; `value` is the number itself, unrounded."""
+class TableCell:
+    """A number as text with small print below; `value` is the unrounded number."""
 
     value: float | None
     text: str
@@ -28,17 +28,17 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A run with its cells, in the order of the columns."""
 
     run: RunContent
     index: int
-    cells: list[Cell]
+    cells: list[TableCell]
 
 
 @dataclass(frozen=True)
-class Change:
-    """The difference of one metric: `verdict` is better, worse or unclear."""
+class MetricDifference:
+    """Difference of one metric from the first run; `verdict` is better, worse or unclear."""
 
     value: float
     text: str
@@ -48,17 +48,17 @@ class Change:
 
 
 def columns_of(content: Content) -> list[Metric]:
-    """Quality first, then cost."""
-    return [*metrics_of(content.dataset.task, content.foreign), *COSTS]
+    """Columns of the table: quality, then cost."""
+    return [*metrics_of(content.dataset.task, content.ood), *COSTS]
 
 
-def runs_table(content: Content) -> list[Row]:
-    """A row for each run, the best number of each column marked; of costs, the best among `rivals`."""
+def runs_table(content: Content) -> list[TableRow]:
+    """A row for each run, with the best value of each column marked; for costs, the best among `competitive` runs."""
     columns = [_column(metric, content) for metric in columns_of(content)]
-    return [Row(run, index, [column[index] for column in columns]) for index, run in enumerate(content.runs)]
+    return [TableRow(run, index, [column[index] for column in columns]) for index, run in enumerate(content.runs)]
 
 
-def _column(metric: Metric, content: Content) -> list[Cell]:
+def _column(metric: Metric, content: Content) -> list[TableCell]:
     if metric.kind in ("count", "seconds"):
         return _costs(metric, content)
     values = [value_of(run.metrics, metric.key) for run in content.runs]
@@ -66,13 +66,13 @@ def _column(metric: Metric, content: Content) -> list[Cell]:
     best = best_of(list(values), metric.better)
     ends = _ends([*values, *(end for pair in bounds for end in pair)])
     cells = []
-    for place, (value, (low, high)) in enumerate(zip(values, bounds, strict=True)):
-        strip = interval_strip(value, low, high, ends, place)
-        cells.append(Cell(value, written(metric, value), span(metric, low, high), strip, place in best))
+    for index, (value, (low, high)) in enumerate(zip(values, bounds, strict=True)):
+        strip = interval_strip(value, low, high, ends, index)
+        cells.append(TableCell(value, written(metric, value), span(metric, low, high), strip, index in best))
     return cells
 
 
-def _costs(metric: Metric, content: Content) -> list[Cell]:
+def _costs(metric: Metric, content: Content) -> list[TableCell]:
     results = [run.result for run in content.runs]
     if metric.kind == "seconds":
         values = [result.get("seconds") for result in results]
@@ -83,37 +83,38 @@ def _costs(metric: Metric, content: Content) -> list[Cell]:
         values = [found.get("needed") for found in parameters]
         below = [f"network {count(found.get('network'))}" for found in parameters]
         texts = [count(value) for value in values]
-    # Cheap and bad is no merit.
-    best = best_of([v if good else None for v, good in zip(values, rivals(content), strict=True)], metric.better)
+    # A cheap run that is clearly worse does not count as best.
+    allowed = competitive(content)
+    best = best_of([v if good else None for v, good in zip(values, allowed, strict=True)], metric.better)
     return [
-        Cell(value, text, small, None, place in best)
-        for place, (value, text, small) in enumerate(zip(values, texts, below, strict=True))
+        TableCell(value, text, small, None, index in best)
+        for index, (value, text, small) in enumerate(zip(values, texts, below, strict=True))
     ]
 
 
-def rivals(content: Content) -> list[bool]:
-    """Which runs are not clearly worse than the one with the lowest NLL, by NLL."""
+def competitive(content: Content) -> list[bool]:
+    """Which runs have an NLL that is not significantly worse than the lowest."""
     known = [run for run in content.runs if math.isfinite(run.metrics["nll"])]
     if not known:
         return [True] * len(content.runs)
     first = min(known, key=lambda run: float(run.metrics["nll"]))
 
-    def is_rival(run: RunContent) -> bool:
+    def is_competitive(run: RunContent) -> bool:
         if not math.isfinite(run.metrics["nll"]):
             return False
         return run is first or judged(difference("nll", run.prediction, first.prediction), "low") != "worse"
 
-    return [is_rival(run) for run in content.runs]
+    return [is_competitive(run) for run in content.runs]
 
 
 def written(metric: Metric, value: float) -> str:
-    """A number in the form of its column."""
-    return percent(value) if metric.kind == "share" else number(value)
+    """Format a value of the column."""
+    return percent(value) if metric.kind == "fraction" else number(value)
 
 
 def span(metric: Metric, low: float, high: float) -> str:
-    """An interval in the form of its column."""
-    if metric.kind == "share":
+    """Format the interval from `low` to `high` of the column `metric`."""
+    if metric.kind == "fraction":
         return f"{100 * low:.1f} to {100 * high:.1f}".replace("-", MINUS)
     return f"{number(low)} to {number(high)}"
 
@@ -123,25 +124,25 @@ def _ends(values: list[float]) -> tuple[float, float]:
     return min(finite), max(finite)
 
 
-def changes_of(content: Content) -> dict[int, list[Change]]:
-    """For each run but the first, every metric's difference from the first run."""
-    metrics = metrics_of(content.dataset.task, content.foreign)
+def differences_of(content: Content) -> dict[int, list[MetricDifference]]:
+    """Differences of all metrics from the first run, by index of each other run."""
+    metrics = metrics_of(content.dataset.task, content.ood)
     return {
-        index: [_change(metric, run.differences[metric.key]) for metric in metrics]
+        index: [_difference(metric, run.differences[metric.key]) for metric in metrics]
         for index, run in enumerate(content.runs)
         if index > 0
     }
 
 
-def _change(metric: Metric, found: Interval) -> Change:
+def _difference(metric: Metric, found: Interval) -> MetricDifference:
     below = f"{_signed(metric, found.low)} to {_signed(metric, found.high)}"
     text = _signed(metric, found.value, unit=True)
-    return Change(found.value, text, below, _p(found), judged(found, metric.better))
+    return MetricDifference(found.value, text, below, _p(found), judged(found, metric.better))
 
 
 def _signed(metric: Metric, value: float, unit: bool = False) -> str:
     sign = "+" if value > 0 else ""
-    if metric.kind != "share":
+    if metric.kind != "fraction":
         return sign + number(value)
     return sign + f"{100 * value:.1f}".replace("-", MINUS) + (" points" if unit else "")
 
@@ -152,12 +153,12 @@ def _p(found: Interval) -> str:
     return "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.3f}"
 
 
-def summary(content: Content, changes: Mapping[int, list[Change]]) -> list[dict[str, Any]]:
-    """For each run after the first: in which metrics it is better, worse, or not told apart from the first."""
-    titles = [metric.title for metric in metrics_of(content.dataset.task, content.foreign)]
+def summary(content: Content, differences: Mapping[int, list[MetricDifference]]) -> list[dict[str, Any]]:
+    """For each run after the first: the metrics that are better, worse, or not significantly different."""
+    titles = [metric.title for metric in metrics_of(content.dataset.task, content.ood)]
     lines = []
-    for index, found in changes.items():
-        by = {verdict: [t for t, c in zip(titles, found, strict=True) if c.verdict == verdict] for verdict in _VERDICTS}
+    for index, found in differences.items():
+        by = {verdict: [t for t, d in zip(titles, found, strict=True) if d.verdict == verdict] for verdict in _VERDICTS}
         lines.append({"name": content.runs[index].name, "index": index, **by})
     return lines
 

@@ -1,4 +1,4 @@
-"""Figures of how runs trained: likelihood and penalty apart, and what validation said."""
+"""Figures of the training: likelihood, penalty, and validation metrics by epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from credo.report.content import Content, RunContent
 from credo.report.layout import Figure, Panel, Section, runs_legend
-from credo.report.plots.axes import Axis, axis, count, number, positive_axis, share_axis
+from credo.report.plots.axes import Axis, axis, count, fraction_axis, number, positive_axis
 from credo.report.plots.figures import points_of, style_of
 from credo.report.plots.svg import curve, dot, plot
 
@@ -17,7 +17,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def training_section(content: Content) -> Section:
-    """Likelihood and penalty apart, and validation; without figures if no run has a log."""
+    """Likelihood, penalty and validation by epoch; without figures if no run has a log."""
     logged = [(index, run) for index, run in enumerate(content.runs) if run.records]
     if not logged:
         return Section("training", "Training", [])
@@ -29,7 +29,7 @@ def training_section(content: Content) -> Section:
         Figure(
             "Negative log-likelihood",
             "Thin: training, with the noise of draws or dropout. Thick: validation, averaged over draws." + scaled,
-            "both fall and level off. Validation that rises again is overfitting; the dot is its lowest point.",
+            "both fall and level off. A rising validation NLL is overfitting; the dot marks its minimum.",
             panels,
         )
     ]
@@ -63,16 +63,16 @@ def _penalty(logged: list[tuple[int, RunContent]], x: Axis) -> list[Figure]:
         panels.append(Panel([penalty_plot(run.records, x, y, run.name, index)], run.name, index, note))
     figure = Figure(
         "Penalty",
-        "What the objective adds to the NLL: KL · temperature / data size for a variational method, the prior's share "
-        "for a point estimate. Runs without one are left out.",
-        "it settles. A penalty far above the NLL leaves little room for the data; one near zero leaves no prior.",
+        "The term that the objective adds to the NLL: KL · temperature / data size for a variational method, the log "
+        "prior for a point estimate. Runs without a penalty are omitted.",
+        "it levels off. A penalty far above the NLL dominates the data; near zero the prior has no effect.",
         panels,
     )
     return [figure]
 
 
 def epoch_axis(logs: Sequence[Records]) -> Axis:
-    """From the first epoch to the longest run's last one."""
+    """From the first epoch to the last one of the longest run."""
     last = max((len(records) for records in logs), default=1)
     whole = axis([1, max(last, 2)], "epoch", form=count)
     ticks = tuple(tick for tick in whole.ticks if 1 <= tick <= last and tick == round(tick))
@@ -80,14 +80,22 @@ def epoch_axis(logs: Sequence[Records]) -> Axis:
 
 
 def likelihood_axis(logs: Sequence[Records]) -> Axis:
-    """One scale for the training and validation NLL of all runs."""
+    """Common axis for the training and validation NLL of all runs."""
     values = [r["nll"] for records in logs for r in records]
     values += [r.get("validation", {}).get("nll") for records in logs for r in records]
     return positive_axis(_known(values), "NLL")
 
 
 def likelihood_plot(records: Records, x: Axis, y: Axis, name: str, index: int) -> Markup:
-    """NLL on the training data and on held-out data, with a dot at the best held-out epoch."""
+    """Training and validation NLL, with a dot at the best validation epoch.
+
+    Args:
+        records: Training log of the run.
+        x: Axis of epochs.
+        y: Axis of the values.
+        name: Name of the run.
+        index: Index of the run, which chooses its colour.
+    """
     trained = [(r["epoch"], r["nll"]) for r in records]
     held_out = [(r["epoch"], r.get("validation", {}).get("nll")) for r in records]
     color = f"r{index % 8}"
@@ -97,29 +105,37 @@ def likelihood_plot(records: Records, x: Axis, y: Axis, name: str, index: int) -
         known = [(epoch, value) for epoch, value in held_out if value is not None]
         epoch, value = min(known, key=lambda pair: pair[1])
         note = f"lowest validation NLL, {number(value)}, at epoch {epoch}"
-        marks.append(dot((x.place(epoch), y.place(value)), f"solid {color}", note))
+        marks.append(dot((x.position(epoch), y.position(value)), f"solid {color}", note))
     return plot(marks, x, y, about=f"Training and validation NLL of {name} by epoch.")
 
 
 def has_penalty(records: Records) -> bool:
-    """Whether anything but the likelihood was in the objective."""
+    """Whether the objective had a term besides the likelihood."""
     return any(r.get("penalty") for r in records)
 
 
 def penalty_axis(logs: Sequence[Records]) -> Axis:
-    """One scale for all runs."""
-    return positive_axis(_known([r.get("penalty") for records in logs for r in records]), "penalty, nats an input")
+    """Common axis for all runs."""
+    return positive_axis(_known([r.get("penalty") for records in logs for r in records]), "penalty, nats per input")
 
 
 def penalty_plot(records: Records, x: Axis, y: Axis, name: str, index: int) -> Markup:
-    """What the objective adds to the NLL: the weighted KL of a variational method, or a prior's penalty."""
+    """The weighted KL of a variational method, or the log prior of a point estimate.
+
+    Args:
+        records: Training log of the run.
+        x: Axis of epochs.
+        y: Axis of the values.
+        name: Name of the run.
+        index: Index of the run, which chooses its colour.
+    """
     points = [(r["epoch"], r.get("penalty")) for r in records]
     marks = [curve(points_of(x, y, points), f"line r{index % 8}")]
     return plot(marks, x, y, about=f"Penalty in the training objective of {name} by epoch.")
 
 
 def score_of(logs: Sequence[Records]) -> str | None:
-    """The validation metric beside the NLL, if there was validation."""
+    """The validation metric shown besides the NLL; None without validation."""
     for records in logs:
         for key in ("accuracy", "rmse"):
             if any(key in r.get("validation", {}) for r in records):
@@ -134,7 +150,11 @@ def score_plot(logs: Mapping[str, Records], score: str) -> Markup:
     }
     values = _known([value for points in series.values() for _, value in points])
     whole = axis(values, "validation RMSE")
-    y = share_axis("validation accuracy", max(0.0, whole.low), min(1.0, whole.high)) if score == "accuracy" else whole
+    y = (
+        fraction_axis("validation accuracy", max(0.0, whole.low), min(1.0, whole.high))
+        if score == "accuracy"
+        else whole
+    )
     x = epoch_axis(list(logs.values()))
     marks = [curve(points_of(x, y, points), f"line {style_of(index)}") for index, points in enumerate(series.values())]
     about = f"{y.label} by epoch, for {', '.join(logs)}."

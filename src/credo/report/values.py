@@ -1,4 +1,4 @@
-"""Figures of real-valued predictions: coverage, predicted spread, the curve itself where there is one input."""
+"""Sections of regression reports: coverage, predicted standard deviation, the fitted curve for one input."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from credo.predict import RegressionPrediction
 from credo.report.content import Content
 from credo.report.examples import one_spread
 from credo.report.layout import Figure, Panel, Section, runs_legend
-from credo.report.plots.axes import Axis, axis, number, percent, share_axis
-from credo.report.plots.figures import BINS, highest_share, kept_plot, shares, style_of
+from credo.report.plots.axes import Axis, axis, fraction_axis, number, percent
+from credo.report.plots.figures import BINS, fractions, highest_fraction, retained_plot, style_of
 from credo.report.plots.svg import band, bar, curve, dot, line, plot, thinned
 
 LEVELS = (*(step / 20 for step in range(1, 20)), 0.99)
 
 
 def value_sections(content: Content) -> list[Section]:
-    """Coverage, predicted spread (and the curve, where there is one input), RMSE of what is kept."""
+    """Coverage, predicted standard deviation (and the fitted curve for one input), selective prediction."""
     predictions = _predictions(content)
     certainty = [_spread(content, predictions)]
     one_output = all(prediction.mean.shape[1:] == (1,) for prediction in predictions.values())
@@ -29,8 +29,8 @@ def value_sections(content: Content) -> list[Section]:
         certainty.insert(0, _curve(content, predictions))
     return [
         Section("calibration", "Calibration", [_coverage(predictions)]),
-        Section("certainty", "How certain it is", certainty),
-        Section("selective", "Answering only when sure", [_kept(predictions)]),
+        Section("certainty", "Uncertainty", certainty),
+        Section("selective", "Selective prediction", [_retained(predictions)]),
     ]
 
 
@@ -47,8 +47,8 @@ def _coverage(predictions: dict[str, RegressionPrediction]) -> Figure:
     rows = [[percent(level), *(percent(each[level]) for each in found.values())] for level in LEVELS]
     return Figure(
         "Coverage",
-        "How many targets lie inside the central predictive interval of each level.",
-        "lines on the diagonal. Below it the network is too sure, above it too careful.",
+        "Fraction of targets inside the central predictive interval of each level.",
+        "lines on the diagonal. Below it the network is overconfident, above it underconfident.",
         [Panel([coverage_plot(predictions)])],
         runs_legend(list(predictions)),
         ("level", *predictions),
@@ -58,7 +58,7 @@ def _coverage(predictions: dict[str, RegressionPrediction]) -> Figure:
 
 def _spread(content: Content, predictions: dict[str, RegressionPrediction]) -> Figure:
     x = spread_axis(predictions)
-    highest = highest_share([prediction.total.flatten() for prediction in predictions.values()], x)
+    highest = highest_fraction([prediction.total.flatten() for prediction in predictions.values()], x)
     panels = []
     for index, run in enumerate(content.runs):
         parts = [f"{kind} {number(run.metrics[f'mean_{kind}'])}" for kind in ("aleatoric", "epistemic")]
@@ -66,8 +66,8 @@ def _spread(content: Content, predictions: dict[str, RegressionPrediction]) -> F
         panels.append(Panel([drawn], run.name, index, f"mean {', '.join(parts)}"))
     return Figure(
         "Predicted standard deviation",
-        "Noise of the data (aleatoric) and doubt about the network (epistemic) together, in the target's units.",
-        "a spread of values that follows the errors. All in one bar means the same doubt about every input.",
+        "Aleatoric (noise of the data) and epistemic (uncertainty of the network) together, in the target's units.",
+        "values that vary with the errors. A single bar means the same uncertainty for every input.",
         panels,
     )
 
@@ -83,67 +83,75 @@ def _curve(content: Content, predictions: dict[str, RegressionPrediction]) -> Fi
     ]
     return Figure(
         "Prediction over the input",
-        "Line: mean. Band: two standard deviations to each side. Dots: test targets.",
-        "about 95 of 100 dots inside the band, and a wider band where there was no training data.",
+        "Line: mean. Band: ± two standard deviations. Dots: test targets.",
+        "about 95 % of the dots inside the band, and a wider band where there was no training data.",
         panels,
     )
 
 
-def _kept(predictions: dict[str, RegressionPrediction]) -> Figure:
-    curves = {name: kept_rmse(prediction) for name, prediction in predictions.items()}
+def _retained(predictions: dict[str, RegressionPrediction]) -> Figure:
+    curves = {name: retained_rmse(prediction) for name, prediction in predictions.items()}
     return Figure(
-        "RMSE of the inputs kept",
-        "Inputs are sorted by predicted standard deviation; those to the right of a point are handed on.",
-        "a line that falls on its way to the left: where it is sure, it is close.",
-        [Panel([kept_plot(curves, "RMSE", shares_y=False)])],
+        "RMSE of retained inputs",
+        "RMSE when only the inputs with the smallest predicted standard deviation are answered.",
+        "a line that falls towards the left: errors are small where the network is certain.",
+        [Panel([retained_plot(curves, "RMSE", is_fraction=False)])],
         runs_legend(list(predictions)),
     )
 
 
 def coverage_plot(predictions: Mapping[str, RegressionPrediction]) -> Markup:
-    """Share of targets inside the central interval against the interval's level, for each run."""
-    x, y = share_axis("nominal level"), share_axis("targets inside")
+    """Fraction of targets inside the central interval against its level, for each run."""
+    x, y = fraction_axis("nominal level"), fraction_axis("targets inside")
     marks = [line((0.0, 0.0), (1.0, 1.0), "diagonal")]
     for index, prediction in enumerate(predictions.values()):
         found = coverage(prediction)
         points = [(0.0, 0.0), *found.items(), (1.0, 1.0)]
         marks.append(curve(points, f"line {style_of(index)}"))
         for level, inside in found.items():
-            note = f"the {percent(level)} interval holds {percent(inside)}"
+            note = f"the {percent(level)} interval contains {percent(inside)}"
             marks.append(dot((level, inside), f"solid r{index % 8}", note, 2.5))
     about = f"Coverage of predictive intervals against their level, for {', '.join(predictions)}."
     return plot(marks, x, y, about=about, shape="square large")
 
 
 def coverage(prediction: RegressionPrediction) -> dict[float, float]:
-    """`interval_coverage` at many levels."""
+    """`interval_coverage` at all `LEVELS`."""
     assert prediction.targets is not None
     return interval_coverage(prediction.mean, prediction.total, prediction.targets, LEVELS)
 
 
 def spread_axis(predictions: Mapping[str, RegressionPrediction]) -> Axis:
-    """One scale for the predicted standard deviations of all runs, up to their 99.5 % quantile."""
+    """Common axis for the predicted standard deviations of all runs, up to their 99.5 % quantile."""
     tops = [float(torch.quantile(p.total.double().flatten()[:10_000_000], 0.995)) for p in predictions.values()]
     return axis([0.0, *tops], "predicted standard deviation")
 
 
 def spread_plot(prediction: RegressionPrediction, x: Axis, highest: float, name: str, index: int) -> Markup:
-    """Histogram of the predicted standard deviations."""
+    """Histogram of the predicted standard deviations.
+
+    Args:
+        prediction: Prediction of the run.
+        x: Axis of standard deviations.
+        highest: Upper end of the axis of fractions.
+        name: Name of the run.
+        index: Index of the run, which chooses its colour.
+    """
     edges = torch.linspace(x.low, x.high, BINS + 1, dtype=torch.float64)
-    heights = shares(prediction.total.flatten(), edges)
-    y = share_axis("share of inputs", 0.0, highest)
-    places = [x.place(edge) for edge in edges.tolist()]
+    heights = fractions(prediction.total.flatten(), edges)
+    y = fraction_axis("fraction of inputs", 0.0, highest)
+    positions = [x.position(edge) for edge in edges.tolist()]
     marks = [
-        bar(left, right, 0.0, y.place(height), f"bar r{index % 8}", f"{percent(height)} of inputs")
-        for left, right, height in zip(places, places[1:], heights, strict=False)
+        bar(left, right, 0.0, y.position(height), f"bar r{index % 8}", f"{percent(height)} of inputs")
+        for left, right, height in zip(positions, positions[1:], heights, strict=False)
     ]
     return plot(marks, x, y, about=f"Predicted standard deviations of {name}.")
 
 
-def kept_rmse(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
-    """Shares 1/n … 1 and the RMSE of that share of inputs with the smallest predicted spread.
+def retained_rmse(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
+    """Fractions 1/n … 1, and the RMSE of that fraction of inputs with the smallest predicted standard deviation.
 
-    Inputs of equal spread count with the mean over all orders among them: without any difference the line is flat.
+    Ties are averaged over all orders: if all standard deviations are equal, the line is flat.
     """
     assert prediction.targets is not None
     squares = (prediction.mean - prediction.targets).double().square().reshape(len(prediction), -1).mean(-1)
@@ -152,12 +160,12 @@ def kept_rmse(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
         spread = torch.zeros_like(spread)
     _, group, size = spread.unique(return_inverse=True, return_counts=True)
     means = torch.bincount(group, weights=squares) / size
-    kept = torch.arange(1, len(squares) + 1, dtype=torch.float64)
-    return kept / len(squares), (means.repeat_interleave(size).cumsum(0) / kept).sqrt()
+    retained = torch.arange(1, len(squares) + 1, dtype=torch.float64)
+    return retained / len(squares), (means.repeat_interleave(size).cumsum(0) / retained).sqrt()
 
 
 def curve_axes(inputs: Tensor, predictions: Mapping[str, RegressionPrediction]) -> tuple[Axis, Axis]:
-    """Axes for all runs' bands and the targets."""
+    """Common axes for the bands of all runs and the targets."""
     ends = []
     for prediction in predictions.values():
         assert prediction.targets is not None
@@ -167,20 +175,31 @@ def curve_axes(inputs: Tensor, predictions: Mapping[str, RegressionPrediction]) 
 
 
 def curve_plot(inputs: Tensor, prediction: RegressionPrediction, x: Axis, y: Axis, name: str, index: int) -> Markup:
-    """Mean and a band of two standard deviations over the only input, with the test targets."""
+    """Mean and a band of two standard deviations over the single input, with the test targets.
+
+    Args:
+        inputs: Test inputs, [n, 1].
+        prediction: Prediction of the run.
+        x: Axis of the input.
+        y: Axis of the target.
+        name: Name of the run.
+        index: Index of the run, which chooses its colour.
+    """
     order = inputs.flatten().argsort()
-    places = [x.place(value) for value in inputs.flatten()[order].tolist()]
+    positions = [x.position(value) for value in inputs.flatten()[order].tolist()]
     mean, total = prediction.mean.flatten()[order], prediction.total.flatten()[order]
     assert prediction.targets is not None
     targets = prediction.targets.flatten()[order].tolist()
-    low, high, middle = ([y.place(v) for v in values.tolist()] for values in (mean - 2 * total, mean + 2 * total, mean))
-    edges = list(zip(places, low, high, strict=True))
+    low, high, middle = (
+        [y.position(v) for v in values.tolist()] for values in (mean - 2 * total, mean + 2 * total, mean)
+    )
+    edges = list(zip(positions, low, high, strict=True))
     every = max(1, len(edges) // 240)
-    points = thinned(list(zip(places, [y.place(value) for value in targets], strict=True)), 300)
+    points = thinned(list(zip(positions, [y.position(value) for value in targets], strict=True)), 300)
     marks = [
         band(edges[::every], f"area r{index % 8}"),
         *(dot(point, "datum", radius=1.6) for point in points),
-        curve(thinned(list(zip(places, middle, strict=True))), f"line r{index % 8}"),
+        curve(thinned(list(zip(positions, middle, strict=True))), f"line r{index % 8}"),
     ]
     about = f"Predictions of {name} over the input; mean spread {number(float(total.mean()))}."
     return plot(marks, x, y, about=about)

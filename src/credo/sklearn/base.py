@@ -1,4 +1,4 @@
-"""What classifier and regressor share: from tables to a trained posterior, and from it to predictions."""
+"""Base of classifier and regressor: train a posterior on arrays, and predict with it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from credo.sklearn.building import Common, Model, RandomState, make_network, mak
 from credo.training import EpochRecord, train
 
 Array = NDArray[Any]
-# float32 stays what it is, everything else becomes float64: as in scikit-learn's own networks.
+# float32 is kept, everything else becomes float64, as in scikit-learn's own networks.
 DTYPES = (np.float64, np.float32)
-# What training takes to settle: a small table needs steps, a large one must be seen often enough.
+# Training needs a number of steps on small tables, and a number of epochs on large ones.
 LEAST_STEPS, LEAST_EPOCHS = 1000, 40
 
 
-class Doubt(NamedTuple):
-    """Uncertainty of each row, as arrays; what each part measures, the method that gives it says."""
+class UncertaintyArrays(NamedTuple):
+    """Uncertainty of each row; the method that returns it defines the unit."""
 
     total: Array
     aleatoric: Array
@@ -41,27 +41,68 @@ class Doubt(NamedTuple):
 
 
 class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of both estimators, which store the parameters; they are checked when fitting."""
+    """Base of both estimators; parameters are stored as given and validated when fitting.
 
-    method: str
-    hidden: Sequence[int]
-    model: Model
-    prior_precision: float
-    temperature: float
-    lr: float | None
-    epochs: int | None
-    batch_size: int
-    draws: int
-    method_options: Mapping[str, Any] | None
-    standardize: bool
-    early_stopping: bool
-    validation_fraction: float
-    n_iter_no_change: int
-    random_state: RandomState
-    verbose: int
+    Args:
+        method: Name of a method in `credo.METHODS`.
+        hidden: Sizes of the hidden layers of a ReLU perceptron, if `model` is None.
+        model: The network: a module, or a function (inputs, outputs) -> nn.Module.
+        prior_precision: 1/variance of every weight before seeing data.
+        temperature: Weight of the prior in the loss. 1 is the exact posterior; below 1 (a cold posterior) predictions
+            are often better on small tables.
+        lr: Learning rate; by default one that suits tables.
+        epochs: Passes over the data; by default as many as give 1000 steps, at least 40.
+        batch_size: Rows in a step.
+        draws: Networks that a prediction averages over, the same ones in every call.
+        method_options: Further arguments of the method's constructor.
+        standardize: Scale inputs by mean and standard deviation of the training rows.
+        early_stopping: Hold out rows and stop when their NLL no longer falls.
+        validation_fraction: Fraction of the rows to hold out for early stopping.
+        n_iter_no_change: Epochs without improvement before early stopping.
+        random_state: Seed of initial weights, batches and draws; an integer makes results reproducible.
+        verbose: 1 shows a progress bar.
+    """
 
-    # Learning rates that suit tables, by method; one that is not here keeps its own.
+    # Default learning rates for tables, by an argument of the methods that they are for: those with a torch optimiser,
+    # those with Kronecker factors. All other methods keep their own.
     _rates: ClassVar[Mapping[str, float]]
+
+    def __init__(
+        self,
+        method: str = "bbb",
+        *,
+        hidden: Sequence[int] = (100,),
+        model: Model = None,
+        prior_precision: float = 10.0,
+        temperature: float = 0.1,
+        lr: float | None = None,
+        epochs: int | None = None,
+        batch_size: int = 64,
+        draws: int = 100,
+        method_options: Mapping[str, Any] | None = None,
+        standardize: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        random_state: RandomState = None,
+        verbose: int = 0,
+    ) -> None:
+        self.method = method
+        self.hidden = hidden
+        self.model = model
+        self.prior_precision = prior_precision
+        self.temperature = temperature
+        self.lr = lr
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.draws = draws
+        self.method_options = method_options
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.verbose = verbose
 
     posterior_: Posterior
     history_: list[EpochRecord]
@@ -70,7 +111,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
 
     def _fit(self, x: Array, y: Array, outputs: int, likelihood: Callable[[], Likelihood]) -> Self:
-        """Train a posterior on validated inputs and on targets as the network shall see them."""
+        """Train a posterior on validated inputs and on scaled targets."""
         self._check()
         self._seed = make_seed(self.random_state)
         self._dtype = x.dtype
@@ -86,7 +127,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             likelihood=lambda: likelihood().to(precision),
             seed=self._seed,
         )
-        if process_count() > 1:  # an estimator is fitted by the process that it is in
+        if process_count() > 1:  # every process fits its own estimator
             distribute(posterior, independent=True)
         self.history_ = self._train(posterior, loader, held_out)
         self.posterior_ = posterior.eval()
@@ -107,7 +148,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def _network(self, outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module) and METHODS[self.method] is Ensemble:
             raise ValueError(
-                "Members of an ensemble must start from different weights: give model= as a function "
+                "Ensemble members must start from different weights: give model= as a function "
                 "(inputs, outputs) -> nn.Module instead of one module."
             )
         return make_network(self.model, self.hidden, self.n_features_in_, outputs, seed=seed)
@@ -115,14 +156,14 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def _split(self, examples: Split) -> tuple[Split, Split | None]:
         if not self.early_stopping:
             return examples, None
-        share, total = float(self.validation_fraction), len(examples)
-        if not 0 < round(share * total) < total:
+        fraction, total = float(self.validation_fraction), len(examples)
+        if not 0 < round(fraction * total) < total:
             raise ValueError(
-                f"validation_fraction={share} of n_samples={total} leaves no row to train on or none to validate with; "
-                "give another share, or early_stopping=False."
+                f"validation_fraction={fraction} of n_samples={total} leaves no row to train on or none to validate "
+                "with; choose another fraction, or early_stopping=False."
             )
         by_class = not examples.y.is_floating_point()
-        return split_validation(examples, size=share, seed=self._seed, stratify=by_class)
+        return split_validation(examples, size=fraction, seed=self._seed, stratify=by_class)
 
     def _train(self, posterior: Posterior, loader: Batches, held_out: Split | None) -> list[EpochRecord]:
         epochs = max(LEAST_EPOCHS, -(-LEAST_STEPS // len(loader))) if self.epochs is None else int(self.epochs)
@@ -132,7 +173,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             options |= {"validation": validation, "patience": int(self.n_iter_no_change)}
         if not self.verbose:
             return list(train(posterior, loader, **options))
-        from credo.training.progress import shown  # rich is slow to import and a bar is not always wanted
+        from credo.training.progress import shown  # rich is slow to import
 
         return list(shown(posterior, loader, description=type(self).__name__, **options))
 
@@ -140,7 +181,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(((x - self.input_mean_) / self.input_std_).astype(self._dtype))
 
     def _predict(self, x: ArrayLike) -> Any:
-        """The library's prediction on inputs as a user gives them; the same draws in every call."""
+        """Predict unscaled inputs, with the same draws in every call."""
         check_is_fitted(self)
         rows = self._inputs(validate_data(self, x, reset=False, dtype=DTYPES))
         return predict(self.posterior_, rows, draws=self.draws, shared_draws=True, seed=self._seed)
@@ -148,7 +189,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         of = (self.method_options or {}).get("of")
-        # Masks differ from row to row, so a prediction depends on which rows are asked for together.
+        # Dropout masks differ from row to row, so a prediction depends on the other rows of the call.
         tags.non_deterministic = "mc-dropout" in (self.method, of.get("name") if isinstance(of, Mapping) else None)
         return tags
 
@@ -158,7 +199,7 @@ def _is_number(value: object) -> bool:
 
 
 def statistics(values: Array, *, standardize: bool) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column, 1 where it never varies; 0 and 1 if nothing shall be scaled."""
+    """Mean and standard deviation of each column, 1 where it is constant; 0 and 1 if not `standardize`."""
     if not standardize:
         return np.zeros(values.shape[1]), np.ones(values.shape[1])
     scaler = StandardScaler().fit(values)

@@ -1,4 +1,4 @@
-"""From an estimator's parameters to a network and the posterior around it."""
+"""Build the network and the posterior from an estimator's parameters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,23 @@ from credo.models.blocks import init_from
 
 Model = nn.Module | Callable[[int, int], nn.Module] | None
 RandomState = int | np.random.RandomState | None
-# What suits tables better than the methods' own defaults.
+# Options that suit tables better than the defaults.
 _PREFERRED: dict[str, dict[str, Any]] = {"bbb": {"noise": "lrt"}}
 _DROPOUT_RATE = 0.1
 
 
 @dataclass(frozen=True)
 class Common:
-    """What all methods are told alike; each takes what its constructor knows. `rates` are by method, if lr is None."""
+    """Options for all methods; each takes those that its constructor has.
+
+    Attributes:
+        data_size: Number of training rows.
+        batches: Batches in an epoch.
+        lr: Learning rate; None takes one of `rates`.
+        rates: Default learning rates, by an argument of the methods that they are for.
+        prior_precision: 1/variance of every weight before seeing data.
+        temperature: Weight of the prior in the loss.
+    """
 
     data_size: int
     batches: int
@@ -42,7 +51,7 @@ class Common:
 
 
 def make_seed(random_state: RandomState) -> int:
-    """A seed from what scikit-learn calls a random state; None takes one from the system, not from `np.random`."""
+    """An integer seed from a scikit-learn random state; None takes entropy from the system, not from `np.random`."""
     if random_state is None:
         return int(np.random.default_rng().integers(2**31 - 1))
     if isinstance(random_state, int | np.integer):
@@ -53,7 +62,15 @@ def make_seed(random_state: RandomState) -> int:
 
 
 def make_network(model: Model, hidden: Sequence[int], inputs: int, outputs: int, *, seed: int) -> nn.Module:
-    """A perceptron with `hidden` layers, a copy of the module given, or what a function of both sizes makes."""
+    """The network of an estimator.
+
+    Args:
+        model: A module, which is copied, a function (inputs, outputs) -> nn.Module, or None for a perceptron.
+        hidden: Sizes of the perceptron's hidden layers.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        seed: Seed of the initial weights.
+    """
     if model is None:
         return build_model("mlp", inputs=[inputs], classes=outputs, hidden=hidden, seed=seed)
     if isinstance(model, nn.Module):
@@ -76,10 +93,16 @@ def make_posterior(
     likelihood: Callable[[], Likelihood],
     seed: int,
 ) -> Posterior:
-    """The posterior of that method; `options` of its constructor win over what all methods are told.
+    """Build the posterior of a method.
 
-    An ensemble's options are `members` and `of`, the name and options of one member. `network(seed)` and
-    `likelihood()` are asked once for each member.
+    Args:
+        name: Name of the method.
+        options: Arguments of its constructor, which override `common`; for an ensemble `members` and `of`, the name and
+            options of one member.
+        common: Options for all methods.
+        network: Makes a network from a seed; called once for each member.
+        likelihood: Makes a likelihood; called once for each member.
+        seed: Seed of the posterior.
     """
     _check_options(name, options)
     if METHODS[name] is Ensemble:
@@ -90,10 +113,10 @@ def make_posterior(
         build = partial(make_posterior, member, of, common, network=network, likelihood=likelihood)
         return Ensemble([build(seed=one) for one in seeds])
     model = network(seed)
-    arguments = {**_PREFERRED.get(name, {}), **_told(name, common), **_rate(name, model), "seed": seed}
-    if any(key in options for key in ("prior", "weight_decay")):  # other words for the precision
+    arguments = {**_PREFERRED.get(name, {}), **_common_options(name, common), **_dropout_rate(name, model)}
+    if any(key in options for key in ("prior", "weight_decay")):  # alternatives to the precision
         arguments.pop("prior_precision", None)
-    return METHODS[name](model, **{**arguments, "likelihood": likelihood(), **options})
+    return METHODS[name](model, **{**arguments, "seed": seed, "likelihood": likelihood(), **options})
 
 
 def member_of(options: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
@@ -113,19 +136,19 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             raise ValueError(unknown(f"option of {name} in method_options", str(key), known))
 
 
-def _told(name: str, common: Common) -> dict[str, Any]:
-    """Of what is common to all methods, the part that this one takes, in its own words."""
+def _common_options(name: str, common: Common) -> dict[str, Any]:
+    """The common options that this method takes."""
     known = inspect.signature(METHODS[name]).parameters
-    values = {**vars(common), "lr": common.rates.get(name) if common.lr is None else common.lr}
-    told = {key: value for key, value in values.items() if key in known and value is not None}
+    lr = next((rate for key, rate in common.rates.items() if key in known), None) if common.lr is None else common.lr
+    taken = {key: value for key, value in {**vars(common), "lr": lr}.items() if key in known and value is not None}
     if "prior" in known and "prior_precision" not in known:
-        # A temperature scales the prior's share of the loss; where there is none, the precision can do it.
+        # Without a temperature, the precision scales the prior's term of the loss.
         precision = common.prior_precision * (1.0 if "temperature" in known else common.temperature)
-        told["prior"] = Gaussian(std=precision**-0.5) if precision else None
-    return told
+        taken["prior"] = Gaussian(std=precision**-0.5) if precision else None
+    return taken
 
 
-def _rate(name: str, model: nn.Module) -> dict[str, Any]:
-    """Dropout needs a rate where the network has no dropout layers of its own."""
+def _dropout_rate(name: str, model: nn.Module) -> dict[str, Any]:
+    """A rate for MC-dropout, if the network has no dropout layers."""
     own = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
-    return {"rate": _DROPOUT_RATE} if name == "mc-dropout" and not own else {}
+    return {} if own or "rate" not in inspect.signature(METHODS[name]).parameters else {"rate": _DROPOUT_RATE}

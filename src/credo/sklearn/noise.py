@@ -1,4 +1,4 @@
-"""Observation noise of the regressor: one standard deviation for each output."""
+"""Observation noise of the regressor, one standard deviation for each output."""
 
 from __future__ import annotations
 
@@ -17,38 +17,45 @@ from credo.core.network.flat_layout import inverse_softplus
 from credo.core.support.validate import is_number
 
 NOISES = ("learned", "heteroscedastic")
-# Where learned noise starts, as a share of the targets' own standard deviation.
+# Initial value of learned noise, as a fraction of the targets' standard deviation.
 _START = 0.5
 
 
 class OutputNoise(GaussianNoise):
-    """`GaussianNoise` with a standard deviation of its own for each output; `credo.load` cannot rebuild it."""
+    """`GaussianNoise` with a separate standard deviation for each output; `credo.load` cannot rebuild it.
+
+    Args:
+        stds: Standard deviation of each output.
+        learn: Whether training changes them.
+    """
 
     def __init__(self, stds: Sequence[float], *, learn: bool = False) -> None:
         super().__init__(1.0, learn=learn)
         self.noise_rho = nn.Parameter(inverse_softplus(torch.tensor(stds)), requires_grad=learn)
 
     def config(self) -> dict[str, Any]:
-        """As of `GaussianNoise`, with a list of standard deviations."""
+        """As in `GaussianNoise`, with a list of standard deviations."""
         stds = F.softplus(self.noise_rho.detach()).tolist()
         return {"kind": "gaussian", "std": stds, "learn": self.learn, "heteroscedastic": False}
 
 
 def make_noise(choice: str | float, spread: NDArray[Any], unit: NDArray[Any]) -> GaussianNoise:
-    """The likelihood that `noise=` asks for.
+    """The likelihood for a choice of `noise=`.
 
-    `spread` is the standard deviation of each output as the network sees it, `unit` what one such unit is in the
-    targets' own units, in which a number is given.
+    Args:
+        choice: `"learned"`, `"heteroscedastic"`, or a standard deviation in the units of the targets.
+        spread: Standard deviation of each scaled output.
+        unit: One unit of the scaled outputs in the units of the targets.
     """
     if isinstance(choice, str):
         if choice not in NOISES:
-            raise ValueError(unknown("noise", choice, NOISES) + " Or a number: the noise's standard deviation.")
+            raise ValueError(unknown("noise", choice, NOISES) + " Or give a number: its standard deviation.")
         if choice == "heteroscedastic":
             return GaussianNoise(heteroscedastic=True)
         stds: NDArray[Any] = _START * np.where(spread > 0, spread, 1.0)
     else:
         if not (is_number(choice) and 0 < choice < float("inf")):
-            raise ValueError(f"noise={choice} must be positive: the noise's standard deviation in the targets' units.")
+            raise ValueError(f"noise={choice} must be positive: a standard deviation in the units of the targets.")
         stds = choice / unit
     learn = isinstance(choice, str)
     return OutputNoise(stds.tolist(), learn=learn) if len(stds) > 1 else GaussianNoise(float(stds[0]), learn=learn)

@@ -1,4 +1,4 @@
-"""The regressor."""
+"""`BayesianRegressor`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from credo.predict import RegressionPrediction, rescaled
-from credo.sklearn.base import DTYPES, Array, BayesianEstimator, Doubt, statistics
+from credo.sklearn.base import DTYPES, Array, BayesianEstimator, UncertaintyArrays, statistics
 from credo.sklearn.building import Model, RandomState
 from credo.sklearn.noise import make_noise
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
-    """A Bayesian neural network as a scikit-learn regressor: means, standard deviations and intervals.
+    """A Bayesian neural network as a scikit-learn regressor, with means, standard deviations and intervals.
 
-    Parameters are those of `BayesianClassifier`; `standardize` scales targets, too, and all results are in their own
-    units. `noise` is how targets scatter around the network: `"learned"` (one standard deviation for each output),
-    `"heteroscedastic"` (a function of the inputs, read off the network, which has twice as many outputs then), or a
-    number, the known standard deviation. Targets are [n] or [n, outputs]. `sample_weight` is not supported.
+    Targets are [n] or [n, outputs]. `sample_weight` is not supported.
+
+    Args:
+        noise: Observation noise: `"learned"` (one standard deviation for each output), `"heteroscedastic"` (a function
+            of the inputs; the network then has twice as many outputs), or a known standard deviation in units of y.
+        method, hidden, model, prior_precision, temperature, lr, epochs, batch_size, draws, method_options: As in
+            `BayesianEstimator`.
+        standardize: Scale inputs and targets; results are in the units of y.
+        early_stopping, validation_fraction, n_iter_no_change, random_state, verbose: As in `BayesianEstimator`.
 
     Attributes:
-        posterior_: the trained posterior; it expects (X - `input_mean_`) / `input_std_` and gives
+        posterior_: The trained posterior, from (X - `input_mean_`) / `input_std_` to
             (y - `target_mean_`) / `target_std_`.
-        history_: one `EpochRecord` for each epoch.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        history_: One `EpochRecord` per epoch.
+        n_features_in_, feature_names_in_: As in all scikit-learn estimators.
     """
 
     target_mean_: Array
     target_std_: Array
 
-    _rates: ClassVar[Mapping[str, float]] = {
-        **dict.fromkeys(("map", "mc-dropout", "bbb", "node-bnn"), 2e-2),
-        **dict.fromkeys(("vogn", "ogn"), 1e-2),
-        **dict.fromkeys(("kfac", "noisy-kfac"), 3e-3),
-        "ivon": 0.1,
-    }
+    _rates: ClassVar[Mapping[str, float]] = {"optimizer": 2e-2, "inverse_every": 3e-3}
 
     def __init__(
         self,
@@ -64,26 +64,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         random_state: RandomState = None,
         verbose: int = 0,
     ) -> None:
-        self.method = method
-        self.hidden = hidden
-        self.model = model
+        shared = {key: value for key, value in locals().items() if key not in ("self", "noise", "__class__")}
+        super().__init__(**shared)
         self.noise = noise
-        self.prior_precision = prior_precision
-        self.temperature = temperature
-        self.lr = lr
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.draws = draws
-        self.method_options = method_options
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
-        """Train on rows X [n, features] and targets y [n] or [n, outputs]; forgets any earlier fit."""
+        """Train on rows X [n, features] and targets y [n] or [n, outputs], from scratch."""
         x, targets = validate_data(self, X, y, dtype=DTYPES, multi_output=True, y_numeric=True)
         self._flat = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
@@ -100,9 +86,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return (mean, self._shaped(values.total)) if return_std else mean
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> tuple[Array, Array]:  # noqa: N803
-        """Lower and upper ends of central intervals that shall hold a new target with probability `coverage`.
+        """Lower and upper ends of central intervals that contain a new target with probability `coverage`.
 
-        Those of a Gaussian with the predictive mean and standard deviation, which a mixture over draws only resembles.
+        Computed from a Gaussian with the predictive mean and standard deviation, an approximation of the mixture.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage} must lie between 0 and 1, such as 0.9.")
@@ -110,14 +96,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         half = NormalDist().inv_cdf((1 + coverage) / 2) * std
         return mean - half, mean + half
 
-    def uncertainty(self, X: ArrayLike) -> Doubt:  # noqa: N803
+    def uncertainty(self, X: ArrayLike) -> UncertaintyArrays:  # noqa: N803
         """Standard deviations of a new target: total² = aleatoric² (noise) + epistemic² (weights)."""
         values = self._values(X)
-        return Doubt(*(self._shaped(part) for part in (values.total, values.aleatoric, values.epistemic)))
+        return UncertaintyArrays(*(self._shaped(part) for part in (values.total, values.aleatoric, values.epistemic)))
 
     def _values(self, x: ArrayLike) -> RegressionPrediction:
         prediction: RegressionPrediction = self._predict(x)
-        # In float64 even for inputs of float32: targets may lie far from zero.
+        # In float64 even for float32 inputs: targets may lie far from zero.
         return rescaled(prediction, torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_))
 
     def _shaped(self, values: torch.Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""Training loops, checkpoints and saved posteriors."""
+"""Training loop, checkpoints and saved posteriors."""
 
 from credo.training.files.saving import describe, load, save
 from credo.training.fit import EpochRecord, fit, train

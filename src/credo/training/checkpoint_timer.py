@@ -1,4 +1,4 @@
-"""When a training saves or stops between two steps; all processes come to the same answer."""
+"""Decide after each step whether to write a checkpoint or to stop; all ranks decide alike."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.support.validate import checked_count
 from credo.training.rank_zero import from_first, several
 
-# All processes look at clock and signals together about once a second of training, and every hundred steps at least.
+# All ranks check clock and signals together about once a second of training, at least every hundred steps.
 _SECONDS, _MOST_STEPS = 1.0, 100
 
 
-class Pauses:
-    """After each step: is a checkpoint due, was anybody asked to stop?
+class CheckpointTimer:
+    """Tells after each step whether a checkpoint is due and whether to stop.
 
-    Steps are counted, so every process knows without asking. The first process' clock decides about minutes, and a
-    stop that one process was asked for is one for all.
+    Steps are counted by every rank; rank 0's clock decides about minutes; a stop request to one rank stops all.
+
+    Args:
+        process_group: The processes that train together, or None.
+        every: Steps between two checkpoints, or None.
+        minutes: Minutes between two checkpoints, or None.
+        stop: Returns whether training was asked to stop.
     """
 
     def __init__(
@@ -34,14 +39,14 @@ class Pauses:
             raise ValueError(f"checkpoint_minutes={minutes} must be positive, or None for no checkpoints by time.")
         self.process_group, self.every, self.minutes, self.stop = process_group, every, minutes, stop
         self._saved = self._looked = time.monotonic()
-        self._wait = self._left = 1  # steps between two looks, and until the next
+        self._wait = self._left = 1  # steps between two checks, and until the next
 
     def saved(self) -> None:
-        """A checkpoint was written: minutes are counted from here."""
+        """Restart the clock after a checkpoint was written."""
         self._saved = time.monotonic()
 
     def after(self, steps: int) -> tuple[bool, bool]:
-        """(save, stop) after so many steps in all."""
+        """Return (save, stop) after `steps` steps in total."""
         counted = self.every is not None and steps % self.every == 0
         due, stop = self._look()
         return counted or due, stop

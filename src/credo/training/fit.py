@@ -1,34 +1,38 @@
-"""The training loop: one record an epoch, checkpoints within it, early stopping, progress."""
+"""The training loop: steps and epochs, validation, checkpoints, early stopping."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from credo.core.errors import unknown
-from credo.core.example_counts import EVERY, Counted
-from credo.core.likelihood import Categorical, Likelihood
-from credo.core.posterior import Posterior
+from credo.core.errors import CredoError, unknown
+from credo.core.likelihood import Categorical
+from credo.core.posterior import Posterior, Terms
 from credo.core.support.validate import checked_count
-from credo.training.checkpoint_timer import Pauses
-from credo.training.epoch import BatchCounts, BatchNll, Loader, OnStep
-from credo.training.epoch_runner import Loop
+from credo.training.batch_loss import BatchCounts, BatchNll, batch_counts, likelihood_nll
+from credo.training.checkpoint_timer import CheckpointTimer
+from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
-from credo.training.state import Checkpoints
-from credo.training.validation import MONITORS, judge, scores, validate
+from credo.training.state import Checkpoints, Progress, set_global_generators
+from credo.training.stopping import StopRequest, TrainingStopped
+from credo.training.validation import MONITORS, scores, update_best, validate
+
+# Called with the epoch (from 1), the steps done of it, the steps it has, and the terms of the last step.
+OnStep = Callable[[int, int, int, Terms], None]
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch was: means of the terms over its steps, the last step's rate, validation metrics, wall time.
+    """Results of one epoch: means of the terms over its steps, validation metrics, wall time.
 
-    `epoch` counts from 1: it is the number of epochs finished.
+    `epoch` counts from 1, `lr_scale` is that of the last step, `best` whether validation was the best so far.
     """
 
     epoch: int
@@ -40,6 +44,27 @@ class EpochRecord:
     seconds: float
     validation: dict[str, float] = field(default_factory=dict)
     best: bool = False
+
+
+def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
+    """Train the posterior and return it.
+
+    Args:
+        posterior: Any method.
+        loader: Batches, see `train`.
+        epochs: Number of epochs.
+        progress: Show a progress bar; only on an interactive terminal.
+        **options: Options of `train`.
+    """
+    if progress:
+        from credo.training.progress import shown  # rich is slow to import
+
+        records = shown(posterior, loader, epochs=epochs, **options)
+    else:
+        records = train(posterior, loader, epochs=epochs, **options)
+    for _ in records:
+        pass
+    return posterior
 
 
 def train(
@@ -63,75 +88,158 @@ def train(
     weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
 ) -> Iterator[EpochRecord]:
-    """Train, yielding a record after each epoch (after its checkpoint is on disk).
+    """Train, yielding a record after each epoch, once its checkpoint is on disk.
 
-    With `validation` and `patience` training stops when `monitor` has not improved for that many epochs, and the best
-    epoch's state is what remains. If `checkpoint` exists, training goes on from it, bit for bit as if it had never
-    stopped: everything random in an epoch (shuffling, dropout, augmentation by torch) is seeded by (seed, epoch), and
-    the global generator is left as it was. It is written after each epoch and within it after every `checkpoint_every`
-    steps or `checkpoint_minutes`; the `keep` - 1 before it are kept as NAME.1.pt and so on, and used if the newest
-    is damaged. `epochs` may be more than in the training that wrote it; a schedule by name is then that of the new
-    number. When `stop()` is true (see `stopping_on_signals`), a checkpoint is written after the step and
-    `TrainingStopped` raised. The loss is the posterior's likelihood on (inputs, targets), or `nll(net, batch)`. Where
-    that is a mean over some rows only, `examples(batch)` is the number that it was divided by, in the units of
-    `data_size`; where rows weigh differently, `weights(batch)` is how often each counts (see `Posterior.step`).
+    Resumes from `checkpoint` if it exists, bit for bit as if training had never stopped: everything random in an epoch
+    (shuffling, dropout, augmentation by torch) is seeded by (seed, epoch). The global generator is left unchanged.
 
-    After `credo.distribute` the loader must give each process its share; the first one writes, all stop together, and
-    another number of processes can go on.
+    After `credo.distribute` the loader must give each process its own shard. The first process writes files, all stop
+    together, and another number of processes can resume.
+
+    Args:
+        posterior: Any method.
+        loader: Sized iterable of batches: a DataLoader, `Batches`, a list.
+        epochs: Total number of epochs, with those of the checkpoint. More than planned before resumes a finished
+            training; a schedule given by name then spans the new number.
+        validation: Held-out batches, measured after each epoch.
+        validation_draws: Draws for these predictions; few make the choice of the best epoch noisy.
+        monitor: Metric for `patience` and the plateau schedule: "nll", "accuracy" or "rmse".
+        patience: Stop if `monitor` has not improved for so many epochs, and restore the best epoch's state.
+        schedule: "constant", "cosine", "plateau", or a function of the time in epochs (see `make_schedule`) that
+            returns the factor on the learning rate.
+        checkpoint: File for the whole state, written after each epoch.
+        checkpoint_every: Also write it after every so many steps.
+        checkpoint_minutes: Also write it after so many minutes; None: not.
+        keep: Number of checkpoints: older ones are NAME.1.pt, NAME.2.pt, …, used if the newest is damaged.
+        stop: Asked after every step; if true, a checkpoint is written and `TrainingStopped` raised. See
+            `stopping_on_signals`.
+        seed: Seed of shuffling and of everything that uses torch's global generator.
+        nll: `nll(net, batch)` returns the batch's mean negative log-likelihood. None: the posterior's likelihood on
+            batches of (inputs, targets).
+        examples: `examples(batch)` returns the number that this mean was divided by, in the units of `data_size`,
+            where it is not the number of rows (`ignore_index`, masks).
+        weights: `weights(batch)` returns how often each row counts (see `Posterior.step`).
+        on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
     """
     process_group = posterior.process_group
-    counts = _counts(posterior, nll, examples, weights)
-    # Labels that are left out are few: the number of rows says what data_size should be about.
+    counts = batch_counts(posterior, nll, examples, weights)
+    # Ignored labels are few, so the number of rows still tells what data_size should be about.
     counted = counts is not None and type(posterior.likelihood) is not Categorical
     counted = counted or examples is not None or weights is not None
     all_do(process_group, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    check_alike(
-        process_group,
-        options
-        | _in_words(
-            schedule=schedule, checkpoint=checkpoint, validation=validation, examples=examples, weights=weights
-        ),
-    )
+    options["schedule"] = schedule if isinstance(schedule, str) else "your own"
+    given = {"checkpoint": checkpoint, "validation": validation, "examples": examples, "weights": weights}
+    options |= {name: "none" if value is None else "given" for name, value in given.items()}
+    check_alike(process_group, options)
     chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
-    pauses = Pauses(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
+    timer = CheckpointTimer(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
-    if 0 < epochs < progress.begun:  # none is a way to look at a checkpoint
+    if 0 < epochs < progress.begun:  # 0 only reads a checkpoint
         raise ValueError(
-            f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: they "
-            "can be raised to go on, not lowered below what is done."
+            f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: it "
+            "can be raised to resume, not lowered below what is done."
         )
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loss = nll or _likelihood_nll(posterior)
-    loop = Loop(posterior, loader, loss, counts, checkpoints, pauses, progress, seed, on_step)
+    loss = nll or likelihood_nll(posterior)
+    training = _Training(posterior, loader, loss, counts, checkpoints, timer, progress, seed, on_step)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
-        terms = loop.epoch(scale)
+        terms = training.epoch(scale)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
-        best = judge(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate, seconds = posterior.lr_scale, loop.seconds()
+        best = update_best(posterior, progress, metrics, monitor, keep=patience is not None)
+        rate, seconds = posterior.lr_scale, training.seconds()
         record = EpochRecord(
             progress.epoch + 1, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )
-        loop.finish(asdict(record))
+        progress.finish_epoch()
+        progress.records.append(asdict(record))
+        training.save()
         yield record
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
-    posterior.lr_scale = 1.0  # a schedule's last rate is not meant for steps after it
+    posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
 
 
-def _in_words(**things: Any) -> dict[str, str]:
-    """What can be compared between processes: names as they are, of other things only whether they are given."""
-    name = things.pop("schedule")
-    return {
-        "schedule": name if isinstance(name, str) else "your own",
-        **{key: "none" if thing is None else "given" for key, thing in things.items()},
-    }
+@dataclass
+class _Training:
+    """State that the epochs of one training share."""
+
+    posterior: Posterior
+    loader: Loader
+    nll: BatchNll
+    counts: BatchCounts | None
+    checkpoints: Checkpoints
+    timer: CheckpointTimer
+    progress: Progress
+    seed: int
+    on_step: OnStep | None
+
+    def epoch(self, scale: Schedule) -> Terms:
+        """Make the remaining steps of the epoch; return the means of the terms over all its steps."""
+        posterior, progress = self.posterior, self.progress
+        self._start = time.perf_counter() - progress.seconds
+        posterior.train()
+        self.checkpoints.begin_epoch()
+        with seeded_epoch(self.loader, self.seed, progress.epoch, posterior.device):
+            self._steps(scale)
+        if progress.step == 0:
+            raise CredoError("The loader gave no batch.")
+        if posterior.process_group is not None:
+            posterior.process_group.settle_(posterior)
+        means = {key: None if value is None else value / progress.step for key, value in progress.sums.items()}
+        return Terms(**means)  # type: ignore[arg-type]
+
+    def _steps(self, scale: Schedule) -> None:
+        posterior, progress, group = self.posterior, self.progress, self.posterior.process_group
+        total = len(self.loader)
+        batches = remaining_batches(self.loader, group, self.seed, progress)
+        if progress.random is not None and group is None:
+            set_global_generators(progress.random, posterior.device)
+        if progress.step:  # stopped after its last step, an epoch has no other step that would set its rate
+            posterior.lr_scale = scale(progress.epoch + (progress.step - 1) / total)
+        while (batch := next_batch(batches, group, self.seed, progress.epoch, progress.step)) is not END:
+            posterior.lr_scale = scale(progress.epoch + progress.step / total)
+            counted = {} if self.counts is None else self.counts(batch).given()
+            terms = posterior.step(lambda net, batch=batch: self.nll(net, batch), **counted)
+            progress.add_step(terms)
+            self._after_step(terms)
+
+    def _after_step(self, terms: Terms) -> None:
+        """Write a checkpoint if one is due, and raise TrainingStopped if training was asked to stop."""
+        progress, total = self.progress, len(self.loader)
+        if self.on_step is not None:
+            self.on_step(progress.epoch + 1, progress.step, total, terms)
+        save, stop = self.timer.after(progress.epoch * total + progress.step)
+        # After the last step the epoch's own checkpoint follows.
+        if not stop and (not save or progress.step >= total):
+            return
+        progress.seconds = self.seconds()
+        self.save()
+        if stop:
+            raise self._stopped()
+
+    def seconds(self) -> float:
+        """Return the seconds since the epoch began, with those before it was interrupted."""
+        return time.perf_counter() - self._start
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is a path for it."""
+        self.checkpoints.save(self.progress)
+        self.timer.saved()
+
+    def _stopped(self) -> TrainingStopped:
+        asked = self.timer.stop.signal if isinstance(self.timer.stop, StopRequest) else None
+        where = f"after step {self.progress.step} of {len(self.loader)} of epoch {self.progress.epoch + 1}"
+        saved = "nothing was saved, as no checkpoint= was given"
+        if self.checkpoints.path is not None:
+            saved = f"the state is in {self.checkpoints.path}, and the same call or command resumes from there"
+        return TrainingStopped(f"Training was asked to stop and did, {where}; {saved}.", asked)
 
 
 def _check(
@@ -144,6 +252,7 @@ def _check(
     schedule: str | Schedule,
     counted: bool,
 ) -> None:
+    """Validate the arguments of `train`."""
     check_loader(loader)
     if monitor not in MONITORS:
         raise ValueError(unknown("monitor", monitor, MONITORS))
@@ -162,48 +271,3 @@ def _check(
     check_shares(posterior.process_group, loader)
     check_whole(posterior.process_group, validation)
     check_statistics(posterior, loader)
-
-
-def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
-    """The same posterior, trained; options as in `train`. A progress bar shows on an interactive terminal only."""
-    if not progress:
-        for _ in train(posterior, loader, epochs=epochs, **options):
-            pass
-        return posterior
-    from credo.training.progress import shown  # rich is slow to import and a bar is not always wanted
-
-    for _ in shown(posterior, loader, epochs=epochs, **options):
-        pass
-    return posterior
-
-
-def _likelihood_nll(posterior: Posterior) -> BatchNll:
-    def nll(net: nn.Module, batch: Any) -> Tensor:
-        if not _is_pair(batch):
-            raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
-        x, y = (entry.to(posterior.device) for entry in batch)
-        own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
-        return own.nll(net(x), y)
-
-    return nll
-
-
-def _counts(
-    posterior: Posterior,
-    nll: BatchNll | None,
-    examples: Callable[[Any], float] | None,
-    weights: Callable[[Any], Tensor] | None,
-) -> BatchCounts | None:
-    """What a batch's loss is a mean over, as told or, where the loss is its own, by the likelihood; None: all rows."""
-    if examples is not None or weights is not None:
-        return lambda batch: Counted(
-            None if examples is None else examples(batch), None if weights is None else weights(batch)
-        )
-    likelihood = posterior.likelihood
-    if nll is not None or type(likelihood).counted is Likelihood.counted:
-        return None
-    return lambda batch: likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
-
-
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, tuple | list) and len(batch) == 2

@@ -1,4 +1,4 @@
-"""Whether posterior and loader agree: on the number of examples, and on who of several processes has which."""
+"""Validate loaders: number of examples against `data_size`, shards of several processes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
+from credo.core.errors import DataSizeWarning
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches
 from credo.data import Batches
 
-# Dropped last batches, held-out parts and repeats are no reason to warn; counting batches instead of examples is.
+# Dropped last batches, held-out data and repeats should not warn; counting batches instead of examples should.
 _FACTOR = 2
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse what has no batches to be read anew in every epoch, and say how to make them of it."""
+    """Raise TypeError with advice unless the loader is a sized iterable that can be read in every epoch."""
     check_batches(loader)
     if isinstance(loader, Iterator | Tensor):
         raise TypeError(
-            f"Every epoch reads its batches anew, which a {type(loader).__name__} cannot give: make a list of batches."
+            f"Every epoch reads all batches, which a {type(loader).__name__} does not support: make a list of batches."
         )
     try:
         len(loader)
@@ -34,56 +35,59 @@ def check_loader(loader: Any) -> None:
 
 
 def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> None:
-    """Refuse a KL schedule over another number of batches; warn of a `data_size` far from the loader's examples.
+    """Raise if a KL schedule has another number of batches; warn if `data_size` is far from the loader's size.
 
-    Not where losses are `counted` as means over something else than the loader's rows.
+    Args:
+        posterior: The posterior.
+        loader: The training batches.
+        counted: Whether losses are means over something else than the loader's rows; then there is no warning.
     """
     for part in posterior.parts:
         options = part.config()
         if options.get("kl_weight") == "blundell" and options["batches"] != len(loader):
             raise ValueError(
-                f"kl_weight='blundell' was told of batches={options['batches']} an epoch, the loader has "
+                f"kl_weight='blundell' expects batches={options['batches']} per epoch, the loader has "
                 f"{len(loader)}: the KL would not count once an epoch. Give batches={len(loader)}."
             )
     known = None if counted else known_size(loader)
-    if known is None or not any(_uses_size(part) for part in posterior.parts):
+    if known is None or not any(part.describe().has_prior for part in posterior.parts):
         return
     low, high = known
     if not low <= posterior.data_size * _FACTOR <= high * _FACTOR**2:
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
         warnings.warn(
-            f"data_size={posterior.data_size}, but the loader has {count} examples: prior and data are weighed as if "
-            f"there were {posterior.data_size:,}. Give data_size={high}; if another weight of the data is meant, say "
-            "so by temperature.",
-            UserWarning,
+            f"data_size={posterior.data_size}, but the loader has {count} examples: prior and data are weighted as "
+            f"if there were {posterior.data_size:,}. Give data_size={high}; to weight the data differently, set "
+            "temperature.",
+            DataSizeWarning,
             stacklevel=2,
         )
 
 
 def check_shares(process_group: ProcessGroup | None, loader: Any) -> None:
-    """Refuse a loader that would give every process the same batches, where they are meant to share them."""
+    """Raise ValueError if the loader would give every process the same batches instead of a shard each."""
     if process_group is None:
         return
     rank, groups = process_group.data_rank, process_group.data_groups
     if isinstance(loader, Batches):
         if (loader.rank, loader.world) != (rank, groups):
             raise ValueError(
-                f"The batches are part {loader.rank} of {loader.world}, this process has part {rank} of {groups}: give "
-                "the batches of one process as loader.shard(group.data_rank, group.data_groups)."
+                f"The batches are shard {loader.rank} of {loader.world}, this process has shard {rank} of {groups}: "
+                "give loader.shard(group.data_rank, group.data_groups)."
             )
     elif isinstance(loader, DataLoader) and groups > 1:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
         plain = isinstance(sampler, RandomSampler | SequentialSampler)
         if plain or getattr(sampler, "num_replicas", groups) != groups:
             raise ValueError(
-                f"The loader's {type(sampler).__name__} does not give each of {groups} processes its own part of the "
+                f"The loader's {type(sampler).__name__} does not give each of {groups} processes its own shard of the "
                 "data. Use DataLoader(..., sampler=DistributedSampler(data, num_replicas=group.data_groups, "
-                "rank=group.data_rank)), with batch_size a part of the whole batch."
+                "rank=group.data_rank)), with batch_size that of one process."
             )
 
 
 def check_whole(process_group: ProcessGroup | None, validation: Any) -> None:
-    """Refuse validation data that are divided already: processes share the prediction of the whole by themselves."""
+    """Raise ValueError if validation data are sharded already: prediction shards them itself."""
     if process_group is None:
         return
     parts = validation.world if isinstance(validation, Batches) else 1
@@ -92,13 +96,13 @@ def check_whole(process_group: ProcessGroup | None, validation: Any) -> None:
         parts = getattr(sampler, "num_replicas", 1)
     if parts > 1:
         raise ValueError(
-            f"The validation loader gives one of {parts} parts: give the whole validation set to every process; they "
-            "divide its batches by themselves."
+            f"The validation loader gives one of {parts} shards: give the whole validation set to every process; they "
+            "share its batches themselves."
         )
 
 
 def check_statistics(posterior: Posterior, loader: Any) -> None:
-    """Refuse a last part of a single example where BatchNorm takes its statistics from it: there are none of one."""
+    """Raise ValueError if a shard of the last batch has one example and BatchNorm needs statistics of it."""
     process_group = posterior.process_group
     if (
         not isinstance(loader, Batches)
@@ -108,24 +112,24 @@ def check_statistics(posterior: Posterior, loader: Any) -> None:
     ):
         return
     modules = list(posterior.modules())
-    # After a convolution one example has many positions to take statistics from.
+    # After a convolution one example has many positions for the statistics.
     if any(isinstance(module, nn.Conv1d) for module in modules):
         return
     if any(isinstance(module, nn.BatchNorm1d) and not is_synced(module) for module in modules):
         whole = loader.batch_size * loader.world
         raise ValueError(
-            f"{loader.data_size} examples in batches of {whole} leave each of {loader.world} processes a single one of "
+            f"{loader.data_size} examples in batches of {whole} leave each of {loader.world} processes one example of "
             "the last batch, and BatchNorm has no statistics of one example. Take them from the whole batch "
             '(--sync-batchnorm, batchnorm="sync"), choose another batch_size, or Batches(..., drop_last=True).'
         )
 
 
 def known_size(loader: Any) -> tuple[int, int] | None:
-    """Least and largest number of examples that a loader may be said to have; None where nobody knows.
+    """Return the smallest and largest plausible number of examples of a loader; None if unknown.
 
-    A sampler may leave some out or repeat them, and processes that train together may hold a share each.
+    A sampler may leave some out or repeat them, and processes that train together may hold a shard each.
     """
-    own = getattr(loader, "data_size", None)  # of `Batches`: over all processes
+    own = getattr(loader, "data_size", None)  # `Batches`: over all processes
     if isinstance(own, int):
         return own, own
     dataset = getattr(loader, "dataset", None)
@@ -135,12 +139,7 @@ def known_size(loader: Any) -> tuple[int, int] | None:
         return None  # the data set gives whole batches
     sizes = [len(dataset)]
     if loader.batch_size is None:
-        sizes.append(len(loader))  # a batch sampler of one's own: at least one example each
+        sizes.append(len(loader))  # a custom batch sampler: at least one example each
     elif isinstance(loader.sampler, Sized):
         sizes.append(len(loader.sampler))
     return min(sizes), max(sizes) * process_count()
-
-
-def _uses_size(part: Posterior) -> bool:
-    """Whether the number of examples matters: not for maximum likelihood. Some KLs have no prior to describe."""
-    return callable(getattr(part, "kl", None)) or part.config().get("prior", "") is not None

@@ -1,4 +1,4 @@
-"""A progress bar around training; shown on an interactive terminal, silent everywhere else."""
+"""A progress bar around training, on an interactive terminal only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from credo.core.posterior import Posterior, Terms
-from credo.training.epoch import Loader, OnStep
-from credo.training.fit import EpochRecord, train
+from credo.training.epoch_batches import Loader
+from credo.training.fit import EpochRecord, OnStep, train
 from credo.training.rank_zero import is_first
 
 
 def make_progress(console: Console | None = None) -> Progress:
-    """Bar with counts, time taken, time left and a free text at the end, on stderr."""
+    """Return a bar on stderr with counts, elapsed and remaining time, and a text at the end."""
     console = console or Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -39,21 +39,30 @@ def shown(
     on_step: OnStep | None = None,
     **options: Any,
 ) -> Iterator[EpochRecord]:
-    """`train` with a bar over all steps: loss, nll, kl and the last validation; on the first process only."""
+    """Run `train` with a bar over all steps that shows loss, NLL, KL and the last validation; on rank 0 only.
+
+    Args:
+        posterior: As in `train`.
+        loader: As in `train`.
+        epochs: As in `train`.
+        description: Text before the bar.
+        on_step: As in `train`.
+        **options: Further options of `train`.
+    """
     if not is_first(posterior.process_group):
         yield from train(posterior, loader, epochs=epochs, on_step=on_step, **options)
         return
     with make_progress() as bar:
-        task = bar.add_task(description, total=None, text="")  # `train` says it if the loader has no length
+        task = bar.add_task(description, total=None, text="")  # `train` raises if the loader has no length
         last = ""
 
-        def show(epoch: int, done: int, batches: int, terms: Terms) -> None:
+        def _update(epoch: int, done: int, batches: int, terms: Terms) -> None:
             steps = (epoch - 1) * batches + done
             bar.update(task, completed=steps, total=epochs * batches, text=f"{_terms(terms)} {last}")
             if on_step is not None:
                 on_step(epoch, done, batches, terms)
 
-        for record in train(posterior, loader, epochs=epochs, on_step=show, **options):
+        for record in train(posterior, loader, epochs=epochs, on_step=_update, **options):
             last = " ".join(f"val {key} {value:.4f}" for key, value in record.validation.items())
             bar.update(task, completed=record.epoch * len(loader), total=epochs * len(loader))
             yield record

@@ -1,4 +1,4 @@
-"""What the processes of one training must do alike: read one file, write it once, fail together."""
+"""What ranks must do together: rank 0 reads and writes files, and all fail if one fails."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Value = TypeVar("Value")
 
 
 def several(process_group: ProcessGroup | None) -> bool:
-    """Whether there is anybody to agree with."""
+    """Return whether there is more than one process."""
     return process_group is not None and process_group.world > 1
 
 
 def is_first(process_group: ProcessGroup | None) -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Return whether this process is rank 0, which writes files and prints."""
     return process_group is None or process_group.is_first
 
 
 def first_does(process_group: ProcessGroup | None, action: Callable[[], Value]) -> Value | None:
-    """What `action` gives on the first process, None on the others, which wait for it; if it fails, all of them fail.
+    """Run `action` on rank 0; return its result there, None on the others, which wait. If it fails, all ranks raise.
 
-    Not for more than the process group's timeout: those who wait take it for lost then.
+    It must take less than the process group's timeout.
     """
     if process_group is None or not several(process_group):
         return action()
@@ -36,18 +36,18 @@ def first_does(process_group: ProcessGroup | None, action: Callable[[], Value]) 
         except Exception as error:
             failure = error
     if process_group.agree(failure is not None):
-        raise failure or CredoError("The first process (rank 0) failed and said why; this one stops with it.")
+        raise failure or CredoError("The first process (rank 0) failed, see its error; this one stops with it.")
     return value
 
 
 def from_first(process_group: ProcessGroup | None, value: Value) -> Value:
-    """The value that the first process has, on all of them."""
+    """Broadcast rank 0's value."""
     found: Value = value if process_group is None else process_group.share(value)
     return found
 
 
 def all_do(process_group: ProcessGroup | None, action: Callable[[], None]) -> None:
-    """Every process does it; if it fails for one, all of them fail."""
+    """Run `action` on every rank; if it fails on one, all raise."""
     if process_group is None or not several(process_group):
         action()
         return
@@ -57,23 +57,23 @@ def all_do(process_group: ProcessGroup | None, action: Callable[[], None]) -> No
     except Exception as error:
         failure = error
     if process_group.agree(failure is not None):
-        raise failure or CredoError("Another process failed and said why; this one stops with it.")
+        raise failure or CredoError("Another process failed, see its error; this one stops with it.")
 
 
-def check_alike(process_group: ProcessGroup | None, wishes: dict[str, Any]) -> None:
-    """Refuse, for all processes, to do what they do not all want alike; the names of what differs are in the error."""
+def check_alike(process_group: ProcessGroup | None, options: dict[str, Any]) -> None:
+    """Raise ValueError on all ranks if their options differ, with the names that differ."""
     if process_group is None or not several(process_group):
         return
-    first: dict[str, Any] = process_group.share(wishes)
-    shares = process_group.average_([], [float(first.get(name) != value) for name, value in wishes.items()])
-    different = [name for name, share in zip(wishes, shares, strict=True) if share > 0]
+    first: dict[str, Any] = process_group.share(options)
+    fractions = process_group.average_([], [float(first.get(name) != value) for name, value in options.items()])
+    different = [name for name, fraction in zip(options, fractions, strict=True) if fraction > 0]
     if different:
-        here = "; ".join(f"{name}: {wishes[name]!r} here, {_elsewhere(first, wishes, name)}" for name in different)
+        here = "; ".join(f"{name}: {options[name]!r} here, {_elsewhere(first, options, name)}" for name in different)
         raise ValueError(
             f"The processes ask for different trainings ({here}). Give {' and '.join(different)} alike to all."
         )
 
 
-def _elsewhere(first: dict[str, Any], wishes: dict[str, Any], name: str) -> str:
+def _elsewhere(first: dict[str, Any], options: dict[str, Any], name: str) -> str:
     found = first.get(name)
-    return "another value in another process" if found == wishes[name] else f"{found!r} in process 0"
+    return "another value in another process" if found == options[name] else f"{found!r} in process 0"

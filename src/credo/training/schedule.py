@@ -1,6 +1,6 @@
-"""Learning-rate schedules: pure functions of the time in epochs, or of that and the validation scores so far.
+"""Learning-rate schedules: pure functions of the time in epochs and, for `plateau`, of the validation scores so far.
 
-So a resumed run, whose records hold the scores, needs no other memory of them.
+The scores are in a run's records, so a resumed run needs no other state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from credo.core.errors import unknown
 from credo.core.support.validate import checked_count
 
 Schedule = Callable[[float], float]
-# Each with the options that only some of them have.
+# With the options that not all of them have.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "constant": (),
     "steps": ("milestones", "decay"),
@@ -26,10 +26,16 @@ _UNUSED = {"milestones": [], "decay": 0.1, "floor": 0.0, "wait": 6}
 
 @dataclass(frozen=True)
 class Plateau:
-    """Times `decay` whenever the monitored validation score has not improved for more than `wait` epochs.
+    """Multiply the rate by `decay` if validation has not improved for more than `wait` epochs.
 
-    As torch's `ReduceLROnPlateau`: a gain counts if it is more than `threshold` of the best score so far, and the
-    waiting begins anew after each drop. The factor never falls below `floor`.
+    As torch's `ReduceLROnPlateau`: waiting restarts after each drop.
+
+    Args:
+        decay: Factor of one drop, between 0 and 1.
+        wait: Epochs without a gain to tolerate.
+        threshold: Relative gain over the best score that counts as one.
+        floor: Smallest factor.
+        warmup: Epochs of linear growth from 0.
     """
 
     decay: float = 0.1
@@ -40,17 +46,17 @@ class Plateau:
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
-            raise ValueError(f"decay={self.decay} must lie between 0 and 1: what the rate is multiplied with.")
+            raise ValueError(f"decay={self.decay} must lie between 0 and 1: the rate is multiplied by it.")
         if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor={self.floor} must lie between 0 and 1, a share of the first rate.")
+            raise ValueError(f"floor={self.floor} must lie between 0 and 1: a fraction of the first rate.")
         checked_count("wait", self.wait, least=0)
 
     def __call__(self, time: float) -> float:
-        """The factor while nothing has been validated yet."""
+        """Return the factor before any validation."""
         return self.after(())(time)
 
     def after(self, scores: Sequence[float]) -> Schedule:
-        """The schedule of the next epoch, given the scores of all before it, larger ones being better."""
+        """Return the schedule of the next epoch, given the scores of all epochs so far, larger being better."""
         factor, best, bad = 1.0, -math.inf, 0
         for score in scores:
             if score > best + self.threshold * abs(best) or best == -math.inf:
@@ -72,11 +78,17 @@ def make_schedule(
     warmup: float = 0.0,
     wait: int = 6,
 ) -> Schedule:
-    """Factor on the learning rate at a time in epochs.
+    """Return the factor on the learning rate as a function of the time in epochs.
 
-    `constant`; `steps`: times `decay` at each of `milestones`; `cosine`: half a cosine from 1 to `floor` over `epochs`;
-    `plateau`: times `decay` when validation has not improved for more than `wait` epochs. `warmup` epochs of linear
-    growth go before all of them.
+    Args:
+        name: "constant"; "steps": times `decay` at each of `milestones`; "cosine": half a cosine from 1 to `floor` over
+            `epochs`; "plateau": times `decay` when validation has not improved for more than `wait` epochs.
+        epochs: Length of the training.
+        milestones: Epochs at which the rate drops.
+        decay: Factor of one drop.
+        floor: Smallest factor of "cosine" and "plateau".
+        warmup: Epochs of linear growth from 0 at the beginning of any of them.
+        wait: Epochs without a gain that "plateau" tolerates.
     """
     if name not in SCHEDULES:
         raise ValueError(unknown("schedule", name, SCHEDULES))
@@ -85,10 +97,10 @@ def make_schedule(
     given = {"milestones": list(milestones), "decay": decay, "floor": floor, "wait": wait}
     for option, value in given.items():
         if value != _UNUSED[option] and option not in SCHEDULES[name]:
-            those = [repr(other) for other, options in SCHEDULES.items() if option in options]
+            others = [repr(other) for other, options in SCHEDULES.items() if option in options]
             raise ValueError(
                 f"schedule={name!r} has no {option}, and {option}={value} was given: leave it out, or choose "
-                f"schedule={' or '.join(those)}."
+                f"schedule={' or '.join(others)}."
             )
     if not 0 <= warmup <= epochs:
         raise ValueError(f"warmup={warmup} must lie between 0 and epochs={epochs}.")
@@ -100,8 +112,8 @@ def make_schedule(
         if name == "steps":
             return float(decay ** bisect.bisect_right(marks, time))
         if name == "cosine":
-            share = (time - warmup) / max(epochs - warmup, 1e-9)
-            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(max(share, 0.0), 1.0)))
+            fraction = (time - warmup) / max(epochs - warmup, 1e-9)
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(max(fraction, 0.0), 1.0)))
         return 1.0
 
     def scale(time: float) -> float:

@@ -1,4 +1,4 @@
-"""What a killed training needs to go on: how far it was, and the files that hold it."""
+"""The state of a training and its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from credo.core.errors import FileFormatError
 from credo.core.kernels.build import library, used
-from credo.core.posterior import Posterior
+from credo.core.posterior import Posterior, Terms
 from credo.core.support.finite_state import listed, unsound, without_std
 from credo.training.files.checkpoint import (
     check_kernels,
@@ -27,10 +27,18 @@ from credo.training.rank_zero import first_does, from_first
 
 @dataclass
 class Progress:
-    """How far training is, beside the posterior; `epoch` counts those that are finished.
+    """State of a training beside the posterior's.
 
-    Of the epoch after them, `step` steps are done: `sums` of their terms (`kl` is None once a step had none), the
-    seconds they took, and the state of torch's global generators behind them.
+    Attributes:
+        epoch: Number of finished epochs.
+        step: Number of finished steps of the current epoch.
+        sums: Sums of their terms; `kl` is None once a step had none.
+        seconds: Seconds they took.
+        random: States of torch's global generators after them.
+        bad_epochs: Epochs since validation was best.
+        best_score: Best validation score, larger being better.
+        best_state: The posterior's state then, if early stopping needs it.
+        records: Records of the finished epochs.
     """
 
     epoch: int = 0
@@ -45,18 +53,30 @@ class Progress:
 
     @property
     def begun(self) -> int:
-        """Epochs that are finished, and the one that is under way."""
+        """Number of epochs that were begun."""
         return self.epoch + (self.step > 0)
 
+    def add_step(self, terms: Terms) -> None:
+        """Count a step and add its terms to the sums."""
+        for key in ("loss", "nll", "penalty", "kl"):
+            before, value = self.sums.get(key, 0.0), getattr(terms, key)
+            self.sums[key] = None if before is None or value is None else before + value
+        self.step += 1
+
     def finish_epoch(self) -> None:
-        """The next epoch begins."""
+        """Move on to the next epoch."""
         self.epoch, self.step, self.sums, self.seconds, self.random = self.epoch + 1, 0, {}, 0.0, None
 
 
 class Checkpoints:
-    """The files of one training: `path` and the `keep` - 1 before it; without a path nothing is read or written.
+    """Reads and writes the checkpoints of one training. When distributed, only rank 0 needs the file system.
 
-    Of several processes the first reads and writes; a file system that all of them see is not needed.
+    Args:
+        path: The newest checkpoint; None: nothing is read or written.
+        posterior: The posterior that is trained.
+        loader: The training batches, whose generators are saved, too.
+        seed: Seed of the training, which the checkpoint must match.
+        keep: Number of checkpoints to keep.
     """
 
     def __init__(self, path: Path | None, posterior: Posterior, loader: Any, *, seed: int, keep: int) -> None:
@@ -65,7 +85,7 @@ class Checkpoints:
         self._at_epoch: list[Tensor] = []
 
     def resume(self) -> Progress:
-        """Put the last state into posterior and loader, if there is one, and say how far it was."""
+        """Load the newest checkpoint, if there is one, into posterior and loader; return the progress."""
         path, process_group = self.path, self.posterior.process_group
         if path is None:
             return Progress()
@@ -74,15 +94,15 @@ class Checkpoints:
             return Progress()
         state = parse_checkpoint(content, path)
         check_kernels(path, state)
-        _refuse(path, unsound(self.posterior, state["posterior"]))
+        _raise_if(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])
-        _refuse(path, without_std(self.posterior))
+        _raise_if(path, without_std(self.posterior))
         for part, watch in zip(self.posterior.all_posteriors(), state.get("watch", ()), strict=False):
             part._watch.load(watch)
         for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
         progress = Progress(**state["progress"])
-        if state["format"] == 1:  # which counted epochs from 0
+        if state["format"] == 1:  # counted epochs from 0
             progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
         return progress
 
@@ -91,11 +111,11 @@ class Checkpoints:
         return newest_checkpoint(path, fingerprint=self.fingerprint)
 
     def begin_epoch(self) -> None:
-        """Remember the loader's generators: to go on within this epoch, it is begun again and read up to there."""
+        """Remember the loader's generators: to resume within this epoch, it is read again from its start."""
         self._at_epoch = [generator.get_state() for generator in _generators(self.loader)]
 
     def save(self, progress: Progress) -> None:
-        """Write the state; within an epoch, also that of torch's global generators."""
+        """Write a checkpoint; within an epoch, with the states of torch's global generators."""
         path, posterior = self.path, self.posterior
         if path is None:
             return
@@ -119,30 +139,30 @@ class Checkpoints:
 
 
 def progress_at(path: Path) -> Progress | None:
-    """How far the newest checkpoint at `path` is; None if there is none."""
+    """Return the progress of the newest checkpoint at `path`; None if there is none."""
     content = newest_checkpoint(path)
     return None if content is None else Progress(**parse_checkpoint(content, path)["progress"])
 
 
-def _refuse(path: Path, problems: list[str]) -> None:
+def _raise_if(path: Path, problems: list[str]) -> None:
     if problems:
-        raise FileFormatError(f"{path} holds no state to go on from: {listed(problems)}. Delete it to start again.")
+        raise FileFormatError(f"{path} holds no valid state: {listed(problems)}. Delete it to restart.")
 
 
 def global_generators(device: torch.device) -> list[Tensor]:
-    """State of torch's global generators: the processor's, and the graphics card's if the network is on one."""
+    """Return the states of torch's global generators: the CPU's, and the GPU's if the network is on one."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def set_global_generators(states: list[Tensor], device: torch.device) -> None:
-    """Go on where `global_generators` was called."""
+    """Restore what `global_generators` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to fit: method, options, members, and the network's tensors."""
+    """Return what a checkpoint must match: method, options, members, and shapes of the network's tensors."""
     options = json.loads(json.dumps(posterior.config()))
     likelihood = options.get("likelihood") or {}
     if likelihood.get("learn"):
@@ -158,7 +178,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Generators of a DataLoader and its samplers, which seeding the epoch does not reach."""
+    """Return the generators of a DataLoader and its samplers, which `seeded_epoch` does not seed."""
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    found = [getattr(place, "generator", None) for place in (loader, getattr(loader, "sampler", None), inner)]
+    found = [getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None), inner)]
     return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]

@@ -1,4 +1,4 @@
-"""Ending a training early without losing anything: asked by a signal, done after the step that is running."""
+"""Stop training early with a checkpoint, on a signal or on request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from types import FrameType
 
 from credo.core.errors import CredoError
 
-# Seconds after which a second Ctrl-C means "now": torchrun passes on the one that its processes got already.
+# Seconds after which a second Ctrl-C interrupts at once: torchrun forwards the first one to its processes again.
 _IMPATIENT = 1.0
 
 
 class TrainingStopped(CredoError):  # noqa: N818 - nothing is wrong
-    """Training ended early because it was asked to; the same call goes on from the checkpoint.
+    """Training stopped early on request; the same call resumes from the checkpoint.
 
-    `signal` is the number of the signal that asked, None if it was something else or another process got it.
+    Args:
+        message: What was asked and saved.
+        signal: Number of the signal, None if there was none or another process got it.
     """
 
     def __init__(self, message: str, signal: int | None = None) -> None:
@@ -27,34 +29,37 @@ class TrainingStopped(CredoError):  # noqa: N818 - nothing is wrong
 
 
 class StopRequest:
-    """Whether training was asked to end; called, it says so, as `stop=` of `credo.train` wants it."""
+    """A request to stop training; callable, for `stop=` of `credo.train`."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since: float | None = None
 
     def ask(self, signal: int | None = None) -> None:
-        """End training after the step that is running."""
+        """Stop training after the current step."""
         if self._since is None:
             self.signal, self._since = signal, time.monotonic()
 
     @property
     def age(self) -> float:
-        """Seconds since training was first asked to end."""
+        """Seconds since the first request."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     def __call__(self) -> bool:
-        """Whether training was asked to end."""
+        """Return whether training was asked to stop."""
         return self._since is not None
 
 
 @contextmanager
 def stopping_on_signals(signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[StopRequest]:
-    """While open, these signals only ask to stop: give what it yields to `credo.train` as `stop=`.
+    """Turn signals into a stop request inside the block; pass what it yields to `credo.train` as `stop=`.
 
-    Training then ends after its step with a checkpoint and `TrainingStopped`. A second Ctrl-C, a second or more after
-    the first, interrupts at once. The handlers from before come back at the end; outside of the main thread, where
-    Python takes no signals, nothing is changed.
+    Training then writes a checkpoint after the current step and raises `TrainingStopped`. A second Ctrl-C, at least a
+    second after the first, interrupts at once. The old handlers are restored at the end. Outside the main thread, where
+    Python cannot handle signals, nothing changes.
+
+    Args:
+        signals: By default SIGTERM, which clusters send before they take a machine back, and Ctrl-C.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

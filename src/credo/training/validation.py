@@ -1,4 +1,4 @@
-"""Validation after an epoch: the numbers, and whether they are the best so far."""
+"""Validation after an epoch: metrics, and whether they are the best so far."""
 
 from __future__ import annotations
 
@@ -20,20 +20,37 @@ MONITORS = {"accuracy": 1.0, "nll": -1.0, "rmse": -1.0}
 
 
 def validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, epoch: int) -> dict[str, float]:
-    """Metrics on held-out data; processes that train together divide its batches, and have the same numbers."""
+    """Return metrics on held-out data; when distributed, ranks share the batches and get the same numbers.
+
+    Args:
+        posterior: The posterior.
+        batches: Held-out batches; None gives no metrics.
+        draws: Draws of the prediction.
+        epoch: Seed of the prediction.
+    """
     if batches is None:
         return {}
     if posterior.process_group is None:
         return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(epoch)  # a loader that shuffles must do so alike for everybody
+        torch.manual_seed(epoch)  # a loader that shuffles must do so alike on every rank
         metrics = quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
-    # Early stopping and rates follow these: rounding that differs between machines must not part the processes.
+    # Early stopping and rates depend on these: rounding differences must not make ranks diverge.
     return from_first(posterior.process_group, metrics)
 
 
-def judge(posterior: Posterior, progress: Progress, metrics: dict[str, float], monitor: str, *, keep: bool) -> bool:
-    """Whether this epoch is the best so far; remembers its state when early stopping wants it."""
+def update_best(
+    posterior: Posterior, progress: Progress, metrics: dict[str, float], monitor: str, *, keep: bool
+) -> bool:
+    """Update the best score and the epochs since; return whether this epoch is the best so far.
+
+    Args:
+        posterior: The posterior.
+        progress: Is updated.
+        metrics: Of this epoch; empty without validation.
+        monitor: Name of the metric.
+        keep: Whether to remember the posterior's state of the best epoch.
+    """
     if not metrics:
         return False
     if monitor not in metrics:
@@ -49,7 +66,7 @@ def judge(posterior: Posterior, progress: Progress, metrics: dict[str, float], m
 
 
 def scores(records: list[dict[str, Any]], monitor: str) -> list[float]:
-    """What is monitored, epoch by epoch, larger ones being better."""
+    """Return the monitored metric of each epoch, signed so that larger is better."""
     return [MONITORS[monitor] * record["validation"][monitor] for record in records]
 
 

@@ -1,4 +1,4 @@
-"""Which examples of a batch a process has, and its part of random numbers for them all."""
+"""The rows of a global batch that one process holds, and its slice of per-example random numbers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """Which examples of a larger batch this process has: every `count`-th, from `first` on."""
+    """The rows of the global batch held by this process: every `count`-th row, starting at `first`."""
 
     first: int = 0
     count: int = 1
 
     def of(self, make: Callable[[list[int]], Tensor], shape: Sequence[int]) -> Tensor:
-        """Random numbers of this shape, whose first dimension is examples: our rows of those for the larger batch."""
+        """Draw per-example random numbers of the given local shape, consistent with the global batch.
+
+        Args:
+            make: Draws a tensor of a given shape; called once, with the shape for the global batch.
+            shape: Shape for the local batch; the first dimension counts examples.
+        """
         if self.count == 1:
             return make(list(shape))
         return make([shape[0] * self.count, *shape[1:]])[self.first :: self.count].contiguous()
 
     def numbers(self, rows: int, device: torch.device) -> Tensor:
-        """Where our examples are in the larger batch."""
+        """Global row indices of the `rows` local examples, on `device`."""
         return torch.arange(rows, device=device) * self.count + self.first
 
 

@@ -1,8 +1,8 @@
-"""The processes that train one posterior together: who sees which data and draws, and the means over all of them.
+"""The process group of a distributed posterior: the layout of data shards and draws, and averages over ranks.
 
-World = data groups × MC groups: rank = data_rank · mc_groups + mc_rank. Ranks of one `data_rank` see the same part of
-the batch under different draws. Every rank has an equal share, so that the mean over ranks is the mean over batch and
-draws (Osawa et al. 2019 train VOGN so).
+World = data groups × MC groups: rank = data_rank · mc_groups + mc_rank. Ranks with the same `data_rank` see the same
+shard of the batch under different draws. All shards have equal size, so the mean over ranks is the mean over batch and
+draws (as in Osawa et al. 2019 for VOGN).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.distributed.batch_shard import WHOLE, Rows
-from credo.core.distributed.collectives import Link
+from credo.core.distributed.collectives import Communicator
 from credo.core.errors import LostProcessError, NonFiniteError
 from credo.core.network.batchnorm import tracking_layers
 
@@ -31,9 +31,12 @@ COMPRESSIONS = (None, "bfloat16")
 
 @dataclass(frozen=True)
 class Members:
-    """How the members of an ensemble are spread: `own` are trained here, by the processes of `process_group`.
+    """How the members of an ensemble are assigned to ranks.
 
-    `owners` gives for each member the rank that is asked for it.
+    Args:
+        process_group: The ranks that train the same members as this one.
+        own: Indices of the members trained here.
+        owners: For each member, the rank that provides its state.
     """
 
     process_group: ProcessGroup
@@ -42,25 +45,33 @@ class Members:
 
 
 class ProcessGroup:
-    """One of several processes that make every step together; made by `distribute`.
+    """The processes that train one posterior together, as seen from this rank; created by `credo.distribute`.
 
-    A loader must give this rank part `data_rank` of `data_groups` of each batch (of a batch common to all members, for
-    an ensemble). `reductions` and `bytes_sent` are those of the last step: how often numbers were averaged over
-    processes, and the size of the vectors that this one gave (a ring sends 2·(world − 1)/world times as much).
+    The loader must yield shard `data_rank` of `data_groups` of each batch (for an ensemble: of the batch shared by all
+    members). After a step, `reductions` counts its all-reduces and `bytes_sent` the bytes this rank contributed (a ring
+    all-reduce transfers 2·(world − 1)/world times as much).
+
+    Args:
+        comm: Communicator over all ranks.
+        peers: Communicator over the ranks that have the same draws.
+        mc_groups: Number of ranks that share a data shard under different draws.
+        noise: `"own"` or `"shared"`: whether each data shard has its own draws.
+        compress: None, or `"bfloat16"` to halve the bytes sent.
+        members: Assignment of ensemble members to ranks; None unless the posterior is an ensemble.
     """
 
     def __init__(
         self,
-        link: Link,
-        peers: Link,
+        comm: Communicator,
+        peers: Communicator,
         *,
         mc_groups: int = 1,
         noise: str = "own",
         compress: str | None = None,
         members: Members | None = None,
     ) -> None:
-        self.link, self.peers = link, peers
-        self.rank, self.world = link.rank, link.size
+        self.comm, self.peers = comm, peers
+        self.rank, self.world = comm.rank, comm.size
         self.noise, self.compress, self.members = noise, compress, members
         self.mc_groups = mc_groups
         if members is None:
@@ -71,97 +82,100 @@ class ProcessGroup:
             self.data_rank, self.mc_rank, self.data_groups = inner.data_rank, inner.mc_rank, inner.data_groups
         self.reductions, self.bytes_sent = 0, 0
         self._before = (0, 0)
-        self._doubted = False
+        self._loss_is_bad = False
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes files and speaks to the user."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @property
     def rows(self) -> Rows:
-        """Which rows of noise for single examples are ours: all processes' together are those of one, if shared."""
+        """This rank's rows of per-example noise; with shared noise, a slice of the global batch's."""
         return Rows(self.data_rank, self.data_groups) if self.noise == "shared" else WHOLE
 
-    def seed_for(self, *place: int) -> int:
-        """A seed for a place (seed of the posterior, step, draw …), of the data rank's own unless noise is shared."""
+    def seed_for(self, *position: int) -> int:
+        """Hash a position (posterior's seed, step, draw, …) to a seed; specific to the data shard unless shared."""
         own = "" if self.noise == "shared" else f" {self.data_rank}"
-        digest = hashlib.sha256((" ".join(map(str, place)) + own).encode()).digest()
+        digest = hashlib.sha256((" ".join(map(str, position)) + own).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
-    # -- what all do together --------------------------------------------------------------------------------
+    # -- collectives ------------------------------------------------------------------------------------------
 
     def average_(self, tensors: Sequence[Tensor], numbers: Sequence[float] = ()) -> list[float]:
-        """Means over all processes in one exchange: of tensors in place, of numbers as what is returned."""
+        """Average over all ranks in one reduction: `tensors` in place, `numbers` as the return value."""
         before = self._traffic()
-        found = self._start(self.link, tensors, numbers)()
+        found = self._start(self.comm, tensors, numbers)()
         calls, sent = self._traffic()
-        self._before = (self._before[0] + calls - before[0], self._before[1] + sent - before[1])  # not of a step
+        self._before = (self._before[0] + calls - before[0], self._before[1] + sent - before[1])  # not part of a step
         return found
 
     def average_step_(
         self, tensors: Sequence[Tensor], losses: Sequence[float], parameters: Sequence[nn.Parameter] = ()
     ) -> list[float]:
-        """The step's own exchange: means of tensors, losses, and gradients, each of which is None only if all are.
+        """The one reduction of a training step: average everything over all ranks.
 
-        There must be a loss; the first is not finite if any process was in `doubt`.
+        Args:
+            tensors: Averaged in place.
+            losses: At least one; the averages are returned. The first becomes NaN if any rank called `doubt`.
+            parameters: Their `.grad` is averaged; it stays None only if it is None on every rank.
         """
         numbers = list(losses)
-        if self._doubted:
-            numbers[0], self._doubted = math.nan, False
+        if self._loss_is_bad:
+            numbers[0], self._loss_is_bad = math.nan, False
         own = [p.grad for p in parameters]
-        gradients, found = self._average_gradients(self.link, parameters, own, numbers, tensors)
+        gradients, found = self._average_optional(self.comm, parameters, own, numbers, tensors)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._close_step()
         return found
 
-    def average_slopes(self, like: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Means of derivatives over the processes that have the same draw, which is this one alone without sharing."""
+    def average_gradients(self, like: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Average gradients over the ranks that have the same draw: only this one unless noise is shared.
+
+        Args:
+            like: Tensors with the shapes of the gradients.
+            gradients: One for each, None where there is none; averages are None only if all are.
+        """
         if self.noise != "shared":
-            return list(slopes)
-        return self._average_gradients(self.peers, like, slopes, [], [])[0]
+            return list(gradients)
+        return self._average_optional(self.peers, like, gradients, [], [])[0]
 
     def agree(self, flag: bool) -> bool:
-        """Whether it is true for any process."""
-        return self.link.any(flag)
+        """Whether `flag` is true on any rank. A collective call: every rank must make it."""
+        return self.comm.any(flag)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Tensors as one process has them, in place."""
+        """Overwrite `tensors` with those of rank `source`."""
         for tensor in tensors:
-            self.link.broadcast_(tensor.detach(), source)
+            self.comm.broadcast_(tensor.detach(), source)
 
     def share(self, thing: Any, source: int = 0) -> Any:
-        """Anything that can be pickled, as one process has it."""
-        return self.link.share(thing, source)
+        """The picklable object `thing` of rank `source`, on all ranks."""
+        return self.comm.share(thing, source)
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        self.agree(False)
-
-    # -- errors that all have -----------------------------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------------------------------
 
     @property
     def defers(self) -> bool:
-        """Whether a loss that is not finite waits for the step's exchange, which then makes it an error of all."""
+        """Whether a non-finite loss is raised at the step's reduction, on all ranks, instead of at once."""
         return self.world > 1
 
     def doubt(self, loss: float) -> None:
-        """Remember a loss that is not finite until the step's exchange."""
-        self._doubted = self._doubted or not math.isfinite(loss)
+        """Record a non-finite loss; it is raised on all ranks at the next step reduction."""
+        self._loss_is_bad = self._loss_is_bad or not math.isfinite(loss)
 
     def failed(self, error: BaseException) -> None:
-        """A step of ours ended in an error; unless all have it, leave, so that the others do not wait in vain."""
+        """Handle an exception in a step: unless every rank has it, leave the group so that the others do not hang."""
         if self.world > 1 and not isinstance(error, NonFiniteError | LostProcessError):
             self.close(
-                f"Process {self.rank} left the process group when a step of its own failed "
-                f"({type(error).__name__}: {error}). "
-                "Start all processes again from the last checkpoint."
+                f"Process {self.rank} left the process group because its step failed "
+                f"({type(error).__name__}: {error}). Restart all processes from the last checkpoint."
             )
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A step: `failed` is told of what ends it."""
+        """Context manager for one step; on an exception, notify the other ranks."""
         try:
             yield
         except BaseException as error:
@@ -169,20 +183,20 @@ class ProcessGroup:
             raise
 
     def close(self, reason: str = "This process group was closed.") -> None:
-        """No exchange any more."""
+        """Leave the group; later collectives raise `LostProcessError` with `reason`."""
         if self.members is not None:
             self.members.process_group.close(reason)
-        for link in (self.peers, self.link):
-            if link.group is not None:
-                link.leave(reason)
+        for comm in (self.peers, self.comm):
+            if comm.group is not None:
+                comm.leave(reason)
 
-    # -- what only some know ------------------------------------------------------------------------------------
+    # -- synchronising state ------------------------------------------------------------------------------------
 
     def settle_(self, posterior: Posterior) -> None:
-        """Make the same on all processes what may differ: running statistics, and who has trained which member.
+        """Synchronise the state that differs between ranks; every rank must call it before evaluation and checkpoints.
 
-        Running statistics of normalisation layers are averaged; other buffers of the network are as the first process
-        has them. Before evaluation and checkpoints; all processes must call it.
+        Running statistics of normalisation layers are averaged, other buffers of the network are taken from rank 0, and
+        ensemble members from the ranks that trained them.
         """
         if self.members is None:
             self.average_buffers_(posterior)
@@ -198,7 +212,7 @@ class ProcessGroup:
 
     @torch.no_grad()
     def average_buffers_(self, model: nn.Module) -> None:
-        """Running statistics become means over the data groups; of the MC groups only the first counts as data."""
+        """Average running statistics over the data groups (ranks of one data group have seen the same data)."""
         buffers = [b for layer in tracking_layers(model) for b in layer._buffers.values() if b is not None]
         if self.world == 1 or not buffers:
             return
@@ -210,7 +224,7 @@ class ProcessGroup:
 
     @torch.no_grad()
     def share_buffers_(self, model: nn.Module, source: int = 0) -> None:
-        """All buffers but running statistics become those of one process, also if they are not saved."""
+        """Copy all buffers except running statistics from rank `source`, including non-persistent ones."""
         known = {id(b) for layer in tracking_layers(model) for b in layer._buffers.values()}
         own = {name: b for name, b in model.named_buffers() if id(b) not in known}
         if self.world == 1 or not self.agree(bool(own)):
@@ -223,24 +237,24 @@ class ProcessGroup:
     # -- inner --------------------------------------------------------------------------------------------------
 
     def _start(
-        self, link: Link, tensors: Sequence[Tensor], numbers: Sequence[float], compress: str | None = None
+        self, comm: Communicator, tensors: Sequence[Tensor], numbers: Sequence[float], compress: str | None = None
     ) -> Callable[[], list[float]]:
-        """Begin an exchange; what it returns waits for its end. Between the two there is time for something else."""
-        if link.size == 1:
+        """Start an asynchronous average; the returned function waits for it."""
+        if comm.size == 1:
             return lambda: list(numbers)
         dtype = torch.float32 if tensors else torch.float64
         for tensor in tensors:
             dtype = torch.promote_types(dtype, tensor.dtype)
-        values = torch.tensor(numbers, dtype=dtype if compress is None else torch.float64, device=link.device)
+        values = torch.tensor(numbers, dtype=dtype if compress is None else torch.float64, device=comm.device)
         pieces = [t.detach().reshape(-1).to(dtype) for t in tensors]
         sizes = [len(piece) for piece in pieces]
         if compress is None:
             flat = torch.cat([*pieces, values])
-            finish = link.mean_(flat)
+            finish = comm.mean_(flat)
             values = flat[len(flat) - len(numbers) :]
         else:
             flat = torch.cat(pieces) if pieces else values[:0]
-            finish = link.rounded_mean_(flat, values)
+            finish = comm.rounded_mean_(flat, values)
 
         @torch.no_grad()
         def finished() -> list[float]:
@@ -251,26 +265,26 @@ class ProcessGroup:
 
         return finished
 
-    def _average_gradients(
+    def _average_optional(
         self,
-        link: Link,
+        comm: Communicator,
         like: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
         numbers: Sequence[float],
         tensors: Sequence[Tensor],
     ) -> tuple[list[Tensor | None], list[float]]:
-        """Gradients that may be None, as zeros and a number each that says so."""
-        if link.size == 1:
+        """Average gradients that may be None: sent as zeros, each with a flag."""
+        if comm.size == 1:
             return list(gradients), list(numbers)
         whole = [torch.zeros_like(t) if g is None else g for t, g in zip(like, gradients, strict=True)]
         there = [float(g is not None) for g in gradients]
-        found = self._start(link, [*tensors, *whole], [*numbers, *there], self.compress)()
+        found = self._start(comm, [*tensors, *whole], [*numbers, *there], self.compress)()
         cut = len(numbers)
         return [g if flag else None for g, flag in zip(whole, found[cut:], strict=True)], found[:cut]
 
     def _traffic(self) -> tuple[int, int]:
-        links = (self.link,) if self.peers is self.link else (self.link, self.peers)
-        return sum(link.calls for link in links), sum(link.sent for link in links)
+        comms = (self.comm,) if self.peers is self.comm else (self.comm, self.peers)
+        return sum(comm.calls for comm in comms), sum(comm.sent for comm in comms)
 
     def _close_step(self) -> None:
         total = self._traffic()
@@ -281,7 +295,7 @@ class ProcessGroup:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nobody, ()  # processes cannot be pickled: what is loaded is alone
+        return _nobody, ()  # processes cannot be pickled: an unpickled posterior is not distributed
 
 
 def _nobody() -> None:

@@ -1,15 +1,15 @@
-"""Training by several processes: who is there, how they are divided, and that all begin alike.
+"""Set up distributed training: join the processes, assign data shards and draws, start from the same state.
 
-A step reduces one vector over all processes. For P trainable parameters in T tensors it has so many entries of the
-network's precision:
+A step reduces one vector over all processes. For P trainable parameters in T tensors, its number of entries (in the
+network's precision) is:
 
     P + T + 2                MAP, MC-dropout, BBB (whose P counts means and deviations); P + T + 1: NodeBNN
     2·P + 1                  VOGN, OGN, IVON (random parameters twice): gradient and curvature
-    P + 1 (+ factors)        K-FAC and NoisyKFAC: (inputs + 1)² + outputs² of each layer in the steps that renew factors
+    P + 1 (+ factors)        K-FAC and NoisyKFAC: (inputs + 1)² + outputs² per layer when the factors are updated
 
-Under compress="bfloat16" these have 2 bytes each (and the T, 1 or 2 of them 8). Shared adversarial ascents add one
-reduction of the random parameters each, synchronised BatchNorm two of 2·channels for each layer and pass, an ensemble
-two of a few numbers.
+With compress="bfloat16" each takes 2 bytes (the T, 1 or 2 others 8). Adversarial ascents under shared noise add one
+reduction of the random parameters each, synchronised BatchNorm two of 2·channels per layer and pass, an ensemble two of
+a few numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from credo.core.distributed.collectives import Link
+from credo.core.distributed.collectives import Communicator
 from credo.core.distributed.process_group import COMPRESSIONS, NOISES, Members, ProcessGroup
-from credo.core.distributed.rendezvous import meeting_place
+from credo.core.distributed.rendezvous import fresh_store
 from credo.core.distributed.sync_batchnorm import synchronise_
 from credo.core.errors import LostProcessError, UnsupportedModelError, unknown
 from credo.core.posterior import Posterior
@@ -42,38 +42,38 @@ def distribute(
     timeout: float = 300.0,
     independent: bool = False,
 ) -> ProcessGroup:
-    """Make the steps of a posterior common to all processes that `torchrun` started; also of one that runs alone.
+    """Train a posterior jointly in all processes that `torchrun` started; a single process is a group of one.
 
-    From then on every process must make every step, on part `group.data_rank` of `group.data_groups` of the batch;
-    all parts must be equally large. All begin with the state of rank 0, make the same updates, and raise the same error
-    where a loss is not finite; `process_group.settle_(posterior)` belongs before evaluation and checkpoints.
+    From then on every process must make every step, on shard `group.data_rank` of `group.data_groups` of the batch; all
+    shards must have the same size. All processes start from the state of rank 0, make the same updates, and raise the
+    same error if a loss is not finite. Call `group.settle_(posterior)` before evaluation and checkpoints.
+
+    Members of an ensemble are trained by different processes: several by one process, or each by equally many, which
+    then split the batch among them.
 
     Args:
         posterior: The same method on the same network in every process.
-        mc_groups: So many processes share a part of the data and take different draws.
-        noise: `"own"`: each part of the data has its own draws, which makes gradients less noisy (Osawa et al. 2019).
-            `"shared"`: the same draws for all, as one process with the whole batch would have them: its very numbers.
-        compress: `"bfloat16"` halves what is sent; gradients and curvatures are rounded to 8 bits of precision.
-        batchnorm: `"local"`: BatchNorm takes the statistics of the part. `"sync"`: those of the whole batch, at two
-            small exchanges a layer and pass; in training mode all processes must make every pass.
-        timeout: Seconds after which a process that does not answer is an error (`LostProcessError`).
-        independent: True where each process trains a network of its own on purpose: it is then a process group of one,
-            and exchanges nothing. Give each posterior a seed of its own. By default processes train together, and
-            without this call the first step raises where there are several: replicas would drift apart.
-
-    Members of an ensemble are trained by different processes: several by one, or each by equally many. Then the parts
-    of a batch are for those that train the same member.
+        mc_groups: Number of processes that share a data shard under different draws.
+        noise: `"own"`: each data shard has its own draws, so gradients are less noisy (Osawa et al. 2019). `"shared"`:
+            all shards have the same draws, and training gives the numbers of a single process with the whole batch.
+        compress: `"bfloat16"` halves the bytes sent; gradients and curvatures are rounded to 8 bits of precision.
+        batchnorm: `"local"`: BatchNorm uses the statistics of the shard. `"sync"`: those of the whole batch, for two
+            small reductions per layer and pass; in training mode all processes must make every forward pass.
+        timeout: Seconds to wait for other processes before raising `LostProcessError`.
+        independent: True if the processes deliberately train different networks: each is a group of one and exchanges
+            nothing; give each posterior its own seed. Otherwise several processes without `distribute` are an error at
+            the first step, because the replicas would diverge.
     """
     _check(posterior, mc_groups, noise, compress, batchnorm, timeout)
     if not independent:
         _check_steps(posterior)
     wait = timedelta(seconds=timeout)
     members = len(posterior.parts) if posterior.parts[0] is not posterior else None
-    # Before they meet: who leaves at once breaks the connections of the others.
-    _share(1 if independent else _count(), members, mc_groups)
-    world = Link(None, posterior.device) if independent else _world(posterior.device, wait)
-    process_group = _divided(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
-    _begin_alike(posterior, process_group)
+    # Before the rendezvous: a process that raises after it breaks the connections of the others.
+    _ranks_per_member(1 if independent else _count(), members, mc_groups)
+    world = Communicator(None, posterior.device) if independent else _world(posterior.device, wait)
+    process_group = _make_group(world, members, mc_groups, wait, {"noise": noise, "compress": compress})
+    _load_first_state(posterior, process_group)
     inner = process_group if process_group.members is None else process_group.members.process_group
     for module in posterior.modules():
         if isinstance(module, Posterior):
@@ -85,34 +85,39 @@ def distribute(
 
 
 def join(timeout: float = 300.0, device: torch.device | str = "cpu") -> ProcessGroup:
-    """All processes that `torchrun` started, as a group without a posterior: to agree on what precedes training."""
+    """All processes that `torchrun` started, as a group without a posterior, to coordinate before training.
+
+    Args:
+        timeout: Seconds to wait for the other processes before raising `LostProcessError`.
+        device: Device of the tensors to exchange; chooses nccl or gloo.
+    """
     world = _world(torch.device(device), timedelta(seconds=timeout))
     return ProcessGroup(world, world)
 
 
 def leave() -> None:
-    """Leave the other processes once all is done: a Python that ends while gloo's threads run may abort (SIGABRT)."""
+    """Destroy torch's process group at the end of a script: exiting while gloo's threads run may abort (SIGABRT)."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _count() -> int:
-    """How many processes there are, without asking them."""
+    """World size, known before the rendezvous."""
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_world_size())
     return int(os.environ.get("WORLD_SIZE", 1)) if dist.is_available() else 1
 
 
-def _world(device: torch.device, wait: timedelta) -> Link:
-    """All processes: those that have met already, those that torchrun started, or this one alone."""
+def _world(device: torch.device, wait: timedelta) -> Communicator:
+    """Communicator over torch's existing process group, the processes that torchrun started, or this process."""
     if not dist.is_available():
-        return Link(None, device)
+        return Communicator(None, device)
     try:
         if dist.is_initialized():
-            return Link(dist.new_group(timeout=wait) if dist.get_world_size() > 1 else None, device)
+            return Communicator(dist.new_group(timeout=wait) if dist.get_world_size() > 1 else None, device)
         if _count() == 1:
-            return Link(None, device)
-        store, rank, count = meeting_place(wait)
+            return Communicator(None, device)
+        store, rank, count = fresh_store(wait)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -120,19 +125,18 @@ def _world(device: torch.device, wait: timedelta) -> Link:
             f"{key}={os.environ.get(key)}" for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
         )
         raise LostProcessError(
-            f"The processes did not meet within {wait.total_seconds():g} s ({where}): start all of them by torchrun, "
-            f"with an address that every host can reach. ({error})"
+            f"The processes did not connect within {wait.total_seconds():g} s ({where}): start all of them with "
+            f"torchrun, and an address that every host can reach. ({error})"
         ) from error
-    return Link(dist.group.WORLD, device)
+    return Communicator(dist.group.WORLD, device)
 
 
-def _share(size: int, members: int | None, mc_groups: int) -> int:
-    """How many of `size` processes train the same member."""
+def _ranks_per_member(size: int, members: int | None, mc_groups: int) -> int:
     count = members or 1
     if size > count and size % count:
         raise ValueError(
-            f"{size} processes cannot train {count} members by equally many each: take a multiple of {count}, "
-            f"or {count} at most."
+            f"{size} processes cannot be divided equally among {count} members: use a multiple of {count}, or at most "
+            f"{count}."
         )
     each = max(1, size // count)
     if each % mc_groups:
@@ -142,14 +146,16 @@ def _share(size: int, members: int | None, mc_groups: int) -> int:
     return each
 
 
-def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]) -> ProcessGroup:
-    """The process group of this process, for an ensemble with the smaller one that trains its members."""
-    count, each = members or 1, _share(world.size, members, mc_groups)
+def _make_group(
+    world: Communicator, members: int | None, mc_groups: int, wait: timedelta, common: dict[str, Any]
+) -> ProcessGroup:
+    """The group of all ranks; for an ensemble, it contains the group of the ranks that train the same members."""
+    count, each = members or 1, _ranks_per_member(world.size, members, mc_groups)
     lists = [[*range(start, start + each)] for start in range(0, world.size, each)]
     by_draw = [ranks[first::mc_groups] for ranks in lists for first in range(mc_groups)]
-    link = world if len(lists) == 1 else world.part(lists, timeout=wait)
-    peers = link if mc_groups == 1 else world.part(by_draw, timeout=wait)
-    process_group = ProcessGroup(link, peers, mc_groups=mc_groups, **common)
+    comm = world if len(lists) == 1 else world.split(lists, timeout=wait)
+    peers = comm if mc_groups == 1 else world.split(by_draw, timeout=wait)
+    process_group = ProcessGroup(comm, peers, mc_groups=mc_groups, **common)
     if members is None:
         return process_group
     owners = tuple(member % len(lists) * each for member in range(count))
@@ -157,15 +163,15 @@ def _divided(world: Link, members: int | None, mc_groups: int, wait: timedelta, 
     return ProcessGroup(world, world, mc_groups=mc_groups, members=Members(process_group, own, owners), **common)
 
 
-def _begin_alike(posterior: Posterior, process_group: ProcessGroup) -> None:
-    """The state of rank 0 for all, who must have built the same."""
+def _load_first_state(posterior: Posterior, process_group: ProcessGroup) -> None:
+    """Load the state of rank 0 everywhere; raise ValueError if the ranks built different posteriors."""
     own = [
         [type(part).__name__, part.data_size, part.config(), {n: list(p.shape) for n, p in part.named_parameters()}]
         for part in (posterior, *posterior.parts)
     ]
     if process_group.agree(process_group.share(own) != own):
         raise ValueError(
-            "The processes have different posteriors: build the same in each, with the same options, and with the "
+            "The processes have different posteriors: build the same one in each, with the same options and the "
             "data_size of the whole data set."
         )
     state = process_group.share(posterior.state_dict() if process_group.is_first else None)
@@ -176,7 +182,7 @@ def _begin_alike(posterior: Posterior, process_group: ProcessGroup) -> None:
 def _check(
     posterior: Posterior, mc_groups: int, noise: str, compress: str | None, batchnorm: str, timeout: float
 ) -> None:
-    checked_count("mc_groups", mc_groups, what="processes with draws of their own")
+    checked_count("mc_groups", mc_groups, what="processes with their own draws")
     if noise not in NOISES:
         raise ValueError(unknown("noise", str(noise), NOISES))
     if compress not in COMPRESSIONS:
@@ -187,20 +193,19 @@ def _check(
         raise ValueError(f"timeout={timeout} must be a positive number of seconds.")
     if mc_groups > 1 and not all(part.is_random for part in posterior.parts):
         raise ValueError(
-            f"mc_groups={mc_groups} spreads draws over processes, but {type(posterior.parts[0]).__name__} has none: "
-            "leave it at 1, so that each process has its part of the data."
+            f"mc_groups={mc_groups} distributes draws over processes, but {type(posterior.parts[0]).__name__} has "
+            "none: leave it at 1, so that each process gets its own data shard."
         )
 
 
 def _check_steps(posterior: Posterior) -> None:
-    lonely = [
+    unaware = [
         type(m).__name__ for m in posterior.modules() if isinstance(m, Posterior) and not m.averages_over_processes
     ]
-    if lonely:
+    if unaware:
         raise UnsupportedModelError(
-            f"{lonely[0]} makes every step alone, so the processes would part. A method of your own can be distributed "
-            "if its steps average gradients by ProcessGroup.average_step_, as OptimizerStep does it in "
-            "guarded(self.process_group); "
-            "then say so: averages_over_processes = True. If the processes are meant to train different networks: "
-            "independent=True."
+            f"{unaware[0]} does not average its steps over processes, so the replicas would diverge. To distribute "
+            "your own method, average gradients with ProcessGroup.average_step_, as OptimizerStep does within "
+            "guarded(self.process_group), and set averages_over_processes = True. If the processes are meant "
+            "to train different networks: independent=True."
         )

@@ -1,1 +1,1 @@
-"""Compiled fast paths with a PyTorch path behind each: same meaning, other speed."""
+"""Compiled fast paths, each with a PyTorch fallback of the same meaning."""

@@ -1,8 +1,8 @@
-"""Compile the C++ sources beside this file on first use; without a compiler there is simply no library.
+"""Compile the C++ sources next to this file on first use; without a compiler, callers fall back to PyTorch.
 
-`CREDO_KERNELS=0` turns compiled code off. Libraries are kept in the user's cache, named by source, flags, compiler and
-processor, so that another machine with the same home directory builds its own. Beside each is its SHA-256: one that was
-truncated or changed is built again.
+`CREDO_KERNELS=0` disables compiled code. Libraries are cached in the user's cache directory under a hash of source,
+flags, compiler and processor, so machines that share a home directory each build their own. A SHA-256 file next to each
+library detects truncated or modified ones, which are rebuilt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from credo.core.support.files import cache_home
 
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread")
-# Left out one after another where a compiler does not know them.
+# Tried in this order until the compiler accepts one.
 _OPTIONAL = (
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
@@ -38,7 +38,7 @@ _used: dict[str, bool] = {}
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled `name`.cpp, built if need be; None where compiled code is off or impossible."""
+    """The library compiled from `name`.cpp, built if necessary; None if compiled code is disabled or unavailable."""
     if enabled() and name not in _loaded:
         with _lock:
             if name not in _loaded:
@@ -49,19 +49,19 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def used() -> dict[str, bool]:
-    """The libraries that were asked for in this process, and whether they were there the last time."""
+    """Libraries requested in this process, and whether each was available at the last request."""
     return dict(_used)
 
 
 def why_torch() -> str:
-    """Why compiled code is not used, where it is not."""
+    """Reason why the PyTorch fallback is used."""
     if not enabled():
         return f"CREDO_KERNELS={os.environ['CREDO_KERNELS']} is set"
     return "no C++ compiler was found" if _compiler() is None else "they could not be built or loaded here"
 
 
 def enabled() -> bool:
-    """Whether compiled code may be used; read at each call, so that one process can compare both paths."""
+    """Whether `CREDO_KERNELS` allows compiled code; read at every call, so that a process can compare both paths."""
     return os.environ.get("CREDO_KERNELS", "1") not in ("0", "off", "false")
 
 
@@ -80,9 +80,9 @@ def _open(source: Path) -> ctypes.CDLL | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the library is this user's own and, to the bit, what the compiler wrote."""
+    """Whether the library belongs to this user and matches its digest."""
     proof = _proof(path)
-    if not all(place.exists() and _is_own(place) for place in (path, proof)):
+    if not all(file.exists() and _is_own(file) for file in (path, proof)):
         return False
     return proof.read_bytes() == _digest(path)
 
@@ -104,24 +104,20 @@ def _compiler() -> str | None:
 
 
 def _folder() -> Path:
-    """A folder of the user's own: code is loaded from it, so it must not be one that others can write to."""
+    """A folder that only this user can write to, since code is loaded from it."""
     try:
         folder = cache_home() / "credo" / "kernels"
-        for place in (
-            folder.parent.parent,
-            folder.parent,
-            folder,
-        ):  # each: `parents` are made with all that umask allows
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in (folder.parent.parent, folder.parent, folder):  # `parents=True` alone ignores `mode` for parents
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK) and _is_own(folder) and _is_beyond_reach(folder):
             return folder
-    except (OSError, RuntimeError):  # the second where there is no home
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
         pass
     return _temporary_folder()
 
 
 def _is_own(path: Path) -> bool:
-    """Whether the path is this user's and nobody else may write to it; no, where a system cannot tell (Windows)."""
+    """Whether only this user can write to the path; False where the system cannot tell (Windows)."""
     user = getattr(os, "getuid", None)
     if user is None:
         return False
@@ -130,7 +126,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _is_beyond_reach(folder: Path) -> bool:
-    """Whether no other user could put another folder in its place: whoever can write to a parent can rename it."""
+    """Whether no other user can replace the folder, by renaming it in a parent that they can write to."""
     parents = {*folder.parents, *folder.resolve().parents}
     return all(_is_guarded(parent.stat()) for parent in parents)
 
@@ -142,7 +138,7 @@ def _is_guarded(status: os.stat_result) -> bool:
 
 @cache
 def _temporary_folder() -> Path:
-    """A private folder for as long as this process runs."""
+    """A private folder that is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="credo-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -155,7 +151,7 @@ def _fingerprint(source: Path, compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """Processor features that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -165,7 +161,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, source: Path, target: Path) -> bool:
-    """Build beside the target and rename, so that nobody ever loads half a library."""
+    """Build next to the target and rename, so that no process loads a partial library."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         for optional in _OPTIONAL:
@@ -185,8 +181,8 @@ def _compile(compiler: str, source: Path, target: Path) -> bool:
 
 
 def _install(part: Path, target: Path) -> None:
-    """Rename what is complete, once it is on disk: a machine that loses power would leave an empty file."""
-    part.chmod(0o700)  # a generous umask would let others change it
+    """Rename a complete file after fsync: a power failure could otherwise leave it empty."""
+    part.chmod(0o700)  # a permissive umask would let others change it
     with part.open("rb+") as file:
         os.fsync(file.fileno())
     part.replace(target)

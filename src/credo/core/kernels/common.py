@@ -1,4 +1,4 @@
-"""What the compiled layer kernels share: their results, threads and memory to work in."""
+"""Shared by the compiled layer kernels: result type, number of threads, workspace memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 _ALIGN = 64
-# Multiplications that a further thread must have to be worth waking.
+# Multiplications that justify another thread.
 _PER_THREAD = 1 << 19
 _space = threading.local()
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Σ g and Σ g² over the examples, g being one example's gradient, by the weight and (if asked for) by the bias."""
+    """Σ g and Σ g² over examples of the per-example gradients g of a weight and, if requested, of a bias."""
 
     total: Tensor
     squares: Tensor
@@ -25,20 +25,20 @@ class Sums:
 
 
 def threads_for(work: int) -> int:
-    """How many threads that many multiplications are worth."""
+    """Number of threads for `work` multiplications."""
     return max(1, min(torch.get_num_threads(), work // _PER_THREAD))
 
 
 def workspace(room: int) -> int:
-    """Address of this thread's memory to work in, kept between calls: fresh memory costs more than the arithmetic."""
+    """Address of a buffer of `room` bytes, reused by this thread: allocating anew costs more than the arithmetic."""
     space = getattr(_space, "tensor", None)
     if space is None or space.numel() < room + _ALIGN:
-        _space.tensor = None  # released before the larger one is made
+        _space.tensor = None  # release before allocating the larger one
         _space.tensor = space = torch.empty(room + _ALIGN, dtype=torch.uint8, device="cpu")
     address: int = space.data_ptr()
     return -(-address // _ALIGN) * _ALIGN
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where its entries are, for a compiled function."""
+    """Data pointer of a tensor for a compiled function."""
     return None if tensor is None else tensor.data_ptr()

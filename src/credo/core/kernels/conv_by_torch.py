@@ -1,4 +1,4 @@
-"""Per-example weight gradients of convolutions as matrix products, a few examples at a time."""
+"""Per-example weight gradients of convolutions as matrix products, over small chunks of examples."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from math import prod
 import torch
 from torch import Tensor
 
-# Entries of all temporaries together that a chunk of examples may have.
+# Entries of all temporaries of one chunk of examples.
 _CHUNK = 1 << 20
-# From this many weights on, a block of them at a time: entries that stay in a core's second-level cache.
+# From this many weights on, process blocks of them that fit in a core's L2 cache.
 _MANY, _BLOCK = 1 << 17, 1 << 16
-# Entries of input patches that may exist at once.
+# Entries of input patches held at once.
 _PATCHES = 1 << 24
-# Up to this many positions, squares by pairs of positions (one matrix product each over all examples) are cheaper.
+# Up to this many positions, sums of squares over pairs of positions (one matrix product each) are cheaper.
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """The numbers of a convolution, one entry for each spatial dimension; padding is zeros on both sides."""
+    """Hyper-parameters of a convolution, one entry per spatial dimension; zero padding on both sides."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -31,7 +31,13 @@ class ConvShape:
 
 
 def sums(x: Tensor, g: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
-    """Σ g and Σ g² from a convolution's input [batch, channels, …] and output gradient [batch, outputs, …]."""
+    """Σ g and Σ g² over examples, g being one example's weight gradient.
+
+    Args:
+        x: Input of the convolution, [batch, channels, …].
+        g: Gradient at its output, [batch, outputs, …].
+        shape: Kernel, stride, padding, dilation and groups.
+    """
     total, squares = _zeros(x, g, shape), _zeros(x, g, shape)
     if g.numel() > 0 and prod(g.shape[2:]) <= _FEW:
         rows, patches = _rows(g, shape), _patches(x, g, shape)
@@ -44,13 +50,13 @@ def sums(x: Tensor, g: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
 
 
 def per_example(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
-    """Every example's weight gradient, [batch, outputs, channels / groups, *kernel]."""
+    """Per-example weight gradients [batch, outputs, channels / groups, *kernel]; `x`, `g`, `shape` as in `sums`."""
     each = torch.matmul(_rows(g, shape), _patches(x, g, shape))
     return _weight_order(each, x, g, shape)
 
 
 def linear_squares(x: Tensor, g: Tensor) -> Tensor:
-    """Σ g² for a linear map from [batch, positions, in] to [batch, positions, out] that all positions share."""
+    """Σ g² for a linear layer shared by all positions: `x` [batch, positions, in], `g` [batch, positions, out]."""
     squares = g.new_zeros(1, g.shape[-1], x.shape[-1])
     rows, patches = g.transpose(1, 2).unsqueeze(1), x.unsqueeze(1)
     if 0 < g.shape[1] <= _FEW:
@@ -75,7 +81,7 @@ def _channels_first(x: Tensor, g: Tensor, shape: ConvShape) -> bool:
 
 
 def _patches(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
-    """What each position sees."""
+    """Input patch of each position."""
     first = _channels_first(x, g, shape)
     padded = _padded(x, g, shape, first)
     batch, groups, *inner = padded.stride()
@@ -94,7 +100,7 @@ def _patches(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
 
 
 def _padded(x: Tensor, g: Tensor, shape: ConvShape, channels_first: bool) -> Tensor:
-    """The padded input, [batch, groups, channels, …] or [batch, groups, …, channels]; only what some position sees."""
+    """Padded input [batch, groups, channels, …] or [batch, groups, …, channels], cropped to what is read."""
     sizes = [
         (out - 1) * stride + dilation * (kernel - 1) + 1
         for out, stride, dilation, kernel in zip(g.shape[2:], shape.stride, shape.dilation, shape.kernel, strict=True)
@@ -137,7 +143,7 @@ def _add_chunks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: Con
     for part in _chunks(x.shape[0], groups * (outputs * (positions + length) + positions * length)):
         patches = _patches(x[part], g[part], shape).flatten(0, 1)
         count = part.stop - part.start
-        if workspace is None:  # fresh memory for each chunk would cost more than the arithmetic
+        if workspace is None:  # allocating for each chunk would cost more than the arithmetic
             workspace = g.new_empty(count * groups, outputs, length)
         each = workspace[: count * groups]
         torch.bmm(rows[part].flatten(0, 1), patches, out=each)
@@ -147,7 +153,7 @@ def _add_chunks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: Con
 
 
 def _add_blocks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> None:
-    """For many weights: Σ g in one product, and a block of outputs at a time for every single example's square."""
+    """For many weights: Σ g as one product, Σ g² example by example over blocks of outputs."""
     groups, outputs, length = total.shape
     rows = _rows(g, shape)
     step = max(1, min(outputs, _BLOCK // length))
@@ -180,7 +186,7 @@ def _add_pair_squares(squares: Tensor, rows: Tensor, patches: Tensor) -> None:
 
 
 def _chunks(count: int, entries: int, most: int | None = None) -> Iterator[slice]:
-    """Slices of `count` examples, which have so many entries each and together about `most` (`_CHUNK`) of them."""
+    """Slices over `count` examples of `entries` entries each, with about `most` (`_CHUNK`) entries per slice."""
     step = max(1, (most or _CHUNK) // max(1, entries))
     for start in range(0, count, step):
         yield slice(start, min(count, start + step))

@@ -2,13 +2,13 @@
 //
 //   g[o][run][e] = Σ over positions l of  gradient[o][l] · input[start(l) + start(run) + e]
 //
-// The input is repacked once to padded, channels-last order, so that what one position sees of a kernel row is one
+// The input is repacked once to padded, channels-last order, so that what one position reads of a kernel row is one
 // contiguous run; the output gradient to blocks of channels. A tile of some channels × some vectors of the run stays in
 // registers over all positions of an example and is then added to Σ g and, squared, to Σ g²: g itself is never stored.
 //
-// Two ways, by what is scarce. By example: every thread has sums of its own and takes some of the examples; for few
-// weights or many positions. By tile: all is packed first, every thread takes some of the tiles, and the tile's sums
-// stay in registers over several examples. Both ways the order of additions depends on the number of threads only.
+// Two parallelisations. By example, for few weights or many positions: every thread has its own sums and a part of the
+// examples. By tile: everything is packed first, every thread takes a part of the tiles, and a tile's sums stay in
+// registers over several examples. In both, the order of additions depends on the number of threads only.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,10 +28,10 @@ constexpr int BYTES = 16, WIDE = 4, THIN = 1;
 #endif
 constexpr int MOST = 3;                         // vectors of a tile, by example
 constexpr int NARROW = 4;                       // channels of a block, by tile
-constexpr int64_t FEW_BYTES = 3 << 19;          // sums of a thread, by example: most of a second-level cache
-constexpr int64_t MANY_POSITIONS = 384;         // as many or more amortise sums that are not in that cache …
+constexpr int64_t FEW_BYTES = 3 << 19;          // sums of a thread, by example: most of an L2 cache
+constexpr int64_t MANY_POSITIONS = 384;         // enough to amortise sums that are not in that cache …
 constexpr int64_t MOST_BYTES = int64_t(1) << 26;  // … up to this much for all threads
-constexpr int64_t STRIP_BYTES = 24 << 10;       // inputs of several examples for one tile: half of a first-level cache
+constexpr int64_t STRIP_BYTES = 24 << 10;       // inputs of several examples for one tile: half of an L1 cache
 constexpr int64_t ALIGN = 64;
 
 template <class T> struct Vec {
@@ -45,11 +45,11 @@ template <class T> struct Vec {
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t rounded_up(int64_t a, int64_t b) { return divided_up(a, b) * b; }
 
-// As the Python side fills it.
+// Filled by the Python side.
 struct Geometry {
     int64_t batch, groups, channels, outputs;  // channels and outputs of one group
     int64_t in[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
-    int64_t x_example, x_channel, x_pixel;     // strides; pixels of an example lie behind one another
+    int64_t x_example, x_channel, x_pixel;     // strides; pixels of an example are consecutive
     int64_t g_example, g_channel, g_pixel;
 };
 
@@ -71,7 +71,7 @@ template <class T> struct Plan : Geometry {
         runs = whole_rows ? kernel[0] * kernel[1] : taps;
         length = channels * (whole_rows ? kernel[2] : 1);
         vectors = divided_up(length, L);
-        // What a tile reads behind the end of the last run must exist and be harmless.
+        // A tile may read past the end of the last run: that memory must exist and be harmless.
         spread = rounded_up(size[0] * size[1] * size[2] * channels + vectors * L + L, ALIGN);
         const int64_t bytes = 2 * groups * outputs * runs * vectors * L * static_cast<int64_t>(sizeof(T));
         by_example = bytes <= FEW_BYTES || (positions >= MANY_POSITIONS && bytes * threads <= MOST_BYTES);
@@ -144,7 +144,7 @@ inline void columns(const T* from, int64_t channel, int64_t at, int64_t channels
     transpose<T>(rows);
 }
 
-// One example and group of the input into its padded place; `places` says where each pixel goes (-1: nobody sees it).
+// Copy one example and group of the input into padded memory; `places` maps pixels to offsets (-1: read by no position).
 template <class T> void pack_input(const Plan<T>& p, const T* x, const int32_t* places, T* to) {
     using V = Vec<T>;
     constexpr int L = V::L;
@@ -159,8 +159,8 @@ template <class T> void pack_input(const Plan<T>& p, const T* x, const int32_t* 
                 for (int64_t c = 0; c < p.channels; ++c) to[places[i] + c] = x[c * p.x_channel + i * p.x_pixel];
         return;
     }
-    // A vector may be longer than the channels that are left. What it spills over is padding, which gets zeros, or gets
-    // its own values later: therefore the last channels first, and pixels in their order.
+    // A vector may be longer than the remaining channels. It spills into padding, which gets zeros, or into entries that
+    // get their own values later: hence the last channels first, and pixels in order.
     for (int64_t c = (p.channels - 1) / L * L; c >= 0; c -= L)
         for (int64_t i = 0; i < p.pixels; i += L) {
             const int64_t at = std::min(i, p.pixels - L);
@@ -230,9 +230,9 @@ void tile(const T* x, const int32_t* starts, int64_t positions, const T* g, T* s
         for (int v = 0; v < NV; ++v) a[v] = V::load(from + v * L);
 #pragma GCC unroll 8
         for (int b = 0; b < WIDE; ++b) {
-            const T slope = g[l * WIDE + b];
+            const T grad = g[l * WIDE + b];
 #pragma GCC unroll 3
-            for (int v = 0; v < NV; ++v) each[b][v] += a[v] * slope;
+            for (int v = 0; v < NV; ++v) each[b][v] += a[v] * grad;
         }
     }
 #pragma GCC unroll 8
@@ -246,7 +246,7 @@ void tile(const T* x, const int32_t* starts, int64_t positions, const T* g, T* s
         }
 }
 
-// By tile: NARROW channels × NV vectors of several examples, whose inputs lie behind one another. Squares stay in
+// By tile: NARROW channels × NV vectors of several examples with consecutive inputs. Squares stay in
 // registers, too, and so does Σ g in narrow tiles; else more chains of additions hide their latency better.
 template <class T, int NV>
 void strip(const T* x, const T* g, int64_t examples, int64_t positions, T* sum, T* square, bool first) {
@@ -276,9 +276,9 @@ void strip(const T* x, const T* g, int64_t examples, int64_t positions, T* sum, 
             for (int v = 0; v < NV; ++v) a[v] = V::load(x + v * L);
 #pragma GCC unroll 4
             for (int b = 0; b < NARROW; ++b) {
-                const T slope = g[b];
+                const T grad = g[b];
 #pragma GCC unroll 3
-                for (int v = 0; v < NV; ++v) each[b][v] += a[v] * slope;
+                for (int v = 0; v < NV; ++v) each[b][v] += a[v] * grad;
             }
         }
 #pragma GCC unroll 4
@@ -309,7 +309,7 @@ template <class T> struct Job {
     int32_t *starts = nullptr, *places = nullptr;
     T *bias = nullptr, *xs = nullptr, *gs = nullptr, *sums = nullptr, *strips = nullptr, *rows = nullptr;
 
-    // Where everything lies in the workspace; returns its size in bytes.
+    // Lay out the workspace; returns its size in bytes.
     int64_t lay_out(char* work) {
         int64_t used = 0;
         auto take = [&used, work](int64_t entries, int64_t bytes) {
@@ -332,7 +332,7 @@ template <class T> struct Job {
         return used;
     }
 
-    // Where a thread's sums are: of g, or of its squares. By tile, they can lie where the results will be.
+    // A thread's sums of g, or of its squares. By tile, they can be stored where the results will be.
     T* sums_of(int kind, int64_t group, int thread = 0) const {
         if (!p.by_example && p.exact) return (kind == 0 ? total : squares) + group * p.sums;
         return sums + ((thread * 2 + kind) * p.groups + group) * p.sums;
@@ -388,12 +388,12 @@ template <class T> struct Job {
 
     void run_tile(const T* px, const T* pg, int64_t b, int64_t run, int64_t t, T* s, T* q, bool first) {
         const int64_t begin = p.tile_start(t), wide = p.tile_start(t + 1) - begin;
-        const T *from = px + p.run_start(run) + begin * Vec<T>::L, *slopes = pg + b * p.positions * WIDE;
+        const T *from = px + p.run_start(run) + begin * Vec<T>::L, *grads = pg + b * p.positions * WIDE;
         s += p.sum_start(b, run, t);
         q += p.sum_start(b, run, t);
-        if (wide == 1) tile<T, 1>(from, starts, p.positions, slopes, s, q, first);
-        else if (wide == 2) tile<T, 2>(from, starts, p.positions, slopes, s, q, first);
-        else tile<T, 3>(from, starts, p.positions, slopes, s, q, first);
+        if (wide == 1) tile<T, 1>(from, starts, p.positions, grads, s, q, first);
+        else if (wide == 2) tile<T, 2>(from, starts, p.positions, grads, s, q, first);
+        else tile<T, 3>(from, starts, p.positions, grads, s, q, first);
     }
 
     // -- by tile
@@ -404,15 +404,15 @@ template <class T> struct Job {
         pack_input<T>(p, input(example, group), places, to);
         // [group][strip][block][example of the strip][position][channel of the block]: read from front to back
         const int64_t step = strip_examples(), each = p.positions * NARROW, apart = step * each;
-        T* slopes = gs + (group * strips_of_batch() + example / step) * p.blocks * apart + example % step * each;
-        pack_gradient<T, NARROW>(p, gradient(example, group), slopes, apart, bias_of(example, group));
+        T* grads = gs + (group * strips_of_batch() + example / step) * p.blocks * apart + example % step * each;
+        pack_gradient<T, NARROW>(p, gradient(example, group), grads, apart, bias_of(example, group));
     }
 
     void tiles_of(int64_t item, T* local) {
         constexpr int L = Vec<T>::L;
         const int64_t t = item % p.tiles, run = item / p.tiles % p.runs, group = item / p.tiles / p.runs;
         const int64_t begin = p.tile_start(t), wide = p.tile_start(t + 1) - begin, step = strip_examples();
-        const T* slopes = gs + group * strips_of_batch() * p.blocks * step * p.positions * NARROW;
+        const T* grads = gs + group * strips_of_batch() * p.blocks * step * p.positions * NARROW;
         for (int64_t first = 0; first < p.batch; first += step) {
             const int64_t examples = std::min(step, p.batch - first);
             T* to = local;
@@ -422,7 +422,7 @@ template <class T> struct Job {
                     for (int64_t v = 0; v < wide * L; v += L) Vec<T>::store(to + v, Vec<T>::load(from + starts[l] + v));
             }
             for (int64_t b = 0; b < p.blocks; ++b) {
-                const T* g0 = slopes + (first * p.blocks + b * step) * p.positions * NARROW;
+                const T* g0 = grads + (first * p.blocks + b * step) * p.positions * NARROW;
                 T* s = sums_of(0, group) + p.sum_start(b, run, t);
                 T* q = sums_of(1, group) + p.sum_start(b, run, t);
                 if (wide == 1) strip<T, 1>(local, g0, examples, p.positions, s, q, first == 0);
@@ -514,7 +514,7 @@ int64_t conv_squares(const Geometry& geometry, const T* x, const T* g, T* total,
 
 extern "C" {
 
-// Without a workspace: only how many bytes it must have (aligned to 64).
+// Without a workspace: only return the bytes it must have (aligned to 64).
 int64_t credo_conv_squares_float(const Geometry* geometry, const float* x, const float* g, float* total, float* squares,
                                  float* bias_total, float* bias_squares, double scale, int64_t threads, char* work) {
     return conv_squares<float>(*geometry, x, g, total, squares, bias_total, bias_squares, scale, threads, work);

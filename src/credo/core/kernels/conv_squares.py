@@ -1,7 +1,7 @@
-"""Sums over examples of g and g², g being one example's weight gradient of a convolution or a shared linear map.
+"""Σ g and Σ g² over examples, g being one example's weight gradient of a convolution or a shared linear layer.
 
-Per example, g = Σ over positions of (output gradient) × (input patch). Compiled where that is possible, else by torch,
-a few examples at a time; never stored for the whole batch.
+Per example, g = Σ over positions of (output gradient) × (input patch). Compiled if possible, else in torch over small
+chunks of examples; g is never stored for the whole batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ _SUFFIX = {torch.float32: "float", torch.float64: "double"}
 
 
 def conv_sums(x: Tensor, g: Tensor, shape: ConvShape, *, bias: bool = False, scale: float = 1.0) -> Sums:
-    """Sums for a convolution from its input [batch, channels, …] and output gradient [batch, outputs, …].
+    """Sums over examples of a convolution's per-example gradients and their squares.
 
-    Squares are multiplied by `scale`.
+    Args:
+        x: Input, [batch, channels, …].
+        g: Gradient at the output, [batch, outputs, …].
+        shape: Kernel, stride, padding, dilation and groups.
+        bias: Whether to compute the sums of the bias as well.
+        scale: Factor on the sums of squares.
     """
     if prod(g.shape[2:]) > 1 and _compiled_for(x, g):
         return _conv(x, g, shape, bias, scale)
@@ -37,7 +42,14 @@ def conv_sums(x: Tensor, g: Tensor, shape: ConvShape, *, bias: bool = False, sca
 
 
 def shared_linear_sums(x: Tensor, g: Tensor, *, bias: bool = False, scale: float = 1.0) -> Sums:
-    """The same for a linear map from [batch, positions, in] to [batch, positions, out] that all positions share."""
+    """Like `conv_sums` for a linear layer shared by all positions.
+
+    Args:
+        x: Input, [batch, positions, in].
+        g: Gradient at the output, [batch, positions, out].
+        bias: Whether to compute the sums of the bias as well.
+        scale: Factor on the sums of squares.
+    """
     if _compiled_for(x, g):
         # A convolution of width 1 whose channels are the features.
         sums = _conv(x.transpose(1, 2), g.transpose(1, 2), ConvShape((1,), (1,), (0,), (1,), 1), bias, scale)
@@ -50,20 +62,20 @@ def shared_linear_sums(x: Tensor, g: Tensor, *, bias: bool = False, scale: float
     return Sums(total, squares, each.sum(0), each.square().sum(0).mul_(scale))
 
 
-# -- the compiled side ------------------------------------------------------------------------------------------------
+# -- compiled kernel --------------------------------------------------------------------------------------------------
 
 
 def _compiled_for(x: Tensor, g: Tensor) -> bool:
     if x.device.type != "cpu" or x.dtype not in _SUFFIX or x.dtype is not g.dtype or g.numel() == 0:
         return False
-    # Places inside one example are 32-bit numbers.
+    # Offsets within one example are 32-bit numbers.
     return library("conv_squares") is not None and max(x.numel(), g.numel()) // x.shape[0] < 1 << 28
 
 
 @lru_cache(maxsize=2)
 def _function(dtype: torch.dtype) -> Any:
     kernels = library("conv_squares")
-    assert kernels is not None  # `_compiled_for` was asked first
+    assert kernels is not None  # checked by `_compiled_for`
     function = getattr(kernels, f"credo_conv_squares_{_SUFFIX[dtype]}")
     function.restype = ctypes.c_int64
     function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_double, ctypes.c_int64, ctypes.c_void_p]
@@ -87,15 +99,15 @@ def _compiled(
     bias: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ g, Σ g² of the weight, and of the bias (both empty unless wanted), by the compiled kernel."""
+    """Σ g and Σ g² of the weight, then of the bias (empty if not `bias`)."""
     x, g = _flat(x), _flat(g)
     shape = ConvShape(tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups)
     total, squares, *shifts = _outputs(x, g, kernel, groups, bias)
     threads = threads_for(total.numel() * (g.numel() // g.shape[1]))
     geometry, room = _geometry(x.dtype, shape, x.shape, g.shape, x.stride(), g.stride(), threads)
-    places = [part.data_ptr() if bias else None for part in shifts]
+    pointers = [part.data_ptr() if bias else None for part in shifts]
     _function(x.dtype)(
-        geometry, x.data_ptr(), g.data_ptr(), total.data_ptr(), squares.data_ptr(), *places, scale, threads,
+        geometry, x.data_ptr(), g.data_ptr(), total.data_ptr(), squares.data_ptr(), *pointers, scale, threads,
         workspace(room),
     )  # fmt: skip
     return total, squares, shifts[0], shifts[1]
@@ -115,8 +127,8 @@ def _traced(
     return _outputs(x, g, kernel, groups, bias)
 
 
-# An operator of torch's, so that its profiler names it, and that what traces a program (compile, export) sees one call
-# with known shapes instead of memory addresses.
+# A torch operator, so that profilers name it, and tracing (compile, export) sees one call with known shapes instead of
+# memory addresses.
 _OPERATORS = torch.library.Library("credo", "FRAGMENT")
 _OPERATORS.define(
     "conv_squares(Tensor x, Tensor g, int[] kernel, int[] stride, int[] padding, int[] dilation, int groups, "
@@ -133,7 +145,7 @@ def _outputs(x: Tensor, g: Tensor, kernel: list[int], groups: int, bias: bool) -
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """With positions behind one another, and neighbours in memory along positions or channels."""
+    """The tensor with flattenable positions, contiguous along positions or channels."""
     sizes, strides = tensor.shape[2:], tensor.stride()[2:]
     nested = all(strides[d] == strides[d + 1] * sizes[d + 1] for d in range(len(sizes) - 1))
     return tensor if nested and 1 in (tensor.stride(1), strides[-1]) else tensor.contiguous()
@@ -149,7 +161,7 @@ def _geometry(
     g_strides: tuple[int, ...],
     threads: int,
 ) -> tuple[Any, int]:
-    """The numbers as the compiled side reads them, and the bytes it needs to work in."""
+    """The geometry struct of the compiled kernel, and its workspace size in bytes."""
 
     def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
         return (missing,) * (3 - len(values)) + tuple(values)

@@ -1,9 +1,9 @@
-// Passes over flat vectors of weights: Gaussian draws with their noise made on the fly, and the way back.
+// Passes over flat vectors of weights: Gaussian draws with noise generated on the fly, and their backward passes.
 //
 // Noise comes from Philox4x32-7 (Salmon et al. 2011: the fewest rounds that pass BigCrush) through Box-Muller: entry i of the noise with key k is a pure
-// function of (k, i), so the way back makes the same numbers again instead of keeping them.
+// function of (k, i), so the backward pass regenerates it instead of storing it.
 // Vectors are processed in blocks of B entries that stay in cache; loops are written for the vectoriser.
-// Means and gradients come as lists of tensors behind one another, everything else as one vector.
+// Means and gradients are passed as lists of tensors that form one vector, everything else as one vector.
 
 #include <algorithm>
 #include <cmath>
@@ -61,7 +61,7 @@ inline float fast_exp(float x) {
 }
 
 // softplus and its derivative. log1p(e) = 2·artanh(e / (2 + e)) as a series keeps its relative precision for tiny e.
-inline void softplus(float rho, float& value, float& slope) {
+inline void softplus(float rho, float& value, float& derivative) {
     const float e = fast_exp(-std::fabs(rho));
     const float u = 1.0f + e, v = 2.0f + e, both = 1.0f / (u * v);
     const float s = e * u * both, z = s * s;  // s = e / (2 + e), at most 1/3
@@ -71,7 +71,7 @@ inline void softplus(float rho, float& value, float& slope) {
     p = p * z + 0.19999818f;
     p = p * z + 0.33333334f;
     value = std::max(rho, 0.0f) + 2.0f * (s + s * z * p);
-    slope = (rho >= 0.0f ? 1.0f : e) * v * both;
+    derivative = (rho >= 0.0f ? 1.0f : e) * v * both;
 }
 
 // cos and sin of 2·pi·x for x in [0, 1): reduce to an eighth of the circle.
@@ -158,7 +158,7 @@ void normals(uint64_t key, uint64_t block, float* out) {
         for (int j = half; j < half + Q; ++j) box_muller(words[j], words[Q + j], out[j], out[Q + j]);
 }
 
-// Copy entries [begin, end) of tensors that lie behind one another (null: zeros); `at` remembers the place.
+// Copy entries [begin, end) of a list of tensors (null: zeros); `at` is the cursor.
 struct Tensors {
     float* const* data;
     const int64_t* sizes;
@@ -250,7 +250,7 @@ void credo_scale_rows(const float* x, const float* scale, int64_t rows, int64_t 
     }
 }
 
-// The way back: by_x = g·scale (unless null) and by_scale = the sum of g·x over a row.
+// Backward pass: by_x = g·scale (unless null) and by_scale = the sum of g·x over a row.
 void credo_scale_rows_back(const float* x, const float* scale, const float* g, int64_t rows, int64_t length,
                            float* by_x, float* by_scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -273,8 +273,8 @@ void credo_scale_rows_back(const float* x, const float* scale, const float* g, i
 void credo_softplus(const float* rho, int64_t size, float* std, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t i = 0; i < size; ++i) {
-        float slope;
-        softplus(rho[i], std[i], slope);
+        float derivative;
+        softplus(rho[i], std[i], derivative);
     }
 }
 
@@ -290,16 +290,16 @@ void credo_softplus_draw(float* const* means, const int64_t* sizes, int64_t coun
         normals(key, static_cast<uint64_t>(b), eps);
         mean.read(begin, begin + n, mu);
         for (int64_t i = 0; i < n; ++i) {
-            float std, slope;
-            softplus(rho[begin + i], std, slope);
+            float std, derivative;
+            softplus(rho[begin + i], std, derivative);
             out[begin + i] = mu[i] + std * eps[i];
         }
     }
 }
 
-// The way back from derivatives g by w = mean + softplus(rho)·eps(key):
-//   by the mean: g;   by rho: g·eps·sigmoid(rho),
-// plus `kl_weight` times the derivatives of KL(N(mean, std²) ‖ N(prior_mean, 1/prior_precision)).
+// Backward pass from the gradient g with respect to w = mean + softplus(rho)·eps(key):
+//   of the mean: g;   of rho: g·eps·sigmoid(rho),
+// plus `kl_weight` times the gradients of KL(N(mean, std²) ‖ N(prior_mean, 1/prior_precision)).
 // g is overwritten by (or, with `add`, both are added to) the totals: `by_mean` and `by_rho` receive them. `by_mean`
 // may be g itself. Returns in `sums`: the KL without its constant (Σ −log std + ½·precision·(std² + offset²)), and the
 // sum of squares of both totals.
@@ -319,13 +319,13 @@ void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t coun
         if (add) by_mean.read(begin, begin + n, old);
         else std::fill(old, old + n, 0.0f);
         for (int64_t i = 0; i < n; ++i) {
-            float std, slope;
-            softplus(rho[begin + i], std, slope);
+            float std, derivative;
+            softplus(rho[begin + i], std, derivative);
             const float offset = mu[i] - prior_mean;
             terms[i] = 0.5f * prior_precision * (std * std + offset * offset) - fast_log(std);
             const float m = g[i] + kl_weight * prior_precision * offset + old[i];
             const float before = add ? by_rho[begin + i] : 0.0f;
-            const float r = before + slope * (g[i] * eps[i] + kl_weight * (prior_precision * std - 1.0f / std));
+            const float r = before + derivative * (g[i] * eps[i] + kl_weight * (prior_precision * std - 1.0f / std));
             by_rho[begin + i] = r;
             mu[i] = m;
             total[i] = m * m + r * r;
@@ -354,10 +354,10 @@ void credo_precision_draw(float* const* means, const int64_t* sizes, int64_t cou
     }
 }
 
-// Price's estimate of the Hessian's diagonal from derivatives g by the draw above: g·eps / std, times `share`, written
+// Price's estimate of the Hessian's diagonal from the gradient g at the draw above: g·eps / std, times `factor`, written
 // or added to `hessian`.
 void credo_price(float* const* gradients, const int64_t* sizes, int64_t count, const float* curvature, uint64_t key,
-                 int64_t size, float scale, float shift, float share, int add, float* hessian, int threads) {
+                 int64_t size, float scale, float shift, float factor, int add, float* hessian, int threads) {
     const Tensors gradient{gradients, sizes, count};
     const int64_t blocks = (size + B - 1) / B;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -367,13 +367,13 @@ void credo_price(float* const* gradients, const int64_t* sizes, int64_t count, c
         normals(key, static_cast<uint64_t>(b), eps);
         gradient.read(begin, begin + n, g);
         for (int64_t i = 0; i < n; ++i) {
-            const float h = share * g[i] * eps[i] * std::sqrt((curvature[begin + i] + shift) / scale);
+            const float h = factor * g[i] * eps[i] * std::sqrt((curvature[begin + i] + shift) / scale);
             hessian[begin + i] = (add ? hessian[begin + i] : 0.0f) + h;
         }
     }
 }
 
-// What an update needs; the same struct in flat.py.
+// Hyper-parameters of an update; the same struct as in flat.py.
 struct Update {
     float lr;            // step size
     float keep;          // weight of the old momentum
@@ -381,11 +381,11 @@ struct Update {
     float debias;        // momentum is multiplied by this for the step
     float decay;         // weight of the old curvature
     float renew;         // weight of the new one
-    float shift;         // prior's share of the denominator
+    float shift;         // the prior's part of the denominator
     float damping;       // the rest of it
     float prior_mean;
     float clip;          // largest entry of the direction, or infinity
-    float gradient_scale, curvature_scale;  // what was gathered, times these, are means
+    float gradient_scale, curvature_scale;  // factors that turn the accumulated sums into means
     float correction;    // curvature's second-order correction: ½·renew² (h − ĥ)² / (h + shift), times this
     int coupled;         // whether the prior's pull goes through the momentum
     float variance;      // for the KL: variance = this / (curvature + shift + damping); 0: no KL
@@ -428,7 +428,7 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
             }
             squares += part;
             if (half > 0.0f) {
-                for (int64_t i = 0; i < n; ++i)  // 0·∞ is no number: the sum says that it would not stay finite
+                for (int64_t i = 0; i < n; ++i)  // 0·∞ is NaN: the sum shows that it would not stay finite
                     terms[i] = 0.0f * next_curvature(u, s[i], h[i] * u.curvature_scale, half);
                 squares += sum(terms, n);
             }

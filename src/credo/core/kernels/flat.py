@@ -1,8 +1,8 @@
-"""Noise and Gaussian draws over flat vectors: compiled where that is possible, else by torch.
+"""Noise and Gaussian draws over flat vectors: compiled if possible, else in torch.
 
-The compiled noise is a function of a key (one number from the posterior's generator) and of the place in the vector.
-It can be made twice instead of being kept, and costs a fifth of torch's. Both paths have the same distribution, but not
-the same numbers: `CREDO_KERNELS=0` gives torch's everywhere.
+Compiled noise is a function of a key (one number from the posterior's generator) and the index in the vector, so the
+backward pass can regenerate it instead of storing it; it costs a fifth of torch's. Both paths have the same
+distribution but not the same numbers: `CREDO_KERNELS=0` gives torch's everywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from credo.core.kernels import build
 
 INT64 = ctypes.c_int64
 _KEYS = 2**63 - 1
-# Below this, waking a second thread costs more than it saves.
+# Below this many entries, another thread costs more than it saves.
 _PER_THREAD = 1 << 14
 
 
 def normal(size: int, generator: torch.Generator, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`size` standard normals."""
+    """Standard normal noise as a vector.
+
+    Args:
+        size: Number of entries.
+        generator: Advances by one number if compiled, by `size` otherwise.
+        device: Device of the result.
+        dtype: Type of the result.
+    """
     kernels = kernels_for(device, dtype)
     if kernels is None:
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
@@ -35,7 +42,7 @@ def normal(size: int, generator: torch.Generator, *, device: torch.device, dtype
 
 
 def gaussian(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
-    """A draw of N(mean, std²), entry by entry; both of one shape."""
+    """Draw from N(mean, std²) independently for every entry, with noise from `generator`; mean and std of one shape."""
     kernels = kernels_for(mean.device, mean.dtype) if std.dtype is mean.dtype else None
     if kernels is None:
         z = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
@@ -50,12 +57,12 @@ def gaussian(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def new_key(generator: torch.Generator) -> int:
-    """A key for compiled noise; the generator moves on by one number."""
+    """Key of a compiled noise vector; advances `generator` by one number."""
     return int(torch.randint(_KEYS, (), generator=generator, device=generator.device))
 
 
 def fused(tensors: Sequence[Tensor], *vectors: Tensor) -> bool:
-    """Whether compiled passes can be used for these tensors."""
+    """Whether the compiled passes support these tensors."""
     fits = all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() and type(t) in PLAIN
         for t in (*tensors, *vectors)
@@ -68,7 +75,12 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 class TensorList:
-    """Tensors that lie behind one another in a flat vector, as the compiled passes take them."""
+    """Pointers to tensors that together form one flat vector, for the compiled passes.
+
+    Args:
+        tensors: In the vector's order; None stands for zeros.
+        sizes: Entries of each, required where a tensor is None.
+    """
 
     def __init__(self, tensors: Sequence[Tensor | None], sizes: Sequence[int] | None = None) -> None:
         sizes = [0 if t is None else t.numel() for t in tensors] if sizes is None else sizes
@@ -79,7 +91,7 @@ class TensorList:
 
 
 def softplus_draw(means: TensorList, rho: Tensor, key: int) -> Tensor:
-    """means + softplus(rho)·noise(key), as one vector."""
+    """means + softplus(rho)·noise(key) as one vector."""
     out = torch.empty_like(rho)
     loaded().credo_softplus_draw(
         means.pointers, means.sizes, INT64(means.count), address(rho), word(key), INT64(rho.numel()), address(out),
@@ -101,11 +113,21 @@ def softplus_back(
     prior_mean: float,
     prior_precision: float,
 ) -> tuple[float, float]:
-    """Derivatives by means and rho from those by the draw with this key, plus `kl_weight` times the KL's.
+    """Backward pass of `softplus_draw` plus the gradient of the KL; returns (KL, squared norm of all gradients).
 
-    Written to `by_means` (which may be `gradients` itself) and `by_rho`, or added to what is there. Returns the KL to
-    N(prior_mean, 1/prior_precision) up to its constant −size/2 − (size/2)·log(precision), and the sum of squares of
-    all derivatives.
+    The KL to N(prior_mean, 1/prior_precision) is returned without its constant −size/2 − (size/2)·log(precision).
+
+    Args:
+        means: Posterior means.
+        rho: std = softplus(rho).
+        key: Key of the draw's noise.
+        gradients: Gradients with respect to the drawn weights.
+        by_means: Receives the gradients of the means; may be `gradients` itself.
+        by_rho: Receives the gradient of rho.
+        add: Add to `by_means` and `by_rho` instead of overwriting them.
+        kl_weight: Factor on the gradient of the KL.
+        prior_mean: Mean of the Gaussian prior.
+        prior_precision: 1/variance of the Gaussian prior.
     """
     sums = (ctypes.c_double * 2)()
     loaded().credo_softplus_back(
@@ -214,7 +236,7 @@ class CompiledGradients:
 
 
 def precision_draw(means: TensorList, curvature: Tensor, key: int, *, scale: float, shift: float) -> Tensor:
-    """means + noise(key)·√(scale/(curvature + shift)), as one vector."""
+    """means + noise(key)·√(scale/(curvature + shift)) as one vector."""
     out = torch.empty_like(curvature)
     size = curvature.numel()
     loaded().credo_precision_draw(
@@ -227,7 +249,17 @@ def precision_draw(means: TensorList, curvature: Tensor, key: int, *, scale: flo
 def price_(
     hessian: Tensor, gradients: TensorList, curvature: Tensor, key: int, *, scale: float, shift: float, add: bool
 ) -> None:
-    """gradients·noise(key)/std, the std that of `precision_draw`, written or added to `hessian`."""
+    """Price's estimate of the Hessian's diagonal: gradients·noise(key)/std.
+
+    Args:
+        hessian: Receives the estimate.
+        gradients: Gradients at the draw of `precision_draw` with the same curvature, key, scale and shift.
+        curvature: As for `precision_draw`.
+        key: As for `precision_draw`.
+        scale: As for `precision_draw`.
+        shift: As for `precision_draw`.
+        add: Add to `hessian` instead of overwriting it.
+    """
     size = curvature.numel()
     loaded().credo_price(
         gradients.pointers, gradients.sizes, INT64(gradients.count), address(curvature), word(key), INT64(size),
@@ -236,8 +268,8 @@ def price_(
     )  # fmt: skip
 
 
-class Update(ctypes.Structure):
-    """The numbers of one natural-gradient update; flat.cpp says what they mean."""
+class UpdateStruct(ctypes.Structure):
+    """Hyper-parameters of one natural-gradient update, documented in flat.cpp."""
 
     _fields_ = tuple(
         (name, ctypes.c_int if name == "coupled" else ctypes.c_float)
@@ -258,12 +290,22 @@ def update_(
     *,
     dry: bool,
 ) -> tuple[float, float]:
-    """One update of means, momentum and curvature; `dry` changes nothing and returns KL and squared norm instead."""
+    """One natural-gradient update in place; returns (KL before the update, squared norm of both gradients).
+
+    Args:
+        means: Posterior means.
+        gradients: Accumulated gradients.
+        curvatures: Accumulated curvature estimates.
+        momentum: Running average of gradients.
+        curvature: Running average of curvatures.
+        numbers: Fields of `UpdateStruct`.
+        dry: Only compute the return values.
+    """
     sums = (ctypes.c_double * 2)()
     size = momentum.numel()
     loaded().credo_update(
         means.pointers, gradients.pointers, curvatures.pointers, means.sizes, INT64(means.count), address(momentum),
-        address(curvature), INT64(size), ctypes.byref(Update(**numbers)), int(dry), sums, threads_for(size),
+        address(curvature), INT64(size), ctypes.byref(UpdateStruct(**numbers)), int(dry), sums, threads_for(size),
     )  # fmt: skip
     return sums[0], sums[1]
 
@@ -289,15 +331,15 @@ def loaded() -> ctypes.CDLL:
 
 
 def threads_for(size: int) -> int:
-    """How many threads that many entries are worth."""
+    """Number of threads for `size` entries."""
     return max(1, min(torch.get_num_threads(), size // _PER_THREAD))
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
-    """Where the tensor's numbers begin."""
+    """Data pointer of the tensor."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 def word(key: int) -> ctypes.c_uint64:
-    """A key as the compiled passes take it."""
+    """A key as a C type."""
     return ctypes.c_uint64(key)

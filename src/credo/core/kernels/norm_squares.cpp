@@ -1,7 +1,7 @@
-// The way back through batch normalisation, with sums of squares of its affine parameters' per-example gradients.
+// Backward pass of batch normalisation, with sums of squared per-example gradients of its affine parameters.
 //
-// Tensors are [batch][channels][positions]. One pass over input x and output gradient g sums, for every example and
-// channel, what all else follows from; a second one makes the gradient by the input.
+// Tensors are [batch][channels][positions]. One pass over input x and output gradient g computes sufficient statistics
+// for every example and channel; a second one the gradient with respect to the input.
 
 #include <algorithm>
 #include <cmath>
@@ -55,7 +55,7 @@ template <class T> struct Job {
     int threads;
 
     Row* rows() const { return reinterpret_cast<Row*>(work); }
-    // dx = factor · (g − offset − (x − centre) · slope)
+    // dx = factor · (g − offset − (x − centre) · coefficient)
     double* back(int64_t c) const { return work + 5 * batch * channels + 4 * c; }
 
     void channel(int64_t c) {
@@ -99,10 +99,10 @@ template <class T> struct Job {
     void input_row(int64_t row) {
         const double* k = back(row % channels);
         const T factor = static_cast<T>(k[0]), offset = static_cast<T>(k[1]), centre = static_cast<T>(k[2]);
-        const T slope = static_cast<T>(k[3]);
+        const T coefficient = static_cast<T>(k[3]);
         const T *xs = x + row * positions, *gs = g + row * positions;
         T* to = dx + row * positions;
-        for (int64_t i = 0; i < positions; ++i) to[i] = factor * (gs[i] - offset - (xs[i] - centre) * slope);
+        for (int64_t i = 0; i < positions; ++i) to[i] = factor * (gs[i] - offset - (xs[i] - centre) * coefficient);
     }
 
     void run() {

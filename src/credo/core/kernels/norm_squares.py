@@ -1,4 +1,4 @@
-"""The way back through batch normalisation with squares of per-example gradients; compiled only."""
+"""Backward pass of batch normalisation with per-example squared gradients; compiled only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from credo.core.kernels.build import library
 from credo.core.kernels.common import Sums, address, threads_for, workspace
 
 _SUFFIX = {torch.float32: "float", torch.float64: "double"}
-# With fewer positions, rows are too short for the compiled loops to pay.
+# With fewer positions, the compiled loops do not pay off.
 _FEW = 8
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
-    """Whether `norm_back` can do it: inputs [batch, channels, …] in memory order, on a CPU, with a compiler."""
+    """Whether `norm_back` supports these: contiguous [batch, channels, …] on the CPU, with a compiler."""
     return (
         x.device.type == "cpu"
         and x.dtype in _SUFFIX
@@ -40,9 +40,16 @@ def norm_back(
     needs_input: bool,
     scale: float,
 ) -> tuple[Tensor | None, Sums]:
-    """Gradient by the input, and sums for scale and shift; `statistics` None means those of the batch.
+    """(gradient with respect to the input, sums over examples for the affine parameters).
 
-    Squares are multiplied by `scale`.
+    Args:
+        x: Input, [batch, channels, …].
+        g: Gradient at the output, of the same shape.
+        weight: The layer's scale, [channels].
+        statistics: Running mean and variance; None for those of the batch.
+        eps: Added to the variance.
+        needs_input: Whether to compute the gradient with respect to the input.
+        scale: Factor on the sums of squares.
     """
     g = g.contiguous()
     batch, channels = x.shape[:2]
@@ -61,7 +68,7 @@ def norm_back(
 @lru_cache(maxsize=2)
 def _function(dtype: torch.dtype) -> Any:
     kernels = library("norm_squares")
-    assert kernels is not None  # `usable` was asked first
+    assert kernels is not None  # checked by `usable`
     function = getattr(kernels, f"credo_norm_squares_{_SUFFIX[dtype]}")
     function.restype = None
     pointers, numbers = [ctypes.c_void_p], [ctypes.c_int64]

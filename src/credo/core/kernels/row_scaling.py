@@ -1,6 +1,6 @@
-"""Passes over activations: dropout with its mask made twice instead of kept, and a scale for each example and feature.
+"""Compiled passes over activations: dropout that regenerates its mask, and per-example feature scaling.
 
-Compiled, for plain tensors in single precision on the CPU; `can_drop` and `can_scale` say whether they are.
+For plain float32 tensors on the CPU; check with `can_drop` and `can_scale`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from credo.core.kernels.flat import INT64, PLAIN, address, kernels_for, loaded, 
 
 
 def can_drop(x: Tensor) -> bool:
-    """Whether `dropped` takes this tensor: a plain one in single precision on the CPU, outside torch.func."""
+    """Whether `dropped` supports this tensor: plain, float32, on the CPU, outside torch.func."""
     return _is_plain(x) and kernels_for(x.device, x.dtype) is not None
 
 
 def dropped(x: Tensor, rate: float, key: int) -> Tensor:
-    """x with a share `rate` of its entries zero, chosen by the key, and the others over 1 − rate.
+    """Dropout of `x`: entries are zeroed with probability `rate`, the others divided by 1 − rate.
 
-    Of the mask only the key is kept until backward, which makes it again.
+    The backward pass regenerates the mask from `key` instead of storing it.
     """
     channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     order = torch.channels_last if channels_last else torch.contiguous_format
@@ -32,10 +32,11 @@ def dropped(x: Tensor, rate: float, key: int) -> Tensor:
 
 
 class _Dropped(torch.autograd.Function):
-    """`dropped`; the order of entries in memory is given, since the mask belongs to places there."""
+    """Autograd function of `dropped`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, key: int, order: torch.memory_format) -> Tensor:
+        """Apply dropout at `rate` to `x`; entry i in memory `order` has bit i of the mask of `key` (kept in `ctx`)."""
         ctx.numbers = rate, key, order
         x = x.contiguous(memory_format=order)
         out = torch.empty_like(x)
@@ -51,25 +52,26 @@ class _Dropped(torch.autograd.Function):
 
 
 def scaled_rows(x: Tensor, scale: Tensor) -> Tensor:
-    """x [rows, features, …] times scale [rows, features], whose derivatives come in one pass over x and the gradient.
+    """x [rows, features, …] times scale [rows, features], with both gradients in one pass.
 
-    For tensors that `can_scale` says yes to.
+    Requires `can_scale`.
     """
     result: Tensor = _ScaledRows.apply(x, scale)  # type: ignore[no-untyped-call]
     return result
 
 
 def can_scale(x: Tensor, scale: Tensor) -> bool:
-    """Whether `scaled_rows` takes these: plain, contiguous, in single precision on the CPU, with rows worth it."""
+    """Whether `scaled_rows` supports these: plain, contiguous, float32, on the CPU, with more than two dimensions."""
     plain = _is_plain(x) and _is_plain(scale) and x.dtype is scale.dtype and x.is_contiguous()
     return plain and x.dim() > 2 and kernels_for(x.device, x.dtype) is not None
 
 
 class _ScaledRows(torch.autograd.Function):
-    """`scaled_rows`; the way back can be differentiated again, by torch's own passes."""
+    """Autograd function of `scaled_rows`; double backward goes through torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        """x·scale; both are saved in `ctx`."""
         ctx.save_for_backward(x, scale)
         scale, out = scale.contiguous(), torch.empty_like(x)
         rows, threads = scale.numel(), threads_for(x.numel())

@@ -7,6 +7,7 @@ import warnings
 
 from torch import nn
 
+from credo.core.errors import ExampleCountWarning
 from credo.core.example_counts import Counted
 from credo.core.per_example.interaction import rows_interact
 from credo.core.per_example.outputs import OutputGradients
@@ -33,11 +34,11 @@ class FirstSteps:
         self.passes -= 1
         if (message := _miscounted(outputs, counted, size)) is not None:
             self.passes = 0
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(message, ExampleCountWarning, stacklevel=2)
         if self._interaction:
             self._interaction = False
             if rows_interact(model, outputs.calls[0], size):
-                warnings.warn(_INTERACTION, UserWarning, stacklevel=2)
+                warnings.warn(_INTERACTION, ExampleCountWarning, stacklevel=2)
 
 
 def _miscounted(outputs: OutputGradients, counted: Counted, size: int) -> str | None:

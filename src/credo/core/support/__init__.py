@@ -1,1 +1,1 @@
-"""Validation, files and other small tools without a network in them."""
+"""Validation, files and other small helpers that do not involve a network."""

@@ -1,4 +1,4 @@
-"""Numbers too small for a normal float, with which CPUs compute many times slower."""
+"""Denormal floats, which make many CPUs much slower."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def flush_denormals() -> bool:
-    """Take float32 below 1.2e-38 for zero, in this thread and those that it starts; whether the CPU can do so.
+    """Treat float32 below 1.2e-38 as zero in this thread and its children; return whether the CPU supports it.
 
-    A prior pulls the weights of a dead unit towards zero without end. Once a quarter of AlexNet's were that small, a
-    step of Adam took three times as long. A setting of the whole process, so it is for programs, not for the library.
+    A prior shrinks the weights of dead units towards zero without end: with a quarter of AlexNet's weights denormal, a
+    step of Adam took three times as long. This is a setting of the whole process, so only programs use it.
     """
     return torch.set_flush_denormal(True)

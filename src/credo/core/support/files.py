@@ -1,4 +1,4 @@
-"""Files that are either the old version or the new one, never half of it."""
+"""Atomic writes: a file is either the old version or the new one."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(CredoError, OSError):
-    """There was no space for a file; those from before are as they were."""
+    """The disk is full; existing files are unchanged."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], *, keep: int = 1) -> None:
-    """Let `write` fill a new file beside `path`, make sure it is on disk, then rename it into place.
+    """Write to a temporary file beside `path`, sync it to disk, then rename it to `path`.
 
-    With `keep` above 1 the file that was there becomes `earlier(path, 1)`, that one `earlier(path, 2)`, and so on. A
-    full disk is a `DiskFullError`; the files from before are as they were. A new file gets the permissions that the
-    umask allows, one that replaces another those of the other.
+    A new file gets the permissions that the umask allows, a replaced one keeps its own.
+
+    Args:
+        path: The file to write.
+        write: Called with the path of the temporary file.
+        keep: Number of versions: above 1, the old file becomes `earlier(path, 1)`, that one `earlier(path, 2)`, …
+
+    Raises:
+        DiskFullError: If there is no space; existing files are unchanged.
     """
     with _full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +52,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], *, keep: int = 1
 
 
 def _create(temporary: Path, *, like: Path) -> int:
-    """Make the empty file, private if it is to replace another; the permissions that it should end with."""
+    """Create the empty file, private if it is to replace another; return the permissions it should end with."""
     old = stat.S_IMODE(like.stat().st_mode) if like.is_file() else None
     handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else 0o600)
     try:
@@ -56,9 +62,9 @@ def _create(temporary: Path, *, like: Path) -> int:
 
 
 def require_file(path: Path) -> None:
-    """Raises FileNotFoundError if there is nothing at `path`, FileFormatError if it is a folder, pipe or device.
+    """Raise FileNotFoundError if `path` does not exist, FileFormatError if it is a folder, pipe or device.
 
-    A pipe that nobody writes to would be waited for, and some devices never end.
+    Reading a pipe without a writer would block, and some devices never end.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -67,26 +73,26 @@ def require_file(path: Path) -> None:
 
 
 def kind_of(path: Path) -> str:
-    """What is there that is no regular file."""
+    """Describe what is at a path that is not a regular file."""
     return "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device or socket"
 
 
 def cache_home() -> Path:
-    """The user's cache: `$XDG_CACHE_HOME`, which the XDG specification says to ignore unless it is absolute."""
+    """Return the user's cache directory: `$XDG_CACHE_HOME` if absolute (as XDG demands), else `~/.cache`."""
     given = Path(os.environ.get("XDG_CACHE_HOME") or "")
     return given if given.is_absolute() else Path("~/.cache").expanduser()
 
 
 def earlier(path: Path, age: int) -> Path:
-    """Where the version before the present one is kept (`age` 1), or one still older: checkpoint.1.pt."""
+    """Return the path of the version before the current one (`age` 1) or an older one: checkpoint.1.pt."""
     return path.with_name(f"{path.stem}.{age}{path.suffix}") if age else path
 
 
 def left_overs(path: Path) -> list[Path]:
-    """What writers of `path` that were killed left beside it, newest first; never of one that is writing now."""
+    """Return the temporary files that killed writers of `path` left behind, newest first."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.([a-z0-9_]{{8}}|link)\.part")
-    found = [place for place in path.parent.glob(".*.part") if pattern.fullmatch(place.name)]
-    return sorted(found, key=lambda place: place.lstat().st_mtime_ns, reverse=True)
+    found = [file for file in path.parent.glob(".*.part") if pattern.fullmatch(file.name)]
+    return sorted(found, key=lambda file: file.lstat().st_mtime_ns, reverse=True)
 
 
 def _rotate(path: Path, keep: int) -> None:
@@ -98,9 +104,9 @@ def _rotate(path: Path, keep: int) -> None:
     second = path.with_name(f".{path.name}.link.part")
     try:
         second.unlink(missing_ok=True)
-        second.hardlink_to(path)  # a second name: at no moment is there no file `path`
+        second.hardlink_to(path)  # a second name, so that `path` exists at every moment
         second.replace(earlier(path, 1))
-    except OSError:  # a file system without links; killed behind this, the new file is among `left_overs`, complete
+    except OSError:  # no hard links on this file system; if killed after this, `left_overs` has the new file
         path.replace(earlier(path, 1))
 
 
@@ -112,12 +118,12 @@ def _full_disk_explained(path: Path) -> Iterator[None]:
         if not _is_full(error):
             raise
         free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
-        kept = "No part of it was left behind"
+        old = "No part of it was left behind"
         if path.exists():
-            kept = f"The file from before ({_size(path.stat().st_size)}) is as it was"
+            old = f"The old file ({_size(path.stat().st_size)}) is unchanged"
         raise DiskFullError(
             f"No space is left to write {path}: {_size(free)} are free in {path.parent}, or your quota is used up. "
-            f"{kept}. Make space there and start again, or choose a folder on another disk."
+            f"{old}. Free some space and start again, or choose a folder on another disk."
         ) from error
 
 
@@ -126,7 +132,7 @@ def _size(count: int) -> str:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk (or a used-up quota) is behind it: compiled writers only say so in the text or the chain."""
+    """Return whether the cause is a full disk or quota; compiled writers state it only in the text or the chain."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -138,20 +144,20 @@ def _is_full(error: BaseException | None) -> bool:
 
 @contextmanager
 def folder_for(path: Path, *, left_over: str = "") -> Iterator[None]:
-    """Make the folder; if what is inside fails, those made for it go again as far as they are empty.
+    """Create the folder; on an exception inside, remove the folders created for it if they are empty.
 
-    A file named `left_over` goes, too, if it is the only one.
+    A file named `left_over` is removed, too, if it is the only one.
     """
-    made = [place for place in (path, *path.parents) if not place.exists()]
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         if made and [file.name for file in path.iterdir()] == [left_over]:
             (path / left_over).unlink()
-        for place in made:
-            with suppress(OSError):  # something is in it
-                place.rmdir()
+        for folder in made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
         raise
 
 
@@ -161,12 +167,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write readable JSON atomically; NaN and infinities become null, which every reader understands."""
+    """Write indented JSON atomically; NaN and infinities become null."""
     write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """The value with numbers that JSON has no word for replaced by None."""
+    """Return the value with NaN and infinities, which JSON cannot represent, replaced by None."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

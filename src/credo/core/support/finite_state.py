@@ -1,6 +1,6 @@
-"""Whether the numbers of a state can be those of a posterior: finite, and no negative variance or curvature among them.
+"""Check that a state is one of a posterior: all finite, no negative variance or curvature.
 
-A file's digest finds accidental changes, but whoever can write the file can compute it again.
+A file's digest finds accidental changes only: whoever can write the file can compute a new digest.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NORM = nn.modules.batchnorm._NormBase
 
 
 def unsound(posterior: Posterior, state: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a state of this posterior, tensor by tensor, before it is loaded.
+    """List what is wrong with the tensors of a state, before it is loaded into the posterior.
 
-    Infinite entries are fine in a network's own buffers, such as masks of attention. Modules name their tensors without
-    negative entries in `nonnegative`, and matrices without negative diagonals in `nonnegative_diagonals`.
+    Infinite entries are valid in a network's own buffers, such as attention masks. Modules list tensors that must not
+    be negative in `nonnegative`, and matrices whose diagonals must not be in `nonnegative_diagonals`.
     """
     masks = _network_buffers(posterior)
     bad = [name for name, tensor in _tensors(state) if _is_bad(tensor, infinite=name in masks)]
@@ -36,14 +36,14 @@ def unsound(posterior: Posterior, state: Mapping[str, Any]) -> list[str]:
 
 @torch.no_grad()
 def without_std(posterior: Posterior) -> list[str]:
-    """Parameters whose standard deviation is no number, in the state that the posterior has."""
+    """List the parameters whose standard deviation is NaN in the posterior's current state."""
     parts = [part for part in posterior.modules() if isinstance(part, GaussianPosterior)]
     stds = [(name, std) for part in parts for name, std in part.std().items()]
     return [f"the posterior variance of {name} is negative or no number" for name, std in stds if _is_bad(std)]
 
 
 def listed(problems: list[str]) -> str:
-    """The first few in one sentence."""
+    """Join the first three problems, and count the others."""
     more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more
 
@@ -55,14 +55,14 @@ def _is_bad(tensor: Tensor, *, infinite: bool = False) -> bool:
 
 
 def _signs(module: nn.Module) -> Iterator[tuple[str, bool]]:
-    """Names of a module's own tensors that must not be negative, and whether that is said of their diagonals only."""
+    """Yield names of tensors that must not be negative, and whether only their diagonals must not."""
     own = ("running_var",) if isinstance(module, _NORM) else getattr(module, "nonnegative", ())
     yield from ((name, False) for name in own)
     yield from ((name, True) for name in getattr(module, "nonnegative_diagonals", ()))
 
 
 def _network_buffers(posterior: Posterior) -> set[str]:
-    """Names of the networks' buffers, but for running statistics."""
+    """Return the names of the networks' buffers except running statistics."""
     parts = [part for part in posterior.modules() if isinstance(part, Posterior)]
     layers = [m for part in parts for m in part.model.modules() if not isinstance(m, _NORM)]
     own = {id(buffer) for layer in layers for buffer in layer._buffers.values() if buffer is not None}
@@ -70,7 +70,7 @@ def _network_buffers(posterior: Posterior) -> set[str]:
 
 
 def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a state, also those of optimisers inside it."""
+    """Yield all tensors of a state with their names, also those of optimizers inside it."""
     if isinstance(state, Tensor):
         yield name, state
     elif isinstance(state, Mapping):

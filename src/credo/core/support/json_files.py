@@ -1,4 +1,4 @@
-"""Records that are read back: JSON, JSON lines and TOML. Whatever is wrong with one, the error names the file."""
+"""Read JSON, JSON lines and TOML; every error names the file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from credo.core.errors import FileFormatError
 from credo.core.support.files import require_file
 
 Kinds = Mapping[str, type | tuple[type, ...]]
-# No record of ours comes near; far deeper ones exhaust Python's stack wherever they are walked.
+# Far above any valid record; much deeper ones exhaust Python's stack.
 _DEEPEST = 50
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file."""
+    """Return the text of a UTF-8 file."""
     require_file(path)
     try:
         return path.read_text(encoding="utf-8")
@@ -26,24 +26,24 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, needs: Kinds | None = None) -> dict[str, Any]:
-    """The object in a JSON file; `needs` are keys that it must have, and the kinds of their values."""
+    """Return the object in a JSON file; `needs` maps required keys to the types of their values."""
     return _object(path, read_text(path), needs, f"{path}")
 
 
 def read_json_lines(path: Path, needs: Kinds | None = None) -> list[dict[str, Any]]:
-    """The objects in a file with one on each line; blank lines are skipped."""
+    """Return the objects in a file with one per line; blank lines are skipped."""
     lines = read_text(path).split("\n")
     return [_object(path, line, needs, f"{path}, line {i}") for i, line in enumerate(lines, start=1) if line.strip()]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Return the tables of a TOML file."""
     tables: dict[str, Any] = _parsed(path, read_text(path), tomllib.loads, "TOML", f"{path}")
     return tables
 
 
 def too_deep(value: Any) -> bool:
-    """Whether lists and tables are nested deeper than any that are meant."""
+    """Return whether lists and tables are nested deeper than in any valid record."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [inner for outer in level for inner in _inside(outer)]

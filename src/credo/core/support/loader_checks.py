@@ -1,4 +1,4 @@
-"""What training and prediction read batches from."""
+"""Validate and read the batches given to training and prediction."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 
 def check_batches(given: Any, *, also: str = "") -> None:
-    """Refuse what holds examples and not batches, or nothing to read, and say how to make batches of it.
+    """Raise TypeError with advice if `given` is a data set of examples, or not iterable.
 
-    `also` names what else would do.
+    `also` names what else would be accepted.
     """
     if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
         advice = "torch.utils.data.DataLoader(data, batch_size=128) makes batches of it"
@@ -32,11 +32,11 @@ _END = object()
 
 
 def read_quietly(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, read so that torch's global generator is afterwards what it was.
+    """Yield the batches without advancing torch's global generator.
 
-    A DataLoader takes a seed from that generator whenever it is read. One that does not shuffle gets a generator of its
-    own; others find a state of their own while they make a batch, and only then: a thread that trains and uses the
-    global generator in that very moment would be disturbed. Give such a loader a `generator` where that may happen.
+    A DataLoader takes a seed from that generator whenever it is iterated. One that does not shuffle gets its own
+    generator; for others the global state is swapped while they make a batch. A thread that uses the global generator
+    at that moment would be disturbed: give such a loader a `generator`.
     """
     if isinstance(batches, DataLoader) and isinstance(batches.sampler, SequentialSampler) and not batches.num_workers:
         loader = copy.copy(batches)

@@ -1,4 +1,4 @@
-"""Choosing by name or glob."""
+"""Select names by glob."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from credo.core.errors import unknown
 
 
 def matches(name: str, pattern: str, names: Collection[str]) -> bool:
-    """Whether `pattern` means this one of `names`; one that is a name itself (`"conv[3x3]"`) means no other."""
+    """Return whether `pattern` matches `name`; a pattern that is itself one of `names` matches only that one."""
     return name == pattern if pattern in names else fnmatch.fnmatchcase(name, pattern)
 
 
 def chosen_names(names: Collection[str], patterns: Iterable[str], what: str) -> list[str]:
-    """The names that any of the patterns means, in their own order; `what` names a pattern that means none."""
+    """Return the names that match any pattern, in their own order.
+
+    Args:
+        names: The names to choose from.
+        patterns: Names or globs.
+        what: What a pattern is, for the ValueError if one matches nothing.
+    """
     patterns = list(patterns)
     for pattern in patterns:
         if not any(matches(name, pattern, names) for name in names):

@@ -1,4 +1,4 @@
-"""Tensors from files, read without running code from them; whatever is wrong with one, the error names it."""
+"""Read tensor files without running code from them; every error names the file."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from credo.core.support.files import require_file
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file."""
+    """Return metadata and tensors of a safetensors file."""
     require_file(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # among them kinds of numbers that this torch has not
+    except Exception as error:  # also dtypes that this torch does not have
         raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file; the same contents are always the same bytes."""
+    """Write a safetensors file; equal contents give equal bytes.
+
+    Args:
+        path: The file to write.
+        tensors: Tensors by name, without shared memory.
+        metadata: Texts for the header.
+    """
     save_file(tensors, path, metadata=metadata)
     with path.open("rb+") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-        # safetensors puts them in an order that changes from call to call; in another one they are as long.
+        # safetensors writes them in random order; sorted, the text has the same length.
         header["__metadata__"] = dict(sorted(metadata.items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) > size:
@@ -43,7 +49,7 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
 
 
 def read_torch_file(path: Path) -> Any:
-    """What torch's `save` wrote: tensors and plain containers. Files from before torch 1.6 have no checksums."""
+    """Read tensors and plain containers written by `torch.save`. Files older than torch 1.6 have no checksums."""
     require_file(path)
     try:
         with path.open("rb") as file:
@@ -51,20 +57,20 @@ def read_torch_file(path: Path) -> Any:
                 check_archive(file)
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes its readers fail in every way there is
+    except Exception as error:  # damaged files raise errors of many types
         raise FileFormatError(f"{path} is not a complete file of torch.save: {error}.") from error
 
 
 def parse_archive(content: bytes) -> Any:
-    """The same from the bytes of an archive; raises whatever its readers raise."""
-    check_archive(io.BytesIO(content))  # which refuses plain pickles
+    """Read the same from the bytes of an archive; errors of the readers pass through."""
+    check_archive(io.BytesIO(content))  # raises on plain pickles
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def check_archive(file: IO[bytes]) -> None:
-    """Raises ValueError if a checksum is wrong, at which torch does not look, or if contents are compressed.
+    """Raise ValueError if a checksum is wrong (torch does not check them) or contents are compressed.
 
-    torch writes them as they are; compressed, a few bytes become gigabytes.
+    torch never compresses; a compressed archive could expand from bytes to gigabytes.
     """
     with zipfile.ZipFile(file) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):

@@ -1,4 +1,4 @@
-"""Whether an argument is a number; a whole one where it says how many (draws, steps, examples); a seed."""
+"""Validate numeric arguments: numbers, counts (draws, steps, examples), seeds."""
 
 from __future__ import annotations
 
@@ -10,30 +10,40 @@ from torch import Tensor
 
 
 def is_count(value: Any, *, least: int = 1) -> bool:
-    """Whether a number of any kind (NumPy's, torch's, 3.0) is whole and at least `least`."""
+    """Return whether `value` (int, NumPy or torch number, 3.0) is a whole number, at least `least`."""
     if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
         return False
-    if isinstance(value, int):  # of any size, which math.isfinite does not take
+    if isinstance(value, int):  # math.isfinite overflows on large ones
         return value >= least
     return math.isfinite(value) and int(value) == value and value >= least  # type: ignore[arg-type]
 
 
 def checked_count(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
-    """The number as an int; an error that names it where it is none. `what` it counts is added to the message."""
+    """Return `value` as an int.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument.
+        least: Smallest valid count.
+        what: What is counted, for the message.
+
+    Raises:
+        ValueError: If it is not a whole number, at least `least`.
+    """
     if not is_count(value, least=least):
         raise ValueError(f"{name}={value!r} must be a whole number{f' of {what}' if what else ''}, {least} or more.")
     return int(value)
 
 
 def checked_seed(value: Any) -> int:
-    """A seed as an int; raises ValueError unless it is a whole number that torch's generators take."""
+    """Return the seed as an int; raise ValueError unless torch's generators accept it."""
     if not is_count(value, least=-(2**63)) or int(value) >= 2**64:
         raise ValueError(f"seed={value!r} must be a whole number from −2⁶³ to 2⁶⁴ − 1.")
     return int(value)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one real number: not a word, a list, True, or a tensor of several."""
+    """Return whether `value` is one real number: no str, list, bool or tensor of several entries."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,1 +1,1 @@
-"""What the doctor measures of a posterior before its rules are applied."""
+"""Measurements of a posterior, the input of the rules."""

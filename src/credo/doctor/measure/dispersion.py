@@ -1,4 +1,4 @@
-"""Does the forecast promise more, or less, than it keeps? Over- and under-dispersion with intervals."""
+"""Over- and underconfidence of predictions, with intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.doctor.measure.predictive import ClassForecast, Forecast, ValueForecast
+from credo.doctor.measure.predictive import ClassPredictive, Predictive, RegressionPredictive
 from credo.doctor.measure.scores import bounds
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
 from credo.evaluate.regression import interval_coverage
@@ -16,17 +16,20 @@ from credo.evaluate.regression import interval_coverage
 
 @dataclass(frozen=True)
 class Dispersion:
-    """What classification and regression have in common.
+    """Observed against expected errors.
 
-    `surprise` is 1 for a calibrated forecast, above 1 if it is too sure of itself, below if it is not sure enough, with
-    a 95 % interval: NLL / entropy of p̄ (the NLL that the forecast itself expects), or the mean squared z-score.
-    `excess` is NLL − entropy in nats, None for regression. `epistemic_share` is the draws' part of the uncertainty:
-    mutual information / entropy, or a share of the variance; 0 if all draws agree.
+    Attributes:
+        surprise: Observed over expected NLL (the entropy of p̄), or the mean squared z-score, with a 95 % interval: 1 if
+            calibrated, above 1 if overconfident, below 1 if underconfident.
+        excess: NLL − entropy in nats; None for regression.
+        epistemic_fraction: Part of the uncertainty that comes from the draws: mutual information / entropy, or a
+            fraction of the variance; 0 if all draws agree.
+        details: Further numbers by name, different for classification and regression.
     """
 
     surprise: Interval
     excess: Interval | None
-    epistemic_share: float
+    epistemic_fraction: float
     details: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,34 +38,34 @@ class Dispersion:
         return {
             "surprise": bounds(self.surprise),
             "excess": excess,
-            "epistemic_share": self.epistemic_share,
+            "epistemic_fraction": self.epistemic_fraction,
             **self.details,
         }
 
 
-def dispersion(forecast: Forecast) -> Dispersion:
-    """Promise against outcome, on the examples of the forecast."""
-    if isinstance(forecast, ClassForecast):
-        return _classes(forecast)
-    assert isinstance(forecast, ValueForecast)
-    return _values(forecast)
+def dispersion(predictive: Predictive) -> Dispersion:
+    """Compare observed with expected errors on the examples of `predictive`."""
+    if isinstance(predictive, ClassPredictive):
+        return _classes(predictive)
+    assert isinstance(predictive, RegressionPredictive)
+    return _values(predictive)
 
 
-def _classes(forecast: ClassForecast) -> Dispersion:
-    pooled = forecast.pooled.double()
+def _classes(predictive: ClassPredictive) -> Dispersion:
+    pooled = predictive.pooled.double()
     pooled = pooled / pooled.sum(-1, keepdim=True)
-    expected, of_draws = entropy(pooled), entropy(forecast.probs.double()).mean(0)
-    actual = -forecast.pooled_log_likelihood
+    expected, of_draws = entropy(pooled), entropy(predictive.probs.double()).mean(0)
+    actual = -predictive.pooled_log_likelihood
     confidence = pooled.amax(-1)
     total = float(expected.mean())
     return Dispersion(
         surprise=ratio(actual, expected),
         excess=bootstrap(actual - expected),
-        epistemic_share=max(0.0, 1 - float(of_draws.mean()) / total) if total > 0 else 0.0,
+        epistemic_fraction=max(0.0, 1 - float(of_draws.mean()) / total) if total > 0 else 0.0,
         details={
             "confidence": float(confidence.mean()),
-            "accuracy": forecast.metric,
-            "overconfidence": bounds(bootstrap(confidence - forecast.metric_each)),
+            "accuracy": predictive.metric,
+            "overconfidence": bounds(bootstrap(confidence - predictive.metric_each)),
             "entropy": total,
             "classes": pooled.shape[-1],
             "nll": float(actual.mean()),
@@ -70,20 +73,20 @@ def _classes(forecast: ClassForecast) -> Dispersion:
     )
 
 
-def _values(forecast: ValueForecast) -> Dispersion:
-    mean, total, noise = forecast.mean.mean(0), forecast.total, forecast.noise
-    z_squared = ((forecast.targets - mean) / total).square()
-    share = 1 - noise.square().mean() / total.square().mean()
+def _values(predictive: RegressionPredictive) -> Dispersion:
+    mean, total, noise = predictive.mean.mean(0), predictive.total, predictive.noise
+    z_squared = ((predictive.targets - mean) / total).square()
+    fraction = 1 - noise.square().mean() / total.square().mean()
     return Dispersion(
         surprise=bootstrap(z_squared.reshape(len(z_squared), -1).mean(1)),
         excess=None,
-        epistemic_share=max(0.0, float(share)),
+        epistemic_fraction=max(0.0, float(fraction)),
         details={
             "mean_z_squared": float(z_squared.mean()),
-            "coverage": {f"{k:g}": v for k, v in interval_coverage(mean, total, forecast.targets).items()},
+            "coverage": {f"{k:g}": v for k, v in interval_coverage(mean, total, predictive.targets).items()},
             "aleatoric": float(noise.square().mean().sqrt()),
             "epistemic": float((total.square() - noise.square()).clamp_min(0).mean().sqrt()),
-            "rmse": forecast.metric,
+            "rmse": predictive.metric,
         },
     )
 

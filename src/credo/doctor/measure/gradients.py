@@ -1,4 +1,4 @@
-"""How noisy a training step is and where its noise comes from; and what a wider σ would cost."""
+"""Gradient noise of a training step by its source, and the cost of a wider σ."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import torch
 from torch import Tensor
 
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.doctor.no_side_effects import leaves, quiet
-from credo.doctor.subset import Batch, Sample
+from credo.doctor.no_side_effects import leaves, without_side_effects
+from credo.doctor.subset import Batch, Subset
 
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """The gradient of the mean NLL for one batch and one draw, over all trained weights.
+    """The gradient g of the mean NLL for one batch and one draw, over all trained weights.
 
-    `signal` is ‖E g‖² (without bias, so it may be negative), `draw_variance` the trace of the gradient's covariance
-    over weight draws for the same batch, `batch_variance` over batches for the same draw. `snr` is √(signal / variance
-    over both), None if nothing varies. `cost` is what widening all σ by a small share t would cost on average, in nats
-    an example per t; None unless Gaussian.
+    Attributes:
+        signal: ‖E g‖², an unbiased estimate that may be negative.
+        draw_variance: Trace of the covariance of g over weight draws, for the same batch.
+        batch_variance: Trace of the covariance of g over batches, for the same draw.
+        snr: √(signal / variance over both); None if nothing varies.
+        cost: Mean increase of the NLL per example if all σ grow by a small fraction t, in nats per t; None unless
+            Gaussian.
+        batches: Number of batches.
+        draws: Number of draws.
+        batch_size: Examples in a batch.
     """
 
     signal: float
@@ -34,17 +40,24 @@ class GradientNoise:
 
 
 def gradient_noise(
-    posterior: Posterior, sample: Sample, *, batches: int = 4, draws: int = 8, seed: int = 0
+    posterior: Posterior, subset: Subset, *, batches: int = 4, draws: int = 8, seed: int = 0
 ) -> GradientNoise:
-    """Gradient noise at a few batches, in train mode, averaged over the members of a mixture.
+    """Measure gradient noise in train mode, averaged over the members of a mixture.
 
     Draws are weight draws (and dropout masks). Local reparameterisation and Flipout train with less noise than this.
+
+    Args:
+        posterior: The posterior, left unchanged.
+        subset: Training examples.
+        batches: Number of batches.
+        draws: Number of weight draws.
+        seed: Seed of the draws.
     """
-    size = min(sample.batch_size, max(1, len(sample) // 2))
-    chosen = [batch for batch in sample.split(size) if len(batch[0]) == size][:batches]
+    size = min(subset.batch_size, max(1, len(subset) // 2))
+    chosen = [batch for batch in subset.split(size) if len(batch[0]) == size][:batches]
     found = []
     # A batch of one has no statistics of its own.
-    with quiet(posterior, seed, training=size > 1):
+    with without_side_effects(posterior, seed, training=size > 1):
         for leaf in leaves(posterior):
             found.append(_of_leaf(leaf, chosen, draws if leaf.is_random else 1))
     length, signal, draw_variance, batch_variance = (
@@ -76,7 +89,7 @@ class _LeafNoise:
 
 
 def _of_leaf(leaf: Posterior, batches: list[Batch], draws: int) -> _LeafNoise:
-    """All pairs of draw and batch; memory holds one gradient for each batch."""
+    """Gradients for all pairs of draw and batch; memory holds one for each batch."""
     mean = leaf.mean() if isinstance(leaf, GaussianPosterior) else None
     by_batch = [_Sum() for _ in batches]
     by_draw: list[float] = []
@@ -85,12 +98,12 @@ def _of_leaf(leaf: Posterior, batches: list[Batch], draws: int) -> _LeafNoise:
     for _ in range(draws):
         weights = {name: tensor.detach() for name, tensor in leaf.draw().items()}
         of_draw = _Sum()
-        for place, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             gradient = _gradient(leaf, batch, weights)
             flat = torch.cat([g.flatten() for g in gradient.values()])
             squares += _dot(flat, flat)
             of_draw.add(flat)
-            by_batch[place].add(flat)
+            by_batch[index].add(flat)
             if mean is not None:
                 costs.append(_cost(leaf, batch, mean, weights, gradient))
         by_draw.append(of_draw.length)
@@ -128,8 +141,13 @@ def crossed(
 ) -> tuple[float, float, float, float]:
     """(E‖g‖², ‖E g‖², variance over draws, variance over batches) of vectors g for all pairs of draw and batch.
 
-    Takes squared lengths: their sum over all g, those of the sums of each draw, of each batch, and of all. Without
-    bias: ‖E g‖² from products of pairs that share neither draw nor batch.
+    Unbiased: ‖E g‖² comes from products of pairs that share neither draw nor batch.
+
+    Args:
+        squares: Σ ‖g‖² over all pairs.
+        by_draw: ‖Σ g‖² over the batches of each draw.
+        by_batch: ‖Σ g‖² over the draws of each batch.
+        everything: ‖Σ g‖² over all pairs.
     """
     draws, batches = len(by_draw), len(by_batch)
     pairs = draws * batches
@@ -152,7 +170,7 @@ def _cost(
     weights: Mapping[str, Tensor],
     gradient: Mapping[str, Tensor],
 ) -> float:
-    """d/dt of the NLL at μ + (1+t)(w−μ), averaged with its mirror image μ − (w−μ), which takes the odd part out."""
+    """d/dt of the NLL at μ + (1+t)(w−μ), averaged with its mirror image μ − (w−μ), which cancels the odd part."""
     mirrored = {name: 2 * mean[name] - w if name in mean else w for name, w in weights.items()}
     other = _gradient(leaf, batch, mirrored)
     offsets = ((name, weights[name] - mean[name]) for name in mean if name in gradient)
@@ -160,7 +178,7 @@ def _cost(
 
 
 def _gradient(leaf: Posterior, batch: Batch, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """∂(mean NLL)/∂w by name at these weights; no `.grad` is touched."""
+    """∂(mean NLL)/∂w by name at these weights; `.grad` is not changed."""
     drawn = {name: w.detach().requires_grad_(w.is_floating_point()) for name, w in weights.items()}
     own = {name: p for name, p in leaf.model.named_parameters() if p.requires_grad and name not in drawn}
     x, y = (part.to(leaf.device) for part in batch)

@@ -1,4 +1,4 @@
-"""Where each weight's posterior stands against its prior, layer by layer."""
+"""Posterior of the weights against their prior, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from credo.core.network.flat_layout import Layout
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.prior import Prior
 from credo.doctor.no_side_effects import leaves
 from credo.doctor.thresholds import COLLAPSED_NATS
 
@@ -21,9 +20,16 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class LayerState:
     """One named parameter tensor (or all of them), pooled over the members of a mixture.
 
-    `snr` is the median of |μ|/σ and `snr_quantiles` its 5, 25, 50, 75 and 95 %; `std` the median σ, `std_ratio` the
-    median of σ over the prior's standard deviation, `collapsed` the share of weights within 0.01 nats of the prior,
-    `kl` in nats (of one member). Without a prior the last three are None.
+    Attributes:
+        name: Parameter name, or `"all"`.
+        weights: Number of weights of one member that are not pruned.
+        dims: Dimensions of the tensor.
+        snr: Median of |μ|/σ.
+        snr_quantiles: Its 5, 25, 50, 75 and 95 % quantiles.
+        std: Median σ.
+        std_ratio: Median of σ over the prior's standard deviation; None if the prior is unknown.
+        collapsed: Fraction of weights within 0.01 nats of the prior; None if the prior is unknown.
+        kl: KL of one member in nats; None if the prior is unknown.
     """
 
     name: str
@@ -38,42 +44,42 @@ class LayerState:
 
 
 def gaussian_leaves(posterior: Posterior) -> list[GaussianPosterior]:
-    """The Gaussian posteriors that a posterior consists of; none for a point estimate or dropout."""
+    """The Gaussian members of a posterior; empty for a point estimate or dropout."""
     return [leaf for leaf in leaves(posterior) if isinstance(leaf, GaussianPosterior)]
 
 
-def kept_layout(leaf: GaussianPosterior) -> Layout:
+def unpruned_layout(leaf: GaussianPosterior) -> Layout:
     """The random weights that are not pruned, as one vector."""
     layout = Layout(leaf.mean())
     return layout if leaf.kept is None else layout.narrowed(leaf.masks())[0]
 
 
 def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """Mean and standard deviation of the prior by parameter name; None where a method does not tell its prior."""
-    layout = kept_layout(leaf)
-    prior = getattr(leaf, "prior", None)
-    if not isinstance(prior, Prior):
+    """Mean and standard deviation of the prior by parameter name; None if the method does not describe its prior."""
+    layout = unpruned_layout(leaf)
+    prior = leaf.describe().prior
+    if prior is None:
         return None
     flat = []
     for value in prior.moments_for(layout.flatten(leaf.mean()), layout.flatten(leaf.std())):
         try:
             flat.append(torch.as_tensor(value, dtype=layout.dtype).cpu().expand(layout.size))
-        except RuntimeError:  # a vector for other weights than these
+        except RuntimeError:  # a vector over other weights
             return None
     return layout.split(flat[0]), layout.split(flat[1])
 
 
 def kl_each(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL(N(mean, std²) ‖ N(prior_mean, prior_std²)) of each weight, in nats."""
+    """KL(N(mean, std²) ‖ N(prior_mean, prior_std²)) of each weight, in nats, from the tensors of these moments."""
     ratio = (std / prior_std).square()
-    # −log(ratio) + ratio − 1 cancels where the two agree, which is what is asked here: in float64.
+    # −log(ratio) + ratio − 1 cancels where both agree, the case of interest: needs float64.
     return 0.5 * (ratio - 1 - ratio.log() + ((mean - prior_mean) / prior_std).square())
 
 
 def layer_states(posterior: Posterior) -> list[LayerState]:
     """The state of every random parameter tensor; empty for methods that are not Gaussian.
 
-    A prior that is no Gaussian is compared by its mean and standard deviation.
+    Priors that are not Gaussian are compared by their mean and standard deviation.
     """
     found = gaussian_leaves(posterior)
     if not found:
@@ -100,14 +106,14 @@ def _pieces(leaf: GaussianPosterior) -> dict[str, _Piece]:
     sources = (mean, std, *(prior or (None, None)))
     masks = {} if leaf.kept is None else leaf.masks()
     return {
-        name: tuple(None if source is None else _kept(_double(source[name]), masks.get(name)) for source in sources)  # type: ignore[misc]
+        name: tuple(None if source is None else _unpruned(_double(source[name]), masks.get(name)) for source in sources)  # type: ignore[misc]
         for name in mean
         if name not in masks or bool(masks[name].any())
     }
 
 
-def _kept(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """What is not pruned of a tensor, with as many dimensions."""
+def _unpruned(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """The entries of a tensor that are not pruned, with the same number of dimensions."""
     return tensor if mask is None else tensor[mask.cpu()].reshape(-1, *[1] * (tensor.dim() - 1))
 
 
@@ -115,7 +121,7 @@ def _state(name: str, pieces: Sequence[_Piece], *, members: int) -> LayerState:
     mean, std, prior_mean, prior_std = (_joined([piece[i] for piece in pieces]) for i in range(4))
     assert mean is not None
     assert std is not None
-    # No noise at all (a method before its first step) is no 0/0, not even for a mean of 0.
+    # Without noise (before the first step of some methods) the ratio is infinite, also for a mean of 0.
     snr = torch.where(std > 0, mean.abs() / std, torch.inf)
     std_ratio = collapsed = total = None
     if prior_mean is not None and prior_std is not None:
@@ -137,7 +143,7 @@ def _state(name: str, pieces: Sequence[_Piece], *, members: int) -> LayerState:
 
 
 def quantiles(values: Tensor, levels: Sequence[float]) -> list[float]:
-    """Quantiles by rank (the lower of two neighbours); torch's own refuses more than 16 million values."""
+    """Quantiles by rank (the lower of two neighbours); torch.quantile is limited to 16 million values."""
     ordered = values.flatten().sort().values
     return [float(ordered[int(level * (len(ordered) - 1))]) for level in levels]
 

@@ -1,4 +1,4 @@
-"""How much of a number is luck of the draws: Monte-Carlo error, and how many draws would be enough."""
+"""Monte-Carlo error of predictions and scores, and the number of draws that would be enough."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from credo.doctor.measure.predictive import ClassForecast, Forecast, ValueForecast
-from credo.doctor.thresholds import DRAWS_MOST, DRAWS_NLL_FLOOR, DRAWS_NLL_SHARE, DRAWS_PROBABILITY, DRAWS_VALUE
+from credo.doctor.measure.predictive import ClassPredictive, Predictive, RegressionPredictive
+from credo.doctor.thresholds import DRAWS_MOST, DRAWS_NLL_FLOOR, DRAWS_NLL_FRACTION, DRAWS_PROBABILITY, DRAWS_VALUE
 
 _RESAMPLES = 100
 
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """Errors that another set of as many draws would show, the same networks for all examples.
+    """Variation over other sets of as many draws, with the same networks for all examples.
 
-    `probability_error` is the mean standard error of the class probability known worst (regression: of the predictive
-    mean, as a share of the predictive standard deviation), `nll_error` and `metric_error` standard errors of the
-    ensemble's NLL and metric. `nll_bias` is how much lower the NLL would be with endlessly many draws.
+    Attributes:
+        draws: Number of draws.
+        probability_error: Standard error of the least certain class probability, averaged over examples (regression:
+            of the predictive mean, as a fraction of the predictive standard deviation).
+        nll_error: Standard error of the ensemble's NLL.
+        nll_bias: How much lower the NLL would be with infinitely many draws.
+        metric_error: Standard error of the ensemble's metric.
+        wanted_draws: Draws at which all errors are tolerable.
     """
 
     draws: int
@@ -31,32 +36,38 @@ class MonteCarlo:
     wanted_draws: int
 
 
-def monte_carlo(forecast: Forecast, *, random: bool, seed: int = 0) -> MonteCarlo | None:
-    """Errors at the forecast's number of draws; None where nothing is random, or with one draw of each part."""
-    if not random or forecast.draws < 2 * forecast.strata:
+def monte_carlo(predictive: Predictive, *, random: bool, seed: int = 0) -> MonteCarlo | None:
+    """Monte-Carlo errors at the given number of draws; None if nothing is random or each part has one draw.
+
+    Args:
+        predictive: Predictions of all draws.
+        random: Whether draws of one part differ.
+        seed: Seed of the resampling that gives the error of the accuracy.
+    """
+    if not random or predictive.draws < 2 * predictive.strata:
         return None
-    bias, error = nll_errors(forecast.log_likelihood, forecast.strata)
-    if isinstance(forecast, ClassForecast):
-        spread = (within_variance(forecast.probs.double(), forecast.strata) / forecast.draws).sqrt().amax(-1)
-        metric = accuracy_error(forecast, seed)
+    bias, error = nll_errors(predictive.log_likelihood, predictive.strata)
+    if isinstance(predictive, ClassPredictive):
+        spread = (within_variance(predictive.probs.double(), predictive.strata) / predictive.draws).sqrt().amax(-1)
+        metric = accuracy_error(predictive, seed)
     else:
-        assert isinstance(forecast, ValueForecast)
-        variance = within_variance(forecast.mean, forecast.strata) / forecast.draws
-        spread = variance.sqrt() / forecast.total
-        metric = rmse_error(forecast)
+        assert isinstance(predictive, RegressionPredictive)
+        variance = within_variance(predictive.mean, predictive.strata) / predictive.draws
+        spread = variance.sqrt() / predictive.total
+        metric = rmse_error(predictive)
     probability = float(spread.mean())
     return MonteCarlo(
-        draws=forecast.draws,
+        draws=predictive.draws,
         probability_error=probability,
         nll_error=error,
         nll_bias=bias,
         metric_error=metric,
-        wanted_draws=_wanted(forecast, probability, bias, error),
+        wanted_draws=_wanted(predictive, probability, bias, error),
     )
 
 
 def within_variance(values: Tensor, strata: int) -> Tensor:
-    """Variance over draws [draws, ...] of the same part, averaged over the parts they come from in turn."""
+    """Variance over the draws of one part, averaged over the parts; `values` [draws, ...] cycle through the parts."""
     usable = len(values) // strata * strata
     by_part: Tensor = values[:usable].unflatten(0, (-1, strata))
     return by_part.var(0).mean(0)
@@ -65,8 +76,8 @@ def within_variance(values: Tensor, strata: int) -> Tensor:
 def nll_errors(log_likelihood: Tensor, strata: int) -> tuple[float, float]:
     """Bias and standard error of the mixture's NLL over sets of draws, to first order in 1/draws.
 
-    With r = p_s/p̄ on each example: log p̄ is low by Var(r)/2 per draw (Jensen), and scatters by the mean of r over
-    examples, which all share the draw.
+    With r = p_s/p̄ on each example: log p̄ is low by Var(r)/2 per draw (Jensen), and varies with the mean of r over
+    the examples, which all share the draw.
     """
     draws = len(log_likelihood)
     pooled = log_likelihood.logsumexp(0) - math.log(draws)
@@ -76,34 +87,34 @@ def nll_errors(log_likelihood: Tensor, strata: int) -> tuple[float, float]:
     return float(bias), float(error)
 
 
-def rmse_error(forecast: ValueForecast) -> float:
+def rmse_error(predictive: RegressionPredictive) -> float:
     """Standard error of the ensemble's RMSE, to first order."""
-    residual = forecast.mean.mean(0) - forecast.targets
-    slope = (2 * residual * (forecast.mean - forecast.mean.mean(0))).reshape(forecast.draws, -1).mean(1)
-    error = float((within_variance(slope, forecast.strata) / forecast.draws).sqrt())
-    return error / (2 * forecast.metric) if forecast.metric > 0 else 0.0
+    residual = predictive.mean.mean(0) - predictive.targets
+    gradient = (2 * residual * (predictive.mean - predictive.mean.mean(0))).reshape(predictive.draws, -1).mean(1)
+    error = float((within_variance(gradient, predictive.strata) / predictive.draws).sqrt())
+    return error / (2 * predictive.metric) if predictive.metric > 0 else 0.0
 
 
-def accuracy_error(forecast: ClassForecast, seed: int = 0) -> float:
+def accuracy_error(predictive: ClassPredictive, seed: int = 0) -> float:
     """Standard error of the ensemble's accuracy, by resampling draws within their parts."""
     generator = torch.Generator().manual_seed(seed)
-    rounds = forecast.draws // forecast.strata
-    probs = forecast.probs[: rounds * forecast.strata]
+    rounds = predictive.draws // predictive.strata
+    probs = predictive.probs[: rounds * predictive.strata]
     found = []
     for _ in range(_RESAMPLES):
         # Draw i belongs to part i % strata.
-        chosen = torch.randint(rounds, (rounds, forecast.strata), generator=generator) * forecast.strata
-        index = (chosen + torch.arange(forecast.strata)).flatten()
+        chosen = torch.randint(rounds, (rounds, predictive.strata), generator=generator) * predictive.strata
+        index = (chosen + torch.arange(predictive.strata)).flatten()
         weights = index.bincount(minlength=len(probs)).to(probs.dtype)
         pooled = torch.tensordot(weights, probs, dims=1)
-        found.append(float((pooled.argmax(-1) == forecast.labels).double().mean()))
+        found.append(float((pooled.argmax(-1) == predictive.labels).double().mean()))
     return float(torch.tensor(found, dtype=torch.float64).std())
 
 
-def _wanted(forecast: Forecast, probability: float, bias: float, error: float) -> int:
-    """Draws at which every error is below its limit: squares of standard errors and the bias fall with 1/draws."""
-    tolerated = max(DRAWS_NLL_SHARE * abs(forecast.nll), DRAWS_NLL_FLOOR)
-    allowed = DRAWS_PROBABILITY if isinstance(forecast, ClassForecast) else DRAWS_VALUE
+def _wanted(predictive: Predictive, probability: float, bias: float, error: float) -> int:
+    """Draws at which every error is tolerable: the bias and squared standard errors fall with 1/draws."""
+    tolerated = max(DRAWS_NLL_FRACTION * abs(predictive.nll), DRAWS_NLL_FLOOR)
+    allowed = DRAWS_PROBABILITY if isinstance(predictive, ClassPredictive) else DRAWS_VALUE
     factor = max((probability / allowed) ** 2, bias / tolerated, (error / tolerated) ** 2)
-    wanted = max(1, math.ceil(forecast.draws * factor))
+    wanted = max(1, math.ceil(predictive.draws * factor))
     return min(DRAWS_MOST, 1 << (wanted - 1).bit_length())

@@ -1,32 +1,36 @@
-"""What training minimised: NLL against KL, how much the KL counted, and whether σ is where the two balance."""
+"""The training objective: NLL, KL and its weight, and whether σ is where the two balance."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from credo.core.description import Description
 from credo.core.kl_schedule import forgotten
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.core.prior import Prior
-from credo.doctor.measure.layers import gaussian_leaves, kept_layout, layer_states, prior_moments
-from credo.doctor.no_side_effects import leaves, quiet
+from credo.doctor.measure.layers import gaussian_leaves, layer_states, prior_moments, unpruned_layout
+from credo.doctor.no_side_effects import leaves, without_side_effects
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The terms of the objective for one example, averaged over the members of a mixture.
+    """Terms of the objective per example, averaged over the members of a mixture; None where unknown.
 
-    `nll` is the mean NLL of single draws on training examples, `kl` in nats, `penalty` its share for one example, as
-    training weighs it. `effective_temperature` = temperature · kl_weight · examples / data_size (times a method's
-    augmentation factor): the factor by which the KL counts more than in the exact posterior. `noise_pull` is what the
-    KL would gain if all σ were widened by a small share t, in nats per t; `noise_cost` what the data would lose. At
-    the optimum they are equal: `noise_balance`, their ratio, is 1 there, large if σ is too large, small if it is too
-    small. What a method does not tell is None.
+    Attributes:
+        nll: Mean NLL of single draws on training examples.
+        kl: KL in nats.
+        penalty: KL term of the loss.
+        temperature: Temperature.
+        kl_weight: Weight of the KL, averaged over one epoch.
+        effective_temperature: temperature · kl_weight · examples / data_size (times the augmentation factor): how much
+            more the KL weighs than in the exact posterior.
+        noise_cost: Increase of the NLL if all σ grow by a small fraction t, in nats per t.
+        noise_pull: Decrease of the KL if all σ grow by a small fraction t, in nats per t.
+        noise_balance: noise_cost / noise_pull: 1 at the optimum, larger if σ is too large, smaller if it is too small.
     """
 
     nll: float
@@ -43,12 +47,23 @@ class Objective:
 def objective(
     posterior: Posterior, *, nll: float, cost: float | None, examples: int, batches: int, steps: int, seed: int = 0
 ) -> Objective:
-    """The objective's terms from the NLL of draws and the cost of widening σ (see `gradient_noise`)."""
+    """Compute the terms of the objective.
+
+    Args:
+        posterior: The trained posterior.
+        nll: Mean NLL of single draws on training examples.
+        cost: `GradientNoise.cost`, the NLL's increase per example with σ.
+        examples: Number of training examples.
+        batches: Batches in an epoch.
+        steps: Steps so far, for the schedule of the KL weight.
+        seed: Seed of a Monte-Carlo KL.
+    """
     parts = leaves(posterior)
     kl = _mean([_kl(leaf, seed) for leaf in parts])
-    temperature = _mean([_number(leaf, "temperature") for leaf in parts])
-    weight = _mean([kl_weight(leaf, steps, batches) for leaf in parts])
-    data_size = posterior.data_size * (_mean([augmentation(leaf) for leaf in parts]) or 1.0)
+    described = [leaf.describe() for leaf in parts]
+    temperature = _mean([about.temperature for about in described])
+    weight = _mean([kl_weight(about, steps, batches) for about in described])
+    data_size = posterior.data_size * (_mean([about.augmentation for about in described]) or 1.0)
     scale = None if temperature is None or weight is None else temperature * weight
     effective = None if scale is None else scale * examples / data_size
     pull = _mean([noise_pull(leaf) for leaf in gaussian_leaves(posterior)])
@@ -66,20 +81,20 @@ def objective(
     )
 
 
-def augmentation(leaf: Posterior) -> float:
-    """The factor by which a method counts its data more than once; 1 for those without one."""
-    value = leaf.config().get("augmentation", 1.0)
-    return float(value) if isinstance(value, int | float) else 1.0
+def kl_weight(about: Description, steps: int, batches: int) -> float | None:
+    """Weight of the KL, averaged over the epoch from the current step on.
 
-
-def kl_weight(leaf: Posterior, steps: int, batches: int) -> float | None:
-    """The KL's weight averaged over one epoch from step `steps` on; 1 where that is not known (0 steps)."""
-    weight: Callable[[int], float] | None = getattr(leaf, "kl_weight", None)
-    if not callable(weight):
-        return 1.0 if _number(leaf, "temperature") is not None else None
+    Args:
+        about: Description of the posterior.
+        steps: Steps so far; 0 if unknown, as of a loaded file, which gives 1.
+        batches: Batches in an epoch.
+    """
+    weight = about.kl_weight
+    if weight is None:
+        return 1.0 if about.temperature is not None else None
     if weight is forgotten:
         return None
-    if steps == 0:  # a file does not say how long it was trained
+    if steps == 0:
         return 1.0
     return sum(weight(steps + i) for i in range(batches)) / batches
 
@@ -87,9 +102,9 @@ def kl_weight(leaf: Posterior, steps: int, batches: int) -> float | None:
 def noise_pull(leaf: GaussianPosterior) -> float | None:
     """−d/dt KL(q with (1+t)·σ ‖ p) at t = 0: Σ (1 − σ²/s²) for a Gaussian prior of standard deviation s."""
     mean, std = leaf.mean(), leaf.std()
-    prior = getattr(leaf, "prior", None)
-    if isinstance(prior, Prior):
-        layout = kept_layout(leaf)
+    prior = leaf.describe().prior
+    if prior is not None:
+        layout = unpruned_layout(leaf)
         t = torch.zeros((), device=leaf.device, requires_grad=True)
         kl = prior.kl(layout.flatten(mean), layout.flatten(std) * (1 + t))
         if kl is not None and kl.requires_grad:
@@ -99,22 +114,16 @@ def noise_pull(leaf: GaussianPosterior) -> float | None:
     if moments is None:
         return None
     each = {name: 1 - (std[name].cpu() / scale).square() for name, scale in moments[1].items()}
-    return float(kept_layout(leaf).flatten(each).sum())
+    return float(unpruned_layout(leaf).flatten(each).sum())
 
 
 def _kl(leaf: Posterior, seed: int) -> float | None:
-    own = getattr(leaf, "kl", None)
-    if callable(own):
-        with quiet(leaf, seed), torch.no_grad():
-            value: Tensor = own()
-            return float(value)
+    own = leaf.describe().kl
+    if own is not None:
+        with without_side_effects(leaf, seed), torch.no_grad():
+            return float(own())
     found = [state.kl for state in layer_states(leaf)]
     return sum(kl for kl in found if kl is not None) if found and None not in found else None
-
-
-def _number(leaf: Posterior, name: str) -> float | None:
-    value = getattr(leaf, name, None)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -124,9 +133,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class History:
-    """NLL, penalty and KL over training, from its log.
+    """NLL, penalty and KL of each epoch, from the training log.
 
-    `nll_drop` is the share by which the NLL fell over the last quarter of the epochs (the last epoch, if under 8).
+    `nll_drop` is the fraction by which the NLL fell over the last quarter of the epochs (the last epoch, if under 8).
     """
 
     epochs: int
@@ -137,7 +146,7 @@ class History:
 
 
 def history_of(records: Sequence[Mapping[str, Any]]) -> History | None:
-    """The history in a log of one record an epoch; None if there is none."""
+    """The history in a training log with one record per epoch; None if it is empty."""
     if not records:
         return None
     nll = [float(record["nll"]) for record in records]
@@ -151,9 +160,9 @@ def history_of(records: Sequence[Mapping[str, Any]]) -> History | None:
 
 
 def last_quarter_drop(values: Sequence[float]) -> float | None:
-    """How much smaller the last eighth is than the eighth three quarters in, as a share; None for one epoch.
+    """Fraction by which the last eighth is below the eighth before it; None for one epoch.
 
-    Under 8 epochs: how much smaller the last is than the one before.
+    With fewer than 8 epochs: by which the last is below the one before.
     """
     if len(values) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What several drawn networks say of the same examples, kept draw by draw."""
+"""Predictive distributions, draw by draw."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.posterior import Posterior
-from credo.doctor.no_side_effects import quiet
-from credo.doctor.subset import Sample
+from credo.doctor.no_side_effects import without_side_effects
+from credo.doctor.subset import Subset
 from credo.predict.moments import class_labels, class_log_probs, summable
 from credo.predict.strategies import choose_strategy
 
@@ -21,10 +21,12 @@ _BATCH, _CHUNK = 256, 10
 
 
 @dataclass(frozen=True, eq=False)
-class Forecast(ABC):
-    """Forecasts of `draws` networks for n examples, with their targets.
+class Predictive(ABC):
+    """Predictions of `draws` networks for n examples, with their targets.
 
-    `log_likelihood` [draws, n] in float64. `strata` is how many parts the draws come from in turn.
+    Attributes:
+        log_likelihood: log p(target) of each network, [draws, n], float64.
+        strata: Number of parts of a mixture that the draws cycle through.
     """
 
     log_likelihood: Tensor
@@ -63,7 +65,7 @@ class Forecast(ABC):
     @property
     @abstractmethod
     def metric_each(self) -> Tensor:
-        """The mixture on each example [n]: right or wrong as 1 or 0, or its squared error."""
+        """The mixture on each example [n]: 1 if correct and 0 if not, or its squared error."""
 
     @property
     def metric(self) -> float:
@@ -73,7 +75,7 @@ class Forecast(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class ClassForecast(Forecast):
+class ClassPredictive(Predictive):
     """Class probabilities [draws, n, classes] and labels [n]."""
 
     probs: Tensor
@@ -86,12 +88,12 @@ class ClassForecast(Forecast):
 
     @property
     def metric_of_draws(self) -> Tensor:
-        """Share of right labels of each network."""
+        """Accuracy of each network."""
         return (self.probs.argmax(-1) == self.labels).double().mean(1)
 
     @property
     def metric_each(self) -> Tensor:
-        """Whether the mixture's label is right."""
+        """Whether the mixture's label is correct."""
         return (self.pooled.argmax(-1) == self.labels).double()
 
     @property
@@ -101,7 +103,7 @@ class ClassForecast(Forecast):
 
 
 @dataclass(frozen=True, eq=False)
-class ValueForecast(Forecast):
+class RegressionPredictive(Predictive):
     """Means and noise [draws, n, targets] of each network, and targets [n, targets]."""
 
     mean: Tensor
@@ -136,13 +138,20 @@ class ValueForecast(Forecast):
 
 
 @torch.no_grad()
-def forecast(posterior: Posterior, sample: Sample, *, draws: int, seed: int = 0) -> Forecast:
-    """Forecasts of `draws` networks, each the same for all examples; a mixture draws equally of all its parts."""
+def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int = 0) -> Predictive:
+    """Predict with `draws` networks, the same ones for all examples, equally many of each part of a mixture.
+
+    Args:
+        posterior: The posterior, left unchanged.
+        subset: Examples with targets.
+        draws: Number of networks; rounded up to a multiple of the parts.
+        seed: Seed of the draws.
+    """
     draws = posterior.whole_draws(draws)
     batches = []
-    with quiet(posterior, seed):
+    with without_side_effects(posterior, seed):
         plan = None
-        for x, _ in sample.split(_BATCH):
+        for x, _ in subset.split(_BATCH):
             x = x.to(posterior.device)
             if plan is None:
                 plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
@@ -150,34 +159,40 @@ def forecast(posterior: Posterior, sample: Sample, *, draws: int, seed: int = 0)
                 plan.restart()
                 counts = [min(_CHUNK, draws - start) for start in range(0, draws, _CHUNK)]
                 batches.append(torch.cat([summable(plan.outputs(x, count)).cpu() for count in counts]))
-    return make_forecast([part.likelihood for part in posterior.parts], torch.cat(batches, dim=1), sample.y.cpu())
+    return make_predictive([part.likelihood for part in posterior.parts], torch.cat(batches, dim=1), subset.y.cpu())
 
 
 @torch.no_grad()
-def mean_forecast(posterior: Posterior, sample: Sample, *, seed: int = 0) -> Forecast:
-    """The forecast of the network with the posterior's mean weights and no noise."""
-    with quiet(posterior, seed):
-        outputs = [summable(posterior.model(x.to(posterior.device))).cpu() for x, _ in sample.split(_BATCH)]
-    return make_forecast([posterior.likelihood], torch.cat(outputs).unsqueeze(0), sample.y.cpu())
+def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Predictive:
+    """Predict `subset` with the posterior's mean weights and no noise; `seed` as in `predict_draws`."""
+    with without_side_effects(posterior, seed):
+        outputs = [summable(posterior.model(x.to(posterior.device))).cpu() for x, _ in subset.split(_BATCH)]
+    return make_predictive([posterior.likelihood], torch.cat(outputs).unsqueeze(0), subset.y.cpu())
 
 
-def make_forecast(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> Forecast:
-    """Forecasts from outputs [draws, n, ...]; draw i belongs to likelihood i, in turn."""
+def make_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> Predictive:
+    """The predictive distribution of network outputs.
+
+    Args:
+        likelihoods: Likelihood of each part of a mixture; draws cycle through them.
+        outputs: [draws, n, ...].
+        y: Targets.
+    """
     first, strata = likelihoods[0], len(likelihoods)
     if isinstance(first, ClassLikelihood):
         log_probs = class_log_probs(first, outputs)
         labels = class_labels(y, *log_probs.shape[1:])
         chosen = log_probs.gather(-1, labels.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
-        return ClassForecast(chosen.double(), strata, log_probs.exp(), labels)
+        return ClassPredictive(chosen.double(), strata, log_probs.exp(), labels)
     if not isinstance(first, GaussianNoise):
-        raise TypeError(f"The doctor knows class and Gaussian likelihoods, not {type(first).__name__}.")
+        raise TypeError(f"The doctor supports class and Gaussian likelihoods, not {type(first).__name__}.")
     pairs = [_moments(likelihoods[i % strata], one) for i, one in enumerate(outputs)]
     mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
     y = y.double()
     if y.shape != mean.shape[1:]:
         raise ValueError(f"Targets of shape {list(y.shape)} for means of shape {list(mean.shape[1:])}.")
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
-    return ValueForecast(density.reshape(*density.shape[:2], -1).sum(-1), strata, mean, std, y)
+    return RegressionPredictive(density.reshape(*density.shape[:2], -1).sum(-1), strata, mean, std, y)
 
 
 def _moments(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Accuracy (or RMSE) and NLL of the mean network, of single draws, of their ensemble, and of a plain twin."""
+"""Accuracy (or RMSE) and NLL of the mean network, of single draws, of their ensemble, and of a baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.doctor.measure.predictive import ClassForecast, Forecast, ValueForecast
+from credo.doctor.measure.predictive import ClassPredictive, Predictive, RegressionPredictive
 from credo.evaluate.intervals import Interval, paired_difference
 
 
@@ -22,9 +22,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Gap:
-    """How much worse one predictor is than another on the same examples, each with a 95 % interval.
+    """How much worse one predictor is than another on the same examples, with 95 % intervals.
 
-    `error` is the difference of error rates (or of mean squared errors): positive is worse, as for `nll`.
+    Attributes:
+        nll: Difference of NLLs; positive is worse.
+        error: Difference of error rates or mean squared errors; positive is worse.
     """
 
     nll: Interval
@@ -33,14 +35,26 @@ class Gap:
 
 @dataclass(frozen=True)
 class Scores:
-    """All predictors on the examples to judge by; `train` is the ensemble on training examples.
+    """Scores of all predictors on the evaluated examples, and paired differences between them.
 
-    `draw` is the average of single draws, `lowest` and `highest` the metric's range over them. `chance` is the best
-    constant forecast on training targets, and `learned` the share of its error that the ensemble takes away there:
-    1 is perfect, 0 is chance; where the data are noisy nobody comes near 1. `chance_over_train` is how much worse than
-    the ensemble the constant is on the same examples, `chance_over_judged` on those to judge by, if these are others.
-    `reach` is the RMSE on training data over the root mean square of the targets, None for classes. `mean` is None for
-    a mixture, which has no mean network.
+    Attributes:
+        metric: `"accuracy"` or `"rmse"`.
+        mean: The mean weights; None for a mixture, which has no mean network.
+        draw: Average of single draws.
+        lowest: Lowest metric of a draw.
+        highest: Highest metric of a draw.
+        ensemble: All draws averaged.
+        baseline: The deterministic baseline.
+        train: All draws averaged, on training examples.
+        chance: The best constant prediction of the training targets.
+        learned: Fraction of its error that the ensemble removes there: 1 is perfect, 0 is chance; with noisy data no
+            network reaches 1.
+        ensemble_over_mean: How much worse the ensemble is than the mean weights.
+        ensemble_over_baseline: How much worse the ensemble is than the baseline.
+        mean_over_baseline: How much worse the mean weights are than the baseline.
+        chance_over_train: How much worse the constant is than the ensemble on training examples.
+        chance_over_held_out: The same on held-out examples, if there are any.
+        relative_rmse: RMSE on training data over the root mean square of the targets; None for classes.
     """
 
     metric: str
@@ -49,31 +63,31 @@ class Scores:
     lowest: float
     highest: float
     ensemble: Score
-    twin: Score | None
+    baseline: Score | None
     train: Score
     chance: Score
     learned: float
     ensemble_over_mean: Gap | None
-    ensemble_over_twin: Gap | None
-    mean_over_twin: Gap | None
+    ensemble_over_baseline: Gap | None
+    mean_over_baseline: Gap | None
     chance_over_train: Gap
-    chance_over_judged: Gap | None = None
-    reach: float | None = None
+    chance_over_held_out: Gap | None = None
+    relative_rmse: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers by name; each score under the metric's own name."""
+        """Numbers by name, scores under the name of the metric."""
         result: dict[str, Any] = {"metric": self.metric}
-        for name in ("mean", "draw", "ensemble", "twin", "train", "chance"):
+        for name in ("mean", "draw", "ensemble", "baseline", "train", "chance"):
             score: Score | None = getattr(self, name)
             result[name] = None if score is None else {self.metric: score.metric, "nll": score.nll}
         result["draw"] |= {f"lowest_{self.metric}": self.lowest, f"highest_{self.metric}": self.highest}
-        result |= {"learned": self.learned, "reach": self.reach}
+        result |= {"learned": self.learned, "relative_rmse": self.relative_rmse}
         for name in (
             "ensemble_over_mean",
-            "ensemble_over_twin",
-            "mean_over_twin",
+            "ensemble_over_baseline",
+            "mean_over_baseline",
             "chance_over_train",
-            "chance_over_judged",
+            "chance_over_held_out",
         ):
             gap: Gap | None = getattr(self, name)
             result[name] = None if gap is None else {"nll": bounds(gap.nll), "error": bounds(gap.error)}
@@ -86,19 +100,25 @@ def bounds(interval: Interval) -> dict[str, float]:
 
 
 def scores(
-    draws: Forecast,
+    draws: Predictive,
     *,
-    mean: Forecast | None,
-    twin: Forecast | None,
-    train: Forecast,
+    mean: Predictive | None,
+    baseline: Predictive | None,
+    train: Predictive,
     train_targets: Tensor,
     held_out: bool = True,
 ) -> Scores:
-    """The table that says where quality is lost: in the mean network, by the noise, or nowhere.
+    """Score all predictors and compare them, to show whether the mean weights or the noise lose quality.
 
-    `held_out` says whether `draws` is on other examples than `train`.
+    Args:
+        draws: Predictions of all draws.
+        mean: Predictions of the mean weights.
+        baseline: Predictions of the baseline.
+        train: Predictions of all draws for training examples.
+        train_targets: Targets of these.
+        held_out: Whether `draws` is on other examples than `train`.
     """
-    constant = constant_forecast(train, train_targets)
+    constant = constant_predictive(train, train_targets)
     chance = score(constant)
     metric_of_draws = draws.metric_of_draws
     return Scores(
@@ -108,57 +128,69 @@ def scores(
         lowest=float(metric_of_draws.min()),
         highest=float(metric_of_draws.max()),
         ensemble=score(draws),
-        twin=None if twin is None else score(twin),
+        baseline=None if baseline is None else score(baseline),
         train=score(train),
         chance=chance,
-        learned=learned_share(train.metric_name, train.metric, chance.metric),
+        learned=learned_fraction(train.metric_name, train.metric, chance.metric),
         ensemble_over_mean=None if mean is None else gap(draws, mean),
-        ensemble_over_twin=None if twin is None else gap(draws, twin),
-        mean_over_twin=None if mean is None or twin is None else gap(mean, twin),
+        ensemble_over_baseline=None if baseline is None else gap(draws, baseline),
+        mean_over_baseline=None if mean is None or baseline is None else gap(mean, baseline),
         chance_over_train=gap(constant, train),
-        reach=_reach(train),
-        chance_over_judged=gap(constant_forecast(train, train_targets, draws), draws) if held_out else None,
+        relative_rmse=_relative_rmse(train),
+        chance_over_held_out=gap(constant_predictive(train, train_targets, draws), draws) if held_out else None,
     )
 
 
-def score(forecast: Forecast) -> Score:
+def score(predictive: Predictive) -> Score:
     """Metric and NLL of the mixture of all draws."""
-    return Score(forecast.metric, forecast.nll)
+    return Score(predictive.metric, predictive.nll)
 
 
-def gap(first: Forecast, second: Forecast) -> Gap:
-    """How much worse the first is than the second, example by example."""
+def gap(first: Predictive, second: Predictive) -> Gap:
+    """How much worse the first predictor is than the second, paired by example."""
     nll = paired_difference(-first.pooled_log_likelihood, -second.pooled_log_likelihood)
     sign = -1 if first.metric_name == "accuracy" else 1
     return Gap(nll, paired_difference(sign * first.metric_each, sign * second.metric_each))
 
 
-def learned_share(metric: str, value: float, chance: float) -> float:
-    """The share of a constant forecast's error that is gone: of its error rate, or of its mean squared error."""
+def learned_fraction(metric: str, value: float, chance: float) -> float:
+    """Fraction of a constant prediction's error that is removed: of its error rate, or of its mean squared error.
+
+    Args:
+        metric: `"accuracy"` or `"rmse"`.
+        value: The metric of the network.
+        chance: The metric of the constant prediction.
+    """
     if metric == "accuracy":
         return (value - chance) / (1 - chance) if chance < 1 else 1.0
     return 1 - (value / chance) ** 2 if chance > 0 else 1.0
 
 
-def _reach(train: Forecast) -> float | None:
-    if not isinstance(train, ValueForecast):
+def _relative_rmse(train: Predictive) -> float | None:
+    if not isinstance(train, RegressionPredictive):
         return None
     return train.metric / max(float(train.targets.square().mean().sqrt()), 1e-300)
 
 
-def constant_forecast(train: Forecast, targets: Tensor, judged: Forecast | None = None) -> Forecast:
-    """The best constant forecast of these training targets, as a forecast of one network; or on other examples.
+def constant_predictive(train: Predictive, targets: Tensor, other: Predictive | None = None) -> Predictive:
+    """The best constant prediction of the training targets, as a predictive distribution of one draw.
 
-    There every class counts once more than it was seen: one that was not must not cost everything.
+    Args:
+        train: Predictions for training examples.
+        targets: Their targets.
+        other: Predictions for other examples to make the constant for, by default those of `train`. Class counts are
+            then increased by one, so that a class without training examples does not get probability 0.
     """
-    if isinstance(train, ClassForecast):
-        labels = judged.labels if isinstance(judged, ClassForecast) else train.labels
-        counts = train.labels.bincount(minlength=train.probs.shape[-1]).double() + (judged is not None)
-        shares = counts / counts.sum()
-        return ClassForecast(shares.log()[labels].unsqueeze(0), 1, shares.expand(1, len(labels), -1), labels)
+    if isinstance(train, ClassPredictive):
+        labels = other.labels if isinstance(other, ClassPredictive) else train.labels
+        counts = train.labels.bincount(minlength=train.probs.shape[-1]).double() + (other is not None)
+        frequencies = counts / counts.sum()
+        return ClassPredictive(
+            frequencies.log()[labels].unsqueeze(0), 1, frequencies.expand(1, len(labels), -1), labels
+        )
     known = targets.double().cpu()
-    y = judged.targets if isinstance(judged, ValueForecast) else known
+    y = other.targets if isinstance(other, RegressionPredictive) else known
     mean, std = known.mean(0), known.var(0, correction=0).clamp_min(1e-300).sqrt()
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
     rows = density.reshape(1, len(y), -1).sum(-1)
-    return ValueForecast(rows, 1, mean.expand(1, *y.shape), std.expand(1, *y.shape), y)
+    return RegressionPredictive(rows, 1, mean.expand(1, *y.shape), std.expand(1, *y.shape), y)

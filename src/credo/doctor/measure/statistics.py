@@ -1,4 +1,4 @@
-"""Running statistics of normalisation layers: do they still belong to these weights?"""
+"""Running statistics of normalisation layers: do they match the weights?"""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from torch import Tensor, nn
 from credo.core.network.batchnorm import refresh_statistics
 from credo.core.network.flat_layout import join, substituted
 from credo.core.posterior import Posterior
-from credo.doctor.measure.predictive import Forecast, forecast
+from credo.doctor.measure.predictive import Predictive, predict_draws
 from credo.doctor.measure.scores import Gap, Score, gap, score
-from credo.doctor.no_side_effects import copied_buffers, leaves, quiet
-from credo.doctor.subset import Sample
+from credo.doctor.no_side_effects import copied_buffers, leaves, without_side_effects
+from credo.doctor.subset import Subset
 
 Buffers = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class NormState:
-    """One normalisation layer: how far its running statistics are from those found now, averaged over channels.
+    """Distance between running and fresh statistics of one normalisation layer, averaged over channels.
 
-    `mean_shift` is |difference of means| in units of the running standard deviation, `std_shift` |log(std now / running
-    std)|; both for weight draws, `*_of_mean` for the mean network.
+    Attributes:
+        name: Path of the layer.
+        mean_shift: |difference of means| in running standard deviations, for weight draws.
+        std_shift: |log(fresh std / running std)|, for weight draws.
+        mean_shift_of_mean: `mean_shift` for the mean network.
+        std_shift_of_mean: `std_shift` for the mean network.
     """
 
     name: str
@@ -38,8 +42,12 @@ class NormState:
 class Statistics:
     """All normalisation layers with running statistics.
 
-    `shift` is the largest of any layer's two shifts for weight draws, `shift_of_mean` for the mean network. `refreshed`
-    is the ensemble after `credo.refresh_statistics(posterior, loader)`, `gain` how much worse it is without that.
+    Attributes:
+        layers: State of each layer.
+        shift: Largest shift of any layer for weight draws.
+        shift_of_mean: Largest shift of any layer for the mean network.
+        refreshed: Scores of the ensemble after `credo.refresh_statistics(posterior, loader)`.
+        gain: How much worse the ensemble is without that.
     """
 
     layers: list[NormState]
@@ -50,11 +58,16 @@ class Statistics:
 
 
 def statistics(
-    posterior: Posterior, train: Sample, test: Sample, before: Forecast, *, seed: int = 0
+    posterior: Posterior, train: Subset, test: Subset, before: Predictive, *, seed: int = 0
 ) -> Statistics | None:
-    """Compare running statistics with new ones, and predict with those; None without such layers.
+    """Compare running statistics with fresh ones, and predict with those; None without such layers.
 
-    Works on copies of the buffers: the posterior keeps its own.
+    Args:
+        posterior: The posterior; its buffers are not changed.
+        train: Examples for the fresh statistics.
+        test: Examples to predict.
+        before: Predictions for `test` with the running statistics.
+        seed: Seed of the draws.
     """
     parts = leaves(posterior)
     norms = {path: m for path, m in parts[0].model.named_modules() if _has_statistics(m)}
@@ -66,7 +79,7 @@ def statistics(
     with ExitStack() as stack:
         for leaf, buffers in zip(parts, drawn, strict=True):
             stack.enter_context(substituted(leaf.model, buffers))
-        after = forecast(posterior, test, draws=before.draws, seed=seed)
+        after = predict_draws(posterior, test, draws=before.draws, seed=seed)
     return Statistics(
         layers=layers,
         shift=max(max(layer.mean_shift, layer.std_shift) for layer in layers),
@@ -76,18 +89,32 @@ def statistics(
     )
 
 
-def fresh_statistics(leaf: Posterior, train: Sample, *, under_draws: bool, seed: int = 0) -> Buffers:
-    """All buffers after `refresh_statistics` for the mean network, or with a draw of its own for every batch."""
+def fresh_statistics(leaf: Posterior, train: Subset, *, under_draws: bool, seed: int = 0) -> Buffers:
+    """Copies of all buffers after `refresh_statistics`.
+
+    Args:
+        leaf: The posterior.
+        train: Examples to estimate the statistics on.
+        under_draws: Use a new weight draw for every batch instead of the mean network.
+        seed: Seed of the draws.
+    """
     buffers = copied_buffers(leaf.model)
     size = train.batch_size if len(train) % train.batch_size != 1 else train.batch_size + 1  # no batch of one
     batches = [x.to(leaf.device) for x, _ in train.split(max(size, 2)) if len(x) > 1]
-    with quiet(leaf, seed), substituted(leaf.model, buffers):
+    with without_side_effects(leaf, seed), substituted(leaf.model, buffers):
         refresh_statistics(leaf if under_draws else leaf.model, batches)
     return buffers
 
 
 def shifts(running: Mapping[str, Tensor], now: Mapping[str, Tensor], path: str, eps: float) -> tuple[float, float]:
-    """Mean and std shift of one layer, averaged over its channels."""
+    """Mean and std shift of one layer, averaged over its channels.
+
+    Args:
+        running: Buffers of the network, by name.
+        now: The same with fresh statistics.
+        path: Path of the layer.
+        eps: The layer's eps.
+    """
     names = join(path, "running_mean"), join(path, "running_var")
     old_mean, old_var, new_mean, new_var = (source[name].double().cpu() for source in (running, now) for name in names)
     mean_shift = (new_mean - old_mean).abs() / (old_var + eps).sqrt()

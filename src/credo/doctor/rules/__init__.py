@@ -1,1 +1,1 @@
-"""The rules of the doctor, by what they are about."""
+"""The doctor's rules, by topic."""

@@ -1,4 +1,4 @@
-"""Rules on what was trained: data_size, temperature, running statistics, σ, collapse, gradients."""
+"""Rules on training: data_size, temperature, running statistics, σ, collapse, gradients."""
 
 from __future__ import annotations
 
@@ -6,233 +6,240 @@ import math
 from collections.abc import Iterator
 
 from credo.doctor import thresholds as limits
-from credo.doctor.advice import cooler, diverged, failed, matters, noise_argument, still_learning, wanted_std
+from credo.doctor.advice import (
+    argument,
+    diverged,
+    dropout_rate,
+    failed,
+    initial_std,
+    lower_temperature,
+    matters,
+    still_learning,
+    suggested_std,
+)
 from credo.doctor.findings import Finding, times
-from credo.doctor.measure.scores import learned_share
-from credo.doctor.measurements import Facts
+from credo.doctor.measure.scores import learned_fraction
+from credo.doctor.measurements import Measurements
 
 
-def data_size(facts: Facts) -> Iterator[Finding]:
-    """The N of the objective against the number of examples that there are."""
-    given, seen, size = facts.counts.data_size, facts.counts.examples, facts.counts.batch_size
+def data_size(measured: Measurements) -> Iterator[Finding]:
+    """`data_size` against the number of training examples."""
+    given, seen, size = measured.counts.data_size, measured.counts.examples, measured.counts.batch_size
     factor = max(given / seen, seen / given)
     dropped_last_batch = 0 < given - seen < size and seen % size == 0
     if factor <= limits.DATA_SIZE_WARNING or (dropped_last_batch and factor < limits.DATA_SIZE_ALARM):
         return
     severity = "alarm" if factor >= limits.DATA_SIZE_ALARM else "warning"
-    severity = severity if facts.method.has_prior else "note"
-    hints = {facts.counts.batches: " (the number of batches)", size: " (the batch size)"}
-    effect = f"the prior counts {times(factor)} times too {'much' if given < seen else 'little'}"
+    severity = severity if measured.method.has_prior else "note"
+    hints = {measured.counts.batches: " (the number of batches)", size: " (the batch size)"}
+    effect = f"the prior has {times(factor)} times too {'much' if given < seen else 'little'} weight"
     yield Finding(
         "data-size",
         severity,
-        f"data_size is {given:,}{hints.get(given, '')}, but the loader gives {seen:,} examples: "
-        + (f"{effect}." if facts.method.has_prior else "without a prior it changes nothing."),
-        "Give the number of training examples. If this loader holds only a part of them (or data_size counts "
-        "augmented copies), say so: diagnose(..., data_size=...).",
-        f"data_size={seen}",
+        f"data_size is {given:,}{hints.get(given, '')}, but the loader has {seen:,} examples: "
+        + (f"{effect}." if measured.method.has_prior else "without a prior this changes nothing."),
+        "Set data_size to the number of training examples. If this loader holds only a part of them, or data_size "
+        "counts augmented copies, pass the true number: diagnose(..., data_size=...).",
+        {"data_size": seen},
     )
 
 
-def temperature(facts: Facts) -> Iterator[Finding]:
-    """How much the KL counts by temperature and its weight."""
-    given, weight = facts.objective.temperature, facts.objective.kl_weight
+def temperature(measured: Measurements) -> Iterator[Finding]:
+    """The weight of the KL, by temperature and schedule."""
+    given, weight = measured.objective.temperature, measured.objective.kl_weight
     if given is None or weight is None:
         return
     scale = given * weight
-    by_weight = weight > limits.TEMPERATURE_WARNING
     if scale >= limits.TEMPERATURE_WARNING:
-        argument = facts.method.argument("kl_weight", "constant") if by_weight else None
-        weighs = facts.counts.examples / scale
-        serious = scale >= limits.TEMPERATURE_ALARM or failed(facts)
+        by_schedule = weight > limits.TEMPERATURE_WARNING
+        schedule = argument(measured, "kl_weight", "constant") if by_schedule else {}
+        serious = scale >= limits.TEMPERATURE_ALARM or failed(measured)
         yield Finding(
             "prior-too-strong",
             "alarm" if serious else "warning",
-            f"The KL counts {times(scale)} times as much as in the exact posterior (temperature {given:g}, weight "
-            f"{weight:.3g}): {facts.counts.examples:,} examples weigh like {weighs:,.3g}.",
-            "Temperature 1 is the exact posterior; go below it if the network still underfits then.",
-            argument or facts.method.argument("temperature", 1.0),
+            f"The KL has {times(scale)} times the weight of the exact posterior (temperature {given:g}, weight "
+            f"{weight:.3g}): {measured.counts.examples:,} examples count like {measured.counts.examples / scale:,.3g}.",
+            "Temperature 1 is the exact posterior; go below it if the network still underfits.",
+            schedule or argument(measured, "temperature", 1.0),
         )
     elif scale == 0:
         yield Finding(
             "no-prior",
             "warning",
-            "The KL does not count at all (temperature or its weight is 0): nothing keeps σ from shrinking to 0.",
-            "Give it a weight, or use MAP if a point estimate is wanted.",
-            facts.method.argument("temperature", 0.1),
+            "The KL has no weight (temperature or its weight is 0): nothing keeps σ from shrinking to 0.",
+            "Give the KL a weight, or use MAP if you want a point estimate.",
+            argument(measured, "temperature", 0.1),
         )
     elif weight < 1 / limits.TEMPERATURE_WARNING:
         yield Finding(
             "warm-up",
             "note",
-            f"Training ended with the KL at {weight:.2g} of its weight, before its warm-up was over.",
-            "Train longer, or warm up faster.",
-            None,
+            f"Training ended during the warm-up of the KL, at {weight:.2g} of its weight.",
+            "Train longer, or shorten the warm-up.",
         )
 
 
-def stale_statistics(facts: Facts) -> Iterator[Finding]:
-    """Running statistics that belong to other weights, where the network works once they are refreshed."""
-    found, before, metric = facts.statistics, facts.scores.ensemble, facts.scores.metric
+def stale_statistics(measured: Measurements) -> Iterator[Finding]:
+    """BatchNorm running statistics that do not match the weights, where refreshing them helps."""
+    found, before, metric = measured.statistics, measured.scores.ensemble, measured.scores.metric
     if found is None or found.shift < limits.STATISTICS_SHIFT or not matters(found.gain, before, metric):
         return
     after = found.refreshed
-    # Statistics of a network that is all noise shift from draw to draw, and refreshing helps or harms by luck.
-    if learned_share(metric, after.metric, facts.scores.chance.metric) < limits.LEARNED_LITTLE:
+    # If the weights are mostly noise, statistics differ from draw to draw, and refreshing helps or harms by chance.
+    if learned_fraction(metric, after.metric, measured.scores.chance.metric) < limits.LEARNED_LITTLE:
         return
     worst = max(found.layers, key=lambda layer: max(layer.mean_shift, layer.std_shift))
-    mixture = facts.method.members > 1
+    call = "credo.refresh_statistics(posterior, loader)"
+    if measured.method.members > 1:
+        call = "credo.refresh_statistics(part, loader) for every part of posterior.parts"
     yield Finding(
         "stale-statistics",
         "alarm",
-        f"Running statistics are not those of these weights: at {worst.name} the mean is off by {worst.mean_shift:.2f} "
-        f"standard deviations and the standard deviation by a factor of {math.exp(worst.std_shift):.2f}. Estimated "
-        f"anew, {metric} goes from {before.metric:.3f} to {after.metric:.3f}, NLL from {before.nll:.3f} to "
+        f"Running statistics do not match the weights: at {worst.name} the mean is off by {worst.mean_shift:.2f} "
+        f"standard deviations and the standard deviation by a factor of {math.exp(worst.std_shift):.2f}. With fresh "
+        f"statistics {metric} goes from {before.metric:.3f} to {after.metric:.3f}, NLL from {before.nll:.3f} to "
         f"{after.nll:.3f}.",
-        "Estimate them again on training data after the weights were changed (averaged, pruned, loaded), and look at "
-        "the momentum of the normalisation layers.",
-        "for part in posterior.parts: credo.refresh_statistics(part, loader)"
-        if mixture
-        else "credo.refresh_statistics(posterior, loader)",
+        f"Estimate them again on training data: {call}, after any change of the weights (averaging, pruning, loading). "
+        "Also check the momentum of the normalisation layers.",
     )
 
 
-def noise_too_large(facts: Facts) -> Iterator[Finding]:
-    """σ beyond its optimum, or a network that never was heard over it."""
-    cost, pull = facts.objective.noise_cost, facts.objective.noise_pull
-    if facts.weights is None or not (_too_costly(facts) or _never_heard(facts)):
+def noise_too_large(measured: Measurements) -> Iterator[Finding]:
+    """σ beyond its optimum, or a network that never learned because of it."""
+    cost, pull = measured.objective.noise_cost, measured.objective.noise_pull
+    if measured.weights is None or not (_too_costly(measured) or _never_learned(measured)):
         return
-    std, wanted = facts.weights.std, wanted_std(facts)
+    std, wanted = measured.weights.std, suggested_std(measured)
     gain = ""
     if cost is not None and pull is not None and cost > pull:
-        gain = f" Making σ smaller would gain the data {times(cost / max(pull, 1.0))} times what it costs the prior."
+        gain = f" A smaller σ would gain {times(cost / max(pull, 1.0))} times as much NLL as it costs in KL."
     yield Finding(
         "noise-too-large",
         "alarm",
-        f"The weights' noise drowns the network: σ is {std:.2g} at the median, the means are "
-        f"{facts.weights.snr * std:.2g}, and one draw has {facts.scores.metric} {facts.scores.draw.metric:.3f}.{gain}",
-        f"Start with a smaller σ, about {wanted:.1g} here: it shrinks by itself only slowly, and a network that is not "
-        "heard over it does not learn. If it did start smaller, the learning rate is too large.",
-        noise_argument(facts, wanted),
+        f"Weight noise dominates: the median σ is {std:.2g}, the means are {measured.weights.snr * std:.2g}, and a "
+        f"single draw has {measured.scores.metric} {measured.scores.draw.metric:.3f}.{gain}",
+        f"Start with a smaller σ, here about {wanted:.1g}: σ shrinks only slowly, and a network whose signal is below "
+        "its noise does not learn. If σ did start smaller, the learning rate is too large.",
+        initial_std(measured, wanted),
     )
 
 
-def _too_costly(facts: Facts) -> bool:
-    cost, pull = facts.objective.noise_cost, facts.objective.noise_pull
+def _too_costly(measured: Measurements) -> bool:
+    cost, pull = measured.objective.noise_cost, measured.objective.noise_pull
     if cost is None or pull is None or cost <= limits.NOISE_TOO_LARGE * max(pull, 0.0):
         return False
-    gap = facts.scores.ensemble_over_mean
-    harmed = gap is not None and matters(gap, facts.scores.ensemble, facts.scores.metric)
-    drowned = facts.weights is not None and facts.weights.snr < limits.HEARD
-    return harmed or (drowned and _harm(facts))
+    gap = measured.scores.ensemble_over_mean
+    harmed = gap is not None and matters(gap, measured.scores.ensemble, measured.scores.metric)
+    drowned = measured.weights is not None and measured.weights.snr < limits.LOW_SNR
+    return harmed or (drowned and _harm(measured))
 
 
-def _never_heard(facts: Facts) -> bool:
-    """Nothing learned, and σ above the means, though the KL does not count more than it should.
+def _never_learned(measured: Measurements) -> bool:
+    """Little learned and σ above the means, although the KL is not overweighted.
 
-    Most weights of a good network may be more noise than signal: that alone is no harm.
+    A low signal-to-noise ratio alone is harmless: most weights of a good network may have one.
     """
-    state, balance = facts.weights, facts.objective.noise_balance
-    hot = (facts.objective.effective_temperature or 1.0) >= limits.TEMPERATURE_WARNING
-    if state is None or hot or not _harm(facts):
+    state, balance = measured.weights, measured.objective.noise_balance
+    hot = (measured.objective.effective_temperature or 1.0) >= limits.TEMPERATURE_WARNING
+    if state is None or hot or not _harm(measured):
         return False
-    if (state.collapsed or 0.0) >= limits.COLLAPSED_SHARE:
+    if (state.collapsed or 0.0) >= limits.COLLAPSED_FRACTION:
         return False
     unbalanced = balance is not None and balance > limits.NOISE_BALANCED[1]
-    return state.snr < limits.HEARD / 2 or (state.snr < limits.HEARD and unbalanced)
+    return state.snr < limits.LOW_SNR / 2 or (state.snr < limits.LOW_SNR and unbalanced)
 
 
-def _harm(facts: Facts) -> bool:
-    """Little was learned, and it is no better than a constant, or clearly worse than without the noise."""
-    gap = facts.scores.ensemble_over_mean
-    noisy = gap is not None and matters(gap, facts.scores.ensemble, facts.scores.metric)
-    return facts.scores.learned < limits.LEARNED_LITTLE and (noisy or failed(facts))
+def _harm(measured: Measurements) -> bool:
+    """Whether little was learned, and it is no better than a constant or clearly worse than without the noise."""
+    gap = measured.scores.ensemble_over_mean
+    noisy = gap is not None and matters(gap, measured.scores.ensemble, measured.scores.metric)
+    return measured.scores.learned < limits.LEARNED_LITTLE and (noisy or failed(measured))
 
 
-def no_uncertainty(facts: Facts) -> Iterator[Finding]:
-    """Draws that all say the same, where σ could be far larger."""
-    share, balance = facts.dispersion.epistemic_share, facts.objective.noise_balance
-    if not facts.method.random or share >= limits.EPISTEMIC_LITTLE or still_learning(facts):
+def no_uncertainty(measured: Measurements) -> Iterator[Finding]:
+    """Draws that all agree although σ could be far larger."""
+    fraction, balance = measured.dispersion.epistemic_fraction, measured.objective.noise_balance
+    if not measured.method.random or fraction >= limits.EPISTEMIC_LITTLE or still_learning(measured):
         return
-    if diverged(facts):
-        return  # beside such errors any σ is small
+    if diverged(measured):
+        return  # any σ is small compared with such errors
     known_small = balance is not None and balance < limits.NOISE_TOO_SMALL
     if balance is not None and not known_small:
-        return  # so sure by right: the data leave no room
-    # A step of VOGN or IVON is divided by the curvature: too large a one stops learning, too.
-    stuck = known_small and share < limits.EPISTEMIC_NONE and "curvature_init" in facts.method.arguments
-    if (facts.scores.learned < limits.LEARNED_LITTLE or _nothing_claimed(facts)) and not stuck:
+        return  # certainty that the data justify
+    # Steps of VOGN and IVON are divided by the curvature: one that is too large also stops learning.
+    stuck = known_small and fraction < limits.EPISTEMIC_NONE and "curvature_init" in measured.method.arguments
+    if (measured.scores.learned < limits.LEARNED_LITTLE or _near_uniform(measured)) and not stuck:
         return
-    if facts.weights is not None and wanted_std(facts) <= limits.STD_NEAR * facts.weights.std:
+    if measured.weights is not None and suggested_std(measured) <= limits.STD_NEAR * measured.weights.std:
         return
-    severity = "alarm" if known_small and share < limits.EPISTEMIC_NONE else "warning"
-    text = f"All draws say the same: they contribute {share:.2g} of the predictive uncertainty."
-    argument, wanted = facts.method.dropout(2.0), 0.0
-    if facts.weights is not None:
-        wanted = wanted_std(facts)
-        std = facts.weights.std
-        text += f" σ is {std:.2g} at the median, the means are {facts.weights.snr * std:.2g}."
-        argument = noise_argument(facts, wanted)
+    severity = "alarm" if known_small and fraction < limits.EPISTEMIC_NONE else "warning"
+    text = f"All draws agree: they contribute {fraction:.2g} of the predictive uncertainty."
+    arguments, wanted = dropout_rate(measured, 2.0), 0.0
+    if measured.weights is not None:
+        wanted = suggested_std(measured)
+        std = measured.weights.std
+        text += f" The median σ is {std:.2g}, the means are {measured.weights.snr * std:.2g}."
+        arguments = initial_std(measured, wanted)
     yield Finding(
         "no-uncertainty",
         severity,
         text,
-        ("Start with a larger σ: one that starts tiny stays so for long. " if wanted else "")
-        + ("Drop out more. " if facts.method.dropout_masks else "")
-        + "As it is, a point estimate would do the same for less.",
-        argument,
+        ("Start with a larger σ: a tiny one grows only slowly. " if wanted else "")
+        + ("Increase the dropout rate. " if measured.method.dropout_masks else "")
+        + "As it is, a point estimate would give the same for less.",
+        arguments,
     )
 
 
-def _nothing_claimed(facts: Facts) -> bool:
-    """A classifier that gives all classes about the same chance: its draws have nothing to disagree about."""
-    entropy, classes = facts.dispersion.details.get("entropy"), facts.dispersion.details.get("classes")
+def _near_uniform(measured: Measurements) -> bool:
+    """Whether a classifier's probabilities are nearly uniform, so that draws have nothing to disagree about."""
+    details = measured.dispersion.details
+    entropy, classes = details.get("entropy"), details.get("classes")
     return bool(entropy and classes and entropy >= limits.ENTROPY_FULL * math.log(classes))
 
 
-def collapsed(facts: Facts) -> Iterator[Finding]:
-    """Weights that went back to their prior: all of them, or those of whole layers."""
-    whole = facts.weights
+def collapsed(measured: Measurements) -> Iterator[Finding]:
+    """Weights that have collapsed to their prior: all of them, or whole layers."""
+    whole = measured.weights
     if whole is None or whole.collapsed is None:
         return
     layers = [
         layer.name
-        for layer in facts.layers
-        if layer.dims > 1 and layer.collapsed is not None and layer.collapsed >= limits.COLLAPSED_SHARE
+        for layer in measured.layers
+        if layer.dims > 1 and layer.collapsed is not None and layer.collapsed >= limits.COLLAPSED_FRACTION
     ]
-    everything = whole.collapsed >= limits.COLLAPSED_SHARE and failed(facts)
+    everything = whole.collapsed >= limits.COLLAPSED_FRACTION and failed(measured)
     if not everything and not layers:
         return
     names = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
     yield Finding(
         "collapsed",
         "alarm" if everything else "warning",
-        f"{whole.collapsed:.0%} of all weights are back at their prior"
-        + (f"; these layers pass on its noise: {names}." if layers else "."),
-        "The KL outweighs the data: cool the posterior, make fewer weights random (random='last'), or take a smaller "
+        f"{whole.collapsed:.0%} of all weights have collapsed to the prior"
+        + (f"; these layers only pass on its noise: {names}." if layers else "."),
+        "The KL outweighs the data: lower the temperature, make fewer weights random (random='last'), or use a smaller "
         "network.",
-        facts.method.argument("temperature", cooler(facts)),
+        lower_temperature(measured),
     )
 
 
-def gradient_noise(facts: Facts) -> Iterator[Finding]:
-    """Steps that are noisy because of the weight draws, not because of the batches."""
-    found = facts.gradient
-    known_quiet = facts.method.noise not in (None, "weights")
-    if not facts.method.random or known_quiet or found.batch_variance <= 0:
+def gradient_noise(measured: Measurements) -> Iterator[Finding]:
+    """Gradients whose variance comes from the weight draws rather than from the batches."""
+    found = measured.gradient
+    reduced = measured.method.noise not in (None, "weights")
+    if not measured.method.random or reduced or found.batch_variance <= 0:
         return
     ratio = found.draw_variance / found.batch_variance
     if ratio < limits.GRADIENT_RATIO:
         return
-    argument = facts.method.argument("noise", "lrt") or facts.method.argument("draws", 4) or facts.method.dropout(0.5)
-    masks = facts.method.dropout_masks
+    masks = measured.method.dropout_masks
     yield Finding(
         "gradient-noise",
-        "note" if facts.scores.learned >= limits.LEARNED_WELL else "warning",
-        f"{'Dropout masks' if masks else 'Weight draws'} give the gradient {times(ratio)} times the variance that the "
-        "choice of the batch gives it.",
-        "Drop out less, or train with larger batches."
+        "note" if measured.scores.learned >= limits.LEARNED_WELL else "warning",
+        f"{'Dropout masks' if masks else 'Weight draws'} add {times(ratio)} times as much variance to the gradient as "
+        "the choice of the batch.",
+        "Lower the dropout rate, or train with larger batches."
         if masks
-        else "Give every example noise of its own, or average each step over several draws.",
-        argument,
+        else "Use separate noise for each example, or average each step over several draws.",
+        argument(measured, "noise", "lrt") or argument(measured, "draws", 4) or dropout_rate(measured, 0.5),
     )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description, WeightState
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
 from credo.core.kernels import flat
@@ -92,6 +93,8 @@ class BBB(GradientPosterior, GaussianPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
+    _not_in_config = ("mean_init", "std_init", "relative_std", "rho_init")
+
     def __init__(
         self,
         model: nn.Module,
@@ -121,25 +124,13 @@ class BBB(GradientPosterior, GaussianPosterior):
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         _check_choices(noise, draws, temperature)
         self.attack = make_attack(noise) if is_attack(noise) else None
-        self._config = {
-            "noise": noise if self.attack is None else self.attack.config(),
-            "draws": int(draws),
-            "temperature": temperature,
-            "kl": kl,
-            "spread": spread,
-            "kl_weight": kl_weight if isinstance(kl_weight, str) else None,
-            "batches": batches,
-            "warmup_steps": warmup_steps,
-            "optimizer": optimizer if isinstance(optimizer, str) else None,
-            "lr": lr,
-            "optimizer_options": dict(optimizer_options or {}),
-            "clip_norm": clip_norm,
-        }
+        self.arguments["noise"] = self.attack or noise
         self.noise_name = "weights" if self.attack is not None else str(noise)
         self.step_draws, self.temperature = int(draws), temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters, known=all_names(model))
+        self.arguments["random"] = list(self.layout.names)
         device = one_device(parameters)
         self.prior = prior_for(kl, prior).bind(self.layout, data_size=self.data_size, device=device)
         self.kl_name, self.spread = kl, make_spread(spread)
@@ -354,14 +345,26 @@ class BBB(GradientPosterior, GaussianPosterior):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments; the result of initialisation is in the tensors."""
-        return {
-            **self._config,
-            "random": list(self.layout.names),
-            "prior": None if self.kl_name == "ard" else self.prior.config(),
-            "likelihood": self.likelihood.config(),
-            "seed": self.seed,
-        }
+        """Constructor arguments; a prior fitted to the weights is none that could be given."""
+        return {**super().config(), **({"prior": None} if self.kl_name == "ard" else {})}
+
+    def describe(self) -> Description:
+        """Prior, KL and σ."""
+        rho = WeightState(
+            self.rho,
+            self.layout if self.spread.per_weight else None,
+            lambda _, mean, before, after: self.spread.rho_for(mean, after.sqrt()),
+        )
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            kl=self.kl,
+            kl_weight=self.kl_weight,
+            temperature=self.temperature,
+            noise=self.noise_name,
+            spread_count=self.rho.numel(),
+            state={"rho": rho},
+        )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also which layers were found to need weight draws: finding them again would use up random numbers."""

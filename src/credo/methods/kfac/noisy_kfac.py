@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.example_counts import Counted
 from credo.core.kernels import flat
@@ -334,6 +335,17 @@ class NoisyKFAC(Posterior):
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
+
+    def describe(self) -> Description:
+        """Prior, temperature, and two roots for each layer."""
+        buffers = [item for block in self.blocks if block.is_random for item in block.named_buffers()]
+        return Description(
+            prior=self.prior,
+            temperature=self.temperature,
+            augmentation=self._config["augmentation"],
+            spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith("root")),
+            has_curvature=self.has_curvature,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which have no private copy of the network yet."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from credo.core.description import Description
 from credo.core.network.flat_layout import parameters_at
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
@@ -85,6 +86,10 @@ class AtMean(Posterior, ABC):
     def config(self) -> dict[str, Any]:
         """Constructor arguments."""
         return {name: value for name, value in self.engine.config().items() if name not in self._noise_options}
+
+    def describe(self) -> Description:
+        """The prior of the noisy method; no KL and no temperature of a distribution."""
+        return Description(prior=self.engine.prior)
 
 
 @torch.no_grad()

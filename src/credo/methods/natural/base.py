@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from credo.core.description import Description, WeightState
 from credo.core.divergence import compare_draw
 from credo.core.network.batchnorm import statistics_kept_on_error
 from credo.core.network.flat_layout import Random, one_device, parameters_at
@@ -206,6 +207,27 @@ class NaturalGaussian(GaussianPosterior, ABC):
             "likelihood": self.likelihood.config(),
             "seed": self.seed,
         }
+
+    def describe(self) -> Description:
+        """Prior, temperature and curvature; σ² = variance_scale/(curvature + …)."""
+
+        def refit(curvature: Tensor, mean: Tensor, before: Tensor, after: Tensor) -> Tensor:
+            change = 1 / after.double() - 1 / before.double()
+            return curvature + (self.variance_scale * change).to(curvature.dtype)
+
+        everything = self.split.layout
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            temperature=cast(Any, self).temperature,
+            augmentation=self._config.get("augmentation", 1.0),
+            spread_count=self.layout.size,
+            has_curvature=self.has_curvature,
+            state={
+                "momentum": WeightState(self.momentum, everything),
+                "curvature": WeightState(self.curvature, everything, refit if self.has_curvature else None),
+            },
+        )
 
     @abstractmethod
     def _progress(self) -> Any:

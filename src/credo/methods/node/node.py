@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.description import Description
 from credo.core.divergence import compare_draw
 from credo.core.kernels import flat
 from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
@@ -118,13 +119,7 @@ class NodeBNN(GradientPosterior):
             {"spread": spread, "temperature": temperature},
         )
         self.nodes = node_layers(model, side=side, bias_scale=bias_scale, layers=layers)
-        self._config: dict[str, Any] = {"components": self.components, "side": side, "bias_scale": bias_scale}
-        self._config |= {"layers": list(self.nodes), "prior_std": prior_std, "spread": spread, "std_init": std_init}
-        self._config |= {"draws": self.step_draws, "noise": noise, "kl": kl, "gamma": gamma, "temperature": temperature}
-        self._config |= {"kl_weight": kl_weight if isinstance(kl_weight, str) else None, "batches": batches}
-        self._config |= {"warmup_steps": warmup_steps, "lr": lr, "node_lr": node_lr, "clip_norm": clip_norm}
-        self._config |= {"optimizer": optimizer if isinstance(optimizer, str) else None}
-        self._config |= {"optimizer_options": dict(optimizer_options or {}), "node_options": dict(node_options or {})}
+        self.arguments["layers"] = list(self.nodes)
         self.prior_std, self.gamma, self.temperature, self.noise_name = prior_std, gamma, temperature, noise
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         self._terms = TERMS[kl]
@@ -285,7 +280,12 @@ class NodeBNN(GradientPosterior):
             self.layout = Layout(random, known=all_names(self.model))
             self.weight_prior = make_prior(given).bind(self.layout, data_size=self.data_size, device=self.device)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments; the result of initialisation is in the tensors."""
-        prior = None if self.weight_prior is None else self.weight_prior.config()
-        return {**self._config, "weight_prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
+    def describe(self) -> Description:
+        """KL and moments of the node variables; there is no prior over random weights."""
+        return Description(
+            kl=self.kl,
+            kl_weight=self.kl_weight,
+            temperature=self.temperature,
+            noise=self.noise_name,
+            spread_count=self.loc.numel() + self.rho.numel(),
+        )

@@ -1,4 +1,4 @@
-"""Axes with round ticks, and numbers as a reader wants to see them."""
+"""Axes with round ticks, and formatting of numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THIN = "\N{NARROW NO-BREAK SPACE}"
 
 @dataclass(frozen=True)
 class Axis:
-    """A stretch of numbers with its ticks; `label` says what they are, `form` writes one of them."""
+    """A range of values with ticks and a label; `form` formats a tick."""
 
     low: float
     high: float
@@ -21,8 +21,8 @@ class Axis:
     form: Callable[[float], str]
     log: bool = False
 
-    def place(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high one, outside these if it is beyond."""
+    def position(self, value: float) -> float:
+        """Relative position of a value: 0 at the low end, 1 at the high end, beyond them outside the range."""
         if not self.log:
             return (value - self.low) / (self.high - self.low)
         if value <= 0:
@@ -31,7 +31,13 @@ class Axis:
 
 
 def axis(values: Iterable[float], label: str, *, form: Callable[[float], str] | None = None) -> Axis:
-    """An axis over all finite values, from round number to round number."""
+    """An axis over all finite values that starts and ends at round numbers.
+
+    Args:
+        values: Values to cover.
+        label: Label of the axis.
+        form: Formats a tick; `plain` by default.
+    """
     low, high = _ends(values)
     step = _step(low, high)
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
@@ -39,7 +45,7 @@ def axis(values: Iterable[float], label: str, *, form: Callable[[float], str] | 
 
 
 def positive_axis(values: Iterable[float], label: str) -> Axis:
-    """Logarithmic if the values are positive and span more than a factor of thirty, else as `axis`."""
+    """Logarithmic axis if the values are positive and span more than a factor of thirty, else `axis`."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or min(finite) <= 0 or max(finite) < 30 * min(finite):
         return axis(finite, label)
@@ -54,8 +60,8 @@ def positive_axis(values: Iterable[float], label: str) -> Axis:
     return Axis(start, end, tuple(ticks), f"{label}, log scale", plain, log=True)
 
 
-def share_axis(label: str, low: float = 0.0, high: float = 1.0) -> Axis:
-    """An axis of shares, written in per cent."""
+def fraction_axis(label: str, low: float = 0.0, high: float = 1.0) -> Axis:
+    """An axis of fractions from `low` to `high` with `label`, formatted in per cent."""
     return Axis(low, high, _multiples(low, high, _step(low, high)), label, percent_tick)
 
 
@@ -80,19 +86,19 @@ def _multiples(low: float, high: float, step: float) -> tuple[float, ...]:
 
 
 def plain(value: float) -> str:
-    """At most four digits, no zeros at the end: for ticks."""
+    """At most four digits without trailing zeros, for ticks."""
     if value and not 1e-4 <= abs(value) < 1e5:
         return minus(f"{value:.2g}")
     return minus(f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
 
 
 def percent_tick(value: float) -> str:
-    """A share as per cent, without zeros at the end."""
+    """A fraction in per cent without trailing zeros."""
     return f"{100 * value:.4g}{THIN}%"
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or as many as make three digits of a small or large number."""
+    """Three decimals, or three significant digits of small and large numbers."""
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) >= 1000:
@@ -103,12 +109,12 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share with one decimal."""
+    """A fraction in per cent with one decimal."""
     return "–" if value is None or not math.isfinite(value) else minus(f"{100 * value:.1f}{THIN}%")
 
 
 def count(value: float | None) -> str:
-    """A whole number with separators."""
+    """An integer with thousands separators."""
     return "–" if value is None else f"{value:,.0f}"
 
 
@@ -125,5 +131,5 @@ def duration(seconds: float | None) -> str:
 
 
 def minus(text: str) -> str:
-    """With a real minus sign."""
+    """Replace hyphens by minus signs."""
     return text.replace("-", MINUS)

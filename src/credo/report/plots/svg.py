@@ -1,7 +1,7 @@
-"""Plots as SVG that follows the page: any width, text of constant size, colours from the style sheet.
+"""Responsive SVG plots: any width, text of constant size, colours from the style sheet.
 
-Places are shares of the plot's area, `x` from the left and `y` from the bottom. Percentages do what a viewBox cannot:
-on a phone the plot becomes narrow and its labels stay legible. Only paths need a viewBox of their own, stretched.
+Positions are fractions of the plot area, `x` from the left and `y` from the bottom. They are written as percentages
+instead of a viewBox, so that labels stay legible on narrow screens; only paths need a stretched viewBox.
 """
 
 from __future__ import annotations
@@ -18,38 +18,46 @@ Point = tuple[float, float]
 
 
 def plot(marks: Iterable[Markup], x: Axis, y: Axis, *, about: str, shape: str = "") -> Markup:
-    """Marks inside axes; `about` is read to who cannot see it, `shape` a class of the style sheet."""
+    """A plot with axes.
+
+    Args:
+        marks: Bars, lines, dots, curves.
+        x: Horizontal axis.
+        y: Vertical axis.
+        about: Description for screen readers.
+        shape: CSS class of its size.
+    """
     parts = [*_grid(x, y), *marks, *_tick_labels(x, y), *_axis_labels(x, y)]
     inner = Markup().join(parts)
     return Markup('<div class="plot {}"><svg role="img" aria-label="{}">{}</svg></div>').format(shape, about, inner)
 
 
 def bar(left: float, right: float, low: float, high: float, style: str, note: str = "") -> Markup:
-    """A box from corner to corner, cut to the plot; `note` shows under the pointer."""
+    """A box from (`left`, `low`) to (`right`, `high`), clipped to the plot; CSS class `style`, tooltip `note`."""
     left, right, low, high = (min(max(value, 0.0), 1.0) for value in (left, right, low, high))
     box = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"').format(
-        style, _share(left), _share(1 - high), _share(right - left), _share(high - low)
+        style, _percent(left), _percent(1 - high), _percent(right - left), _percent(high - low)
     )
     return box + (Markup("><title>{}</title></rect>").format(note) if note else Markup("/>"))
 
 
 def line(start: Point, end: Point, style: str) -> Markup:
-    """A straight line, cut to the plot only by its ends."""
+    """A straight line from `start` to `end` with CSS class `style`."""
     (x1, y1), (x2, y2) = start, end
-    places = [_share(value) for value in (x1, 1 - y1, x2, 1 - y2)]
-    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(style, *places)
+    ends = [_percent(value) for value in (x1, 1 - y1, x2, 1 - y2)]
+    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(style, *ends)
 
 
-def dot(place: Point, style: str, note: str = "", radius: float = 3.5) -> Markup:
-    """A round mark."""
+def dot(center: Point, style: str, note: str = "", radius: float = 3.5) -> Markup:
+    """A circle at `center` of `radius` pixels, with CSS class `style` and tooltip `note`."""
     mark = Markup('<circle class="{}" cx="{}" cy="{}" r="{}"').format(
-        style, _share(place[0]), _share(1 - place[1]), radius
+        style, _percent(center[0]), _percent(1 - center[1]), radius
     )
     return mark + (Markup("><title>{}</title></circle>").format(note) if note else Markup("/>"))
 
 
 def curve(points: Sequence[Point], style: str) -> Markup:
-    """A line through points; it breaks where one is not finite, and is cut to the plot. A single point is a dot."""
+    """A line through points, clipped to the plot, with gaps at non-finite ones; a single point is a dot."""
     known = [point for point in points if all(map(math.isfinite, point))]
     if len(known) == 1:
         return dot(known[0], style.replace("line", "solid"))
@@ -57,7 +65,7 @@ def curve(points: Sequence[Point], style: str) -> Markup:
 
 
 def band(points: Sequence[tuple[float, float, float]], style: str) -> Markup:
-    """The area between two lines, from (x, low, high)."""
+    """The area between two lines given as (x, low, high)."""
     finite = [point for point in points if all(map(math.isfinite, point))]
     if not finite:
         return Markup()
@@ -66,7 +74,7 @@ def band(points: Sequence[tuple[float, float, float]], style: str) -> Markup:
 
 
 def steps(edges: Sequence[float], heights: Sequence[float], style: str) -> Markup:
-    """The outline of a histogram."""
+    """Outline of a histogram with bin `edges` and bar `heights`, with CSS class `style`."""
     points = [(edges[0], 0.0)]
     for left, right, height in zip(edges, edges[1:], heights, strict=False):
         points += [(left, height), (right, height)]
@@ -74,10 +82,10 @@ def steps(edges: Sequence[float], heights: Sequence[float], style: str) -> Marku
 
 
 def thinned(points: Sequence[Point], most: int = 240) -> list[Point]:
-    """At most about that many of the points, the last one among them: more would not be seen."""
+    """About `most` of the points, including the last; more would not be visible."""
     every = max(1, len(points) // most)
-    kept = list(points[::every])
-    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
+    chosen = list(points[::every])
+    return chosen if not points or chosen[-1] == points[-1] else [*chosen, points[-1]]
 
 
 def _path(trace: str, style: str) -> Markup:
@@ -93,7 +101,7 @@ def _trace(points: Iterable[Point]) -> str:
         if not (math.isfinite(x) and math.isfinite(y)):
             command = "M"
             continue
-        # Far outside is enough: browsers lose precision on coordinates of millions.
+        # Clip far outside: browsers lose precision with huge coordinates.
         px, py = (min(max(value, -9.0), 10.0) * _UNITS for value in (x, 1 - y))
         pieces.append(f"{command}{px:.4g} {py:.4g}")
         command = "L"
@@ -101,17 +109,17 @@ def _trace(points: Iterable[Point]) -> str:
 
 
 def _grid(x: Axis, y: Axis) -> list[Markup]:
-    lines = [line((0.0, place), (1.0, place), "grid") for place in (y.place(tick) for tick in y.ticks)]
+    lines = [line((0.0, height), (1.0, height), "grid") for height in (y.position(tick) for tick in y.ticks)]
     return [*lines, line((0.0, 0.0), (1.0, 0.0), "base")]
 
 
 def _tick_labels(x: Axis, y: Axis) -> list[Markup]:
-    rows = [_text(0.0, y.place(tick), y.form(tick), "tick y", -7, 4) for tick in y.ticks]
+    rows = [_text(0.0, y.position(tick), y.form(tick), "tick y", -7, 4) for tick in y.ticks]
     columns = []
     for tick in x.ticks:
-        place = x.place(tick)
-        columns.append(_text(place, 0.0, x.form(tick), "tick x", 0, 17))
-        columns.append(Markup('<line class="base" x1="{0}" x2="{0}" y1="100%" y2="101.5%"/>').format(_share(place)))
+        left = x.position(tick)
+        columns.append(_text(left, 0.0, x.form(tick), "tick x", 0, 17))
+        columns.append(Markup('<line class="base" x1="{0}" x2="{0}" y1="100%" y2="101.5%"/>').format(_percent(left)))
     return rows + columns
 
 
@@ -126,9 +134,9 @@ def _axis_labels(x: Axis, y: Axis) -> list[Markup]:
 
 def _text(x: float, y: float, content: str, style: str, dx: float, dy: float) -> Markup:
     return Markup('<text class="{}" x="{}" y="{}" dx="{}" dy="{}">{}</text>').format(
-        style, _share(x), _share(1 - y), dx, dy, escape(content)
+        style, _percent(x), _percent(1 - y), dx, dy, escape(content)
     )
 
 
-def _share(value: float) -> str:
+def _percent(value: float) -> str:
     return f"{100 * value:.2f}".rstrip("0").rstrip(".") + "%"

@@ -1,4 +1,4 @@
-"""Training state on disk: written atomically, the one before kept, loaded without running code from the file."""
+"""Checkpoint files: written atomically, older versions kept, loaded without running code from them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from credo.core.errors import FileFormatError
+from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, why_torch
 from credo.core.support.files import earlier, left_overs, require_file, write_atomically
 from credo.core.support.tensor_files import parse_archive
 
 FORMAT = 3
-# Format 1 differs in how records count epochs, 2 has no place within an epoch; whoever reads them sees to that.
+# Format 1 counts epochs from 0, 2 has no state within an epoch; the reader converts both.
 _READABLE = (1, 2, FORMAT)
-# How many old checkpoints are looked for, whatever number was kept.
+# How many old checkpoints are looked for, however many were kept.
 _OLDEST = 10
 
 
@@ -27,70 +27,73 @@ class _DamagedError(FileFormatError):
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], *, keep: int = 1) -> None:
-    """Replace the checkpoint at `path`; a kill at any moment leaves the old one or the new one.
+    """Replace the checkpoint atomically.
 
-    With `keep` = 2 the old one becomes checkpoint.1.pt, with 3 there is a checkpoint.2.pt, and so on.
+    Args:
+        path: The file to write.
+        state: Tensors and plain containers.
+        keep: Number of checkpoints: with 2 the old one becomes checkpoint.1.pt, with 3 there is a checkpoint.2.pt, …
     """
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # opened here, since torch's own writer does not say that a disk is full
+        with temporary.open("wb") as file:  # opened here, since torch's own writer does not report a full disk
             torch.save({"format": FORMAT, **state}, file)
 
     write_atomically(path, write, keep=keep)
 
 
 def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) -> bytes | None:
-    """Content of the newest checkpoint that can be read; None if there is no file `path`: training starts again.
+    """Return the content of the newest readable checkpoint; None if there is no file `path`.
 
-    Falls back to an older one with a warning if the newest is damaged; one of another configuration is refused, as by
-    `load_checkpoint`.
+    Falls back to an older one with a warning if the newest is damaged. Raises FileFormatError if its configuration is
+    not the one of `fingerprint`.
     """
-    found = [place for place in (earlier(path, age) for age in range(_OLDEST)) if place.exists()]
+    found = [file for file in (earlier(path, age) for age in range(_OLDEST)) if file.exists()]
     if found and found[0] != path:
         warnings.warn(
-            f"{path} is missing, so training starts again; {_listed(found)} is not used. To go on from there, rename "
-            f"it to {path.name}.",
-            UserWarning,
+            f"{path} is missing, so training restarts; {_listed(found)} is not used. To resume from it, rename it to "
+            f"{path.name}.",
+            CheckpointWarning,
             stacklevel=2,
         )
         return None
     damaged: list[str] = []
-    for place in found:
-        require_file(place)
-        content = place.read_bytes()
+    for file in found:
+        require_file(file)
+        content = file.read_bytes()
         try:
-            state = parse_checkpoint(content, place)
+            state = parse_checkpoint(content, file)
         except _DamagedError as error:
             damaged.append(str(error))
             continue
-        check_fingerprint(place, state, fingerprint, files=found)
+        check_fingerprint(file, state, fingerprint, files=found)
         if damaged:
             warnings.warn(
-                f"{' '.join(damaged)} Going on from the checkpoint before it, {place}; what came after is trained "
-                "again.",
-                UserWarning,
+                f"{' '.join(damaged)} Resuming from the checkpoint before it, {file}; later steps are repeated.",
+                CheckpointWarning,
                 stacklevel=2,
             )
         return content
     if damaged:
-        raise FileFormatError(f"{' '.join(damaged)} Delete {_listed(found)} to start again.")
+        raise FileFormatError(f"{' '.join(damaged)} Delete {_listed(found)} to restart.")
     return None
 
 
 def settle_interrupted(path: Path) -> None:
-    """Remove what killed writers left; where `path` is missing, a complete file of theirs takes its place.
+    """Remove the temporary files of killed writers; if `path` is missing, a complete one of them becomes `path`.
 
-    That is what a kill between two renames leaves on a file system without links. Not while another training writes.
+    A kill between two renames leaves that state on file systems without hard links. Not safe while another training
+    writes.
     """
-    for place in left_overs(path):
-        if not path.exists() and not place.name.endswith(".link.part") and _is_complete(place):
-            place.replace(path)
-        place.unlink(missing_ok=True)
+    for file in left_overs(path):
+        if not path.exists() and not file.name.endswith(".link.part") and _is_complete(file):
+            file.replace(path)
+        file.unlink(missing_ok=True)
 
 
-def _is_complete(place: Path) -> bool:
+def _is_complete(file: Path) -> bool:
     try:
-        parse_checkpoint(place.read_bytes(), place)
+        parse_checkpoint(file.read_bytes(), file)
     except FileFormatError:
         return False
     return True
@@ -101,17 +104,17 @@ def _listed(files: Sequence[Path]) -> str:
 
 
 def load_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The state that `save_checkpoint` wrote; refuses other formats and, with `fingerprint`, other configurations."""
+    """Return the state that `save_checkpoint` wrote; raise on other formats and, with `fingerprint`, configurations."""
     state = parse_checkpoint(path.read_bytes(), path)
     check_fingerprint(path, state, fingerprint)
     return state
 
 
 def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's bytes; `path` is what errors name."""
+    """Return the state in a checkpoint's bytes; `path` is for error messages."""
     try:
         state: dict[str, Any] = parse_archive(content)
-    except Exception as error:  # a damaged archive makes its readers fail in every way there is
+    except Exception as error:  # damaged archives raise errors of many types
         raise _DamagedError(f"{path} is not a complete checkpoint ({error}).") from error
     found = state.get("format") if isinstance(state, dict) else None
     if found not in _READABLE:
@@ -123,27 +126,34 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
 def check_fingerprint(
     path: Path, state: dict[str, Any], fingerprint: dict[str, Any] | None, *, files: Sequence[Path] = ()
 ) -> None:
-    """Refuse a state of another configuration, naming what differs, and the files of it that there are."""
+    """Raise FileFormatError if a state is of another configuration.
+
+    Args:
+        path: The checkpoint, for the message.
+        state: Its content.
+        fingerprint: The current configuration; None: no check.
+        files: All checkpoints that would have to be deleted.
+    """
     if fingerprint is not None:
         _compare(path, state.get("fingerprint") or {}, fingerprint, files or [path])
 
 
 def check_kernels(path: Path, state: dict[str, Any]) -> None:
-    """Raises FileFormatError if the state was trained with compiled kernels that are not here, or without them.
+    """Raise FileFormatError if the state was trained with compiled kernels and they are missing now, or vice versa.
 
-    Compiled kernels and torch draw other numbers from the same seed. `CREDO_KERNELS_CHANGE=1` allows the change.
+    Compiled kernels and torch draw different numbers from the same seed. `CREDO_KERNELS_CHANGE=1` allows the change.
     """
     changed = [name for name, was in (state.get("kernels") or {}).items() if was != (library(name) is not None)]
     if not changed or os.environ.get("CREDO_KERNELS_CHANGE", "0") != "0":
         return
     if state["kernels"][changed[0]]:
-        told = f"was trained with compiled kernels, which are not used now: {why_torch()}"
+        reason = f"was trained with compiled kernels, which are not used now: {why_torch()}"
         same = "unset CREDO_KERNELS, or make a C++ compiler such as g++ available"
     else:
-        told, same = "was trained without compiled kernels, which are used now", "set CREDO_KERNELS=0"
+        reason, same = "was trained without compiled kernels, which are used now", "set CREDO_KERNELS=0"
     raise FileFormatError(
-        f"{path} {told}. Random numbers would not be those of an uninterrupted training. To go on with the same ones, "
-        f"{same}; to go on with others of the same distribution, set CREDO_KERNELS_CHANGE=1."
+        f"{path} {reason}. Random numbers would not be those of an uninterrupted training. To resume with the same "
+        f"ones, {same}; to resume with others of the same distribution, set CREDO_KERNELS_CHANGE=1."
     )
 
 
@@ -155,12 +165,12 @@ def _compare(path: Path, stored: dict[str, Any], wanted: dict[str, Any], files: 
         changes += f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise FileFormatError(
             f"{path} belongs to a run with other settings ({changes}). "
-            f"Use the same settings, another place, or delete {_listed(files)} to start again."
+            f"Use the same settings or another path, or delete {_listed(files)} to restart."
         )
 
 
 def _leaves(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested settings as one level, under names such as "posterior.options.lr"."""
+    """Flatten nested settings, with names such as "posterior.options.lr"."""
     leaves: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{path}.{key}" if path else str(key)

@@ -1,7 +1,7 @@
-"""Posteriors built again from the description in a file, which may be damaged or made to do harm.
+"""Rebuild posteriors from the description in a file, which may be damaged or malicious.
 
-A digest is not a signature: whoever can write the file can write a digest that fits. So nothing is built before it is
-known to be as large as the tensors that are in the file.
+A digest is not a signature: whoever can write the file can write a matching digest. So nothing is built before its size
+was checked against the tensors in the file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from credo.models import build_model
 
 # Of a pruned weight one bit is stored.
 _PER_ENTRY = 8
-# Options that say how long a vector is.
+# Options that are lengths of vectors.
 _LENGTHS = ("entries", "components")
 
 
 @contextmanager
 def damage_named(path: Path, changes: Mapping[str, Any]) -> Iterator[None]:
-    """What a description of the wrong kind makes fail is a `FileFormatError` that names the file.
+    """Turn errors caused by an invalid description into a `FileFormatError` that names the file.
 
-    But a value that is not possible may be one of the `changes`: that error stays as it is.
+    A ValueError may be about one of the `changes`; then it passes through.
     """
     try:
         yield
@@ -49,7 +49,13 @@ def damage_named(path: Path, changes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def check_sizes(path: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises FileFormatError if members, weights or vectors are described for which the file has no numbers."""
+    """Raise FileFormatError if more members, weights or vectors are described than the file holds.
+
+    Args:
+        path: The file, for the message.
+        about: Its description.
+        tensors: Its tensors.
+    """
     room = _PER_ENTRY * sum(tensor.numel() for tensor in tensors.values())
     weights = sum(math.prod(shape) for shape in about["architecture"]["shapes"].values())
     members, lengths = _members(about["posterior"]), _lengths(about["posterior"])
@@ -76,7 +82,15 @@ def _lengths(described: Any) -> list[float]:
 def rebuild(
     about: dict[str, Any], architecture: dict[str, Any], model: nn.Module | None, changes: dict[str, Any], path: Path
 ) -> Posterior:
-    """The posterior that is described, with weights that are still to be replaced."""
+    """Return the described posterior, with weights still to be loaded.
+
+    Args:
+        about: Description of the posterior: method, options, data size, members.
+        architecture: Description of its network.
+        model: The caller's network; None builds a network of the registry.
+        changes: Constructor arguments that replace those in the file.
+        path: The file, for messages.
+    """
     if about["method"] not in METHODS:
         raise FileFormatError(f"{path}: " + unknown("method", str(about["method"]), METHODS))
     if "members" in about:
@@ -119,7 +133,7 @@ def _from_registry(architecture: dict[str, Any], path: Path) -> nn.Module:
 
 
 def _registered(spec: dict[str, Any]) -> nn.Module:
-    """A network of the registry, with weights that are to be replaced: the seed in its record is not used."""
+    """Build a network of the registry; its weights are loaded later, so the seed in the file is not used."""
     with torch.random.fork_rng(devices=[]):
         model = build_model(spec["name"], **{**spec["options"], "seed": None})
     vars(model)["credo_spec"]["options"]["seed"] = spec["options"].get("seed")
@@ -127,7 +141,7 @@ def _registered(spec: dict[str, Any]) -> nn.Module:
 
 
 class _AtMost(TorchFunctionMode):
-    """Ends the construction of a network that has many more tensors than it should, whatever its options say."""
+    """Stop the construction of a network that has far more tensors than the file."""
 
     def __init__(self, tensors: int, path: Path) -> None:
         super().__init__()
@@ -141,7 +155,7 @@ class _AtMost(TorchFunctionMode):
 
 
 def _empty(sketch: nn.Module) -> nn.Module:
-    """A network of the sketch's shapes, all zeros."""
+    """Return a network of the sketch's shapes, all zeros."""
     network = sketch.to_empty(device=torch.get_default_device())
     for tensor in network.state_dict().values():
         tensor.zero_()
@@ -149,7 +163,7 @@ def _empty(sketch: nn.Module) -> nn.Module:
 
 
 def _fit_(model: nn.Module, architecture: dict[str, Any], path: Path) -> None:
-    """Give a compact network its sizes; raises FileFormatError if shapes differ from those in the file."""
+    """Resize a compact network; raise FileFormatError if shapes differ from those in the file."""
     stored = architecture["shapes"]
     if architecture.get("compact"):
         resize_(model, stored)
@@ -166,7 +180,7 @@ def _fit_(model: nn.Module, architecture: dict[str, Any], path: Path) -> None:
 
 
 def adopt_dtypes_(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Give tensors the precision they have in the file: copying float64 into float32 would lose digits silently."""
+    """Convert tensors to the dtypes in the file: copying float64 into float32 would lose digits silently."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and tensor.dtype != dtypes[name]:
             tensor.data = tensor.data.to(dtypes[name])

@@ -1,4 +1,4 @@
-"""Posteriors in files: safetensors with a JSON description in the header. Loading never runs code from a file."""
+"""Save and load posteriors: safetensors with a JSON description in the header. Loading never runs code from a file."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from credo.training.files.sparse_format import pack, unpack_
 from credo.version import __version__
 
 FORMAT = 1
-# Of pruned or compacted posteriors, which versions that knew only the first would read wrongly.
+# For pruned or compacted posteriors, which readers of format 1 would misread.
 PRUNED_FORMAT = 2
 
 
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
-    """Write what prediction (and a new training) needs: weights, posterior, prior, buffers, and how to rebuild them.
+    """Write weights, posterior, prior, buffers and the description to rebuild them; return the path.
 
-    Optimiser and generator states belong to checkpoints, not here. Of pruned weights only a bit each is stored. The
-    same posterior is always the same bytes, with the same versions of Credo and torch.
+    Optimizer and generator states belong to checkpoints, not here. Equal posteriors give equal bytes, with the same
+    versions of Credo and torch.
 
     Args:
-        posterior: of a method in `METHODS`.
-        path: the file to write; one that is there is replaced when the new one is complete.
-        extra: JSON of your own, which `describe` gives back.
+        posterior: Of a method in `METHODS`.
+        path: The file to write; an old one is replaced when the new one is complete.
+        extra: Your own JSON, which `describe` returns.
     """
     path = Path(path)
     whole = _tensors(posterior)
     problems = unsound(posterior, whole)
     if problems:
-        raise NonFiniteError(f"Not saved, since it could not be loaded again: {listed(problems)}.")
+        raise NonFiniteError(f"Not saved, since it could not be loaded: {listed(problems)}.")
     tensors = _unshared(pack(posterior, whole))
     about = {
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
@@ -51,18 +51,22 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         "architecture": _architecture(posterior.model),
         "extra": dict(extra or {}),
     }
-    text = json.dumps(about)  # in the order given: of several globs for a rate or prior the first that matches wins
+    text = json.dumps(about)  # unsorted: of several globs for a rate or prior the first match wins
     header = {"credo": text, "digest": _digest(tensors, text)}
     write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
     return path
 
 
 def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
-    """The posterior in a file that `save` wrote.
+    """Return the posterior in a file that `save` wrote, in eval mode.
 
-    Networks of Credo's registry are rebuilt; for one of your own pass `model`, a fresh instance (its weights and their
-    precision are replaced; an ensemble gets copies). `changes` replace constructor arguments, such as `lr=`. An
-    `optimizer` or `kl_weight` that was a function is not in the file: training needs it again, prediction does not.
+    An `optimizer` or `kl_weight` that was a function is not in the file: training needs it again, prediction does not.
+
+    Args:
+        path: The file.
+        model: A new instance of your own network, whose weights and dtypes are replaced (an ensemble gets copies);
+            None for networks of Credo's registry.
+        **changes: Constructor arguments that replace those in the file, such as `lr=`.
     """
     path = Path(path)
     about, tensors = _read(path)
@@ -73,19 +77,19 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
             tensors = _unpacked(path, posterior, tensors)
         _check_tensors(path, _tensors(posterior), tensors)
         adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
-        _refuse(path, unsound(posterior, tensors))
+        _raise_if(path, unsound(posterior, tensors))
         posterior.load_state_dict(tensors, strict=False)
-        _refuse(path, without_std(posterior))
+        _raise_if(path, without_std(posterior))
     return posterior.eval()
 
 
-def _refuse(path: Path, problems: list[str]) -> None:
+def _raise_if(path: Path, problems: list[str]) -> None:
     if problems:
-        raise FileFormatError(f"{path} holds no posterior: {listed(problems)}.")
+        raise FileFormatError(f"{path} holds no valid posterior: {listed(problems)}.")
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """The JSON description in a saved file: versions, method, hyper-parameters, architecture, `extra`."""
+    """Return the JSON description in a saved file: versions, method, hyper-parameters, architecture, `extra`."""
     return _read(Path(path))[0]
 
 
@@ -95,14 +99,14 @@ def _tensors(posterior: Posterior) -> dict[str, Tensor]:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, each with memory of its own: safetensors refuses tied weights."""
+    """Copy to the CPU, without shared memory: safetensors does not accept tied weights."""
     result: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
         own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        result[name] = own.clone() if place in seen else own
-        seen.add(place)
+        address = own.untyped_storage().data_ptr()
+        result[name] = own.clone() if address in seen else own
+        seen.add(address)
     return result
 
 

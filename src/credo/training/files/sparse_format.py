@@ -1,4 +1,4 @@
-"""Pruned posteriors in files: of each parameter the weights that stay, and one bit for each weight that says which."""
+"""Pruned posteriors in files: the unpruned weights of each parameter, and a mask with one bit per weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credo.core.posterior import Posterior
 
 
 def pack(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a state without the zeros of pruned weights; as given where nothing is pruned."""
+    """Return the tensors of a state without the zeros of pruned weights."""
     packed = dict(tensors)
     for prefix, part in _parts(posterior):
         if part.kept is None:
@@ -24,7 +24,7 @@ def pack(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack_(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they were; the posterior, not pruned yet, is pruned as their masks say."""
+    """Return the full tensors, and prune the posterior by their masks."""
     whole = dict(tensors)
     for prefix, part in _parts(posterior):
         bits = tensors.get(f"{prefix}kept")
@@ -38,17 +38,17 @@ def unpack_(posterior: Posterior, tensors: dict[str, Tensor]) -> dict[str, Tenso
         part.keep_({name: mask.to(part.device) for name, mask in masks.items()})
         whole[f"{prefix}kept"] = kept
         for name, mask in masks.items():
-            whole[f"{prefix}model.{name}"] = _spread(tensors.get(f"{prefix}model.{name}"), mask, name)
+            whole[f"{prefix}model.{name}"] = _scatter(tensors.get(f"{prefix}model.{name}"), mask, name)
     return whole
 
 
 def _parts(posterior: Posterior) -> list[tuple[str, Posterior]]:
-    """All posteriors in this one, itself too, each with what the names of its tensors begin with."""
+    """Return this posterior and all inside it, each with the prefix of its tensor names."""
     found = [(path, module) for path, module in posterior.named_modules() if isinstance(module, Posterior)]
     return [(f"{path}." if path else "", part) for path, part in found]
 
 
-def _spread(values: Tensor | None, mask: Tensor, name: str) -> Tensor:
+def _scatter(values: Tensor | None, mask: Tensor, name: str) -> Tensor:
     if values is None or values.shape != (int(mask.sum()),):
-        raise ValueError(f"{name} has not as many values as its mask has places")
+        raise ValueError(f"{name} has another number of values than its mask has entries")
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)

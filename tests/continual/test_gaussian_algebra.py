@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.continual import Belief, Learner, Task, belief_of
+from credo.continual import GaussianMoments, Learner, Task, moments_of
+from credo.core.description import Description
 from credo.core.network.flat_layout import Layout, parameters_at
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian
@@ -38,6 +39,9 @@ class Conjugate(GaussianPosterior):
 
     def std(self) -> dict[str, Tensor]:
         return {"weight": self.precision.rsqrt().reshape(1, -1)}
+
+    def describe(self) -> Description:
+        return Description(prior=self.prior, layout=self.layout, spread_count=FEATURES)
 
     def step(self, nll: Nll) -> Terms:
         weight = parameters_at(self.model, ["weight"])["weight"]
@@ -86,8 +90,8 @@ def test_two_tasks_in_turn_are_both_at_once(restart: bool) -> None:
         task = Task(f"task {i}", lambda part=part: (part, part), 1)
         assert len(list(learner.learn(task))) == 1
     mean, std = exact(parts, 0.2, 0.7)
-    torch.testing.assert_close(learner.kept.mean["weight@shared"][0], mean, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(learner.kept.std["weight@shared"][0], std, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(learner.memory.mean["weight@shared"][0], mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(learner.memory.std["weight@shared"][0], std, rtol=1e-12, atol=1e-12)
 
 
 def trained(part: Split) -> Conjugate:
@@ -155,7 +159,7 @@ def test_any_iterable_can_be_merged() -> None:
 
 def test_temperatures_must_agree_and_stay() -> None:
     warm, cold = (partial(credo.BBB, data_size=10, std_init=0.1, temperature=t) for t in (1.0, 0.1))
-    with pytest.raises(ValueError, match=r"different temperatures, 1, 0\.1:"):
+    with pytest.raises(ValueError, match=r"different temperatures, 1, 0\.1,"):
         credo.merge([warm(nn.Linear(3, 2)), cold(nn.Linear(3, 2))])
     assert credo.merge([cold(nn.Linear(3, 2)), cold(nn.Linear(3, 2))]).temperature == 0.1
     assert credo.merge([wide(0.1), wide(0.1)]).temperature == 1.0
@@ -192,33 +196,33 @@ def test_compare_is_the_kl_of_each_layer() -> None:
 
 
 @pytest.mark.parametrize("method", ["bbb", "vogn", "ivon", "noisy-kfac"])
-def test_every_gaussian_posterior_is_a_belief(method: str) -> None:
+def test_every_gaussian_posterior_has_moments(method: str) -> None:
     torch.manual_seed(0)
     options = {"curvature_init": 0.5} if method in ("vogn", "ivon") else {}
     posterior = credo.METHODS[method](nn.Linear(3, 2), data_size=20, **options)
     x, y = torch.randn(20, 3), torch.randint(2, (20,))
     for _ in range(3):
         posterior.step(lambda net: nn.functional.cross_entropy(net(x), y))
-    belief = belief_of(posterior)
-    copy = belief.posterior(nn.Linear(3, 2), data_size=20)
+    moments = moments_of(posterior)
+    copy = moments.posterior(nn.Linear(3, 2), data_size=20)
     torch.testing.assert_close(copy.mean(), posterior.mean())
     torch.testing.assert_close(copy.std(), posterior.std(), rtol=1e-4, atol=1e-6)
     assert sum(credo.compare(posterior, copy).values()) == pytest.approx(0.0, abs=1e-3)
-    again = credo.METHODS[method](nn.Linear(3, 2), data_size=20, prior=belief.prior(), **options)
+    again = credo.METHODS[method](nn.Linear(3, 2), data_size=20, prior=moments.prior(), **options)
     again.step(lambda net: nn.functional.cross_entropy(net(x), y))
 
 
-def test_a_belief_needs_positive_deviations() -> None:
-    with pytest.raises(ValueError, match="has it been trained"):
-        Belief({"w": torch.zeros(2)}, {"w": torch.zeros(2)})
+def test_moments_need_positive_deviations() -> None:
+    with pytest.raises(ValueError, match="was it trained"):
+        GaussianMoments({"w": torch.zeros(2)}, {"w": torch.zeros(2)})
     with pytest.raises(ValueError, match="same shape"):
-        Belief({"w": torch.zeros(2)}, {"w": torch.ones(3)})
+        GaussianMoments({"w": torch.zeros(2)}, {"w": torch.ones(3)})
 
 
-def test_order_of_a_belief_does_not_matter() -> None:
+def test_order_of_moments_does_not_matter() -> None:
     posterior = credo.BBB(nn.Linear(3, 2), data_size=10, rho_init=(-3.0, 0.5))
-    belief = belief_of(posterior)
-    turned = Belief(belief.mean, dict(reversed(belief.std.items())))
+    moments = moments_of(posterior)
+    turned = GaussianMoments(moments.mean, dict(reversed(moments.std.items())))
     torch.testing.assert_close(turned.posterior(nn.Linear(3, 2), data_size=10).std(), posterior.std())
 
 
@@ -237,3 +241,12 @@ def test_points_and_shapes_that_differ_are_refused() -> None:
     other = credo.BBB(nn.Linear(3, 2), data_size=10, std_init=0.1, likelihood=credo.GaussianNoise(0.3))
     with pytest.raises(ValueError, match="different likelihoods"):
         credo.merge([wide(0.1), other])
+
+
+def test_names_of_0_1() -> None:
+    with pytest.warns(DeprecationWarning, match="credo.continual.Belief is now GaussianMoments"):
+        assert credo.continual.Belief is GaussianMoments
+    with pytest.warns(DeprecationWarning, match="belief_of is now moments_of"):
+        assert credo.continual.belief_of is moments_of
+    with pytest.raises(AttributeError, match="nothing"):
+        credo.continual.nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""Facts about a posterior made by hand: healthy ones, and these with changes; and what is found in them."""
+"""Measurements of a posterior made by hand: healthy ones, the same with changes, and their findings."""
 
 import dataclasses
 from typing import Any
@@ -11,8 +11,8 @@ from credo.doctor.measure.monte_carlo import MonteCarlo
 from credo.doctor.measure.objective import Objective
 from credo.doctor.measure.scores import Gap, Score, Scores
 from credo.doctor.measure.statistics import NormState, Statistics
-from credo.doctor.measurements import Counts, Facts, Method
-from credo.doctor.run_rules import judge
+from credo.doctor.measurements import Counts, Measurements, MethodInfo
+from credo.doctor.run_rules import run_rules
 from credo.evaluate.intervals import Interval
 
 ARGUMENTS = frozenset({"temperature", "std_init", "kl_weight", "noise", "draws", "data_size"})
@@ -37,8 +37,8 @@ def poor(learned: float, gain: float = -0.1) -> dict[str, Any]:
 
 
 # A posterior with nothing to complain about.
-HEALTHY = Facts(
-    method=Method("BBB", True, True, 1, True, "weights", False, None, ARGUMENTS),
+HEALTHY = Measurements(
+    method=MethodInfo("BBB", True, True, 1, True, "weights", False, None, ARGUMENTS),
     counts=Counts(1000, 1000, 10, 100, 1000, 500, True),
     objective=Objective(0.1, 900.0, 0.09, 0.1, 1.0, 0.1, 800.0, 900.0, 0.9),
     weights=layer(),
@@ -51,13 +51,13 @@ HEALTHY = Facts(
         lowest=0.9,
         highest=0.97,
         ensemble=Score(0.95, 0.2),
-        twin=Score(0.95, 0.2),
+        baseline=Score(0.95, 0.2),
         train=Score(0.99, 0.1),
         chance=Score(0.1, 2.3),
         learned=0.98,
         ensemble_over_mean=worse(0.0),
-        ensemble_over_twin=worse(0.0),
-        mean_over_twin=worse(0.0),
+        ensemble_over_baseline=worse(0.0),
+        mean_over_baseline=worse(0.0),
         chance_over_train=worse(2.0),
     ),
     statistics=None,
@@ -68,7 +68,7 @@ HEALTHY = Facts(
 )
 
 
-def changed(**changes: dict[str, Any] | Any) -> Facts:
+def changed(**changes: dict[str, Any] | Any) -> Measurements:
     """HEALTHY with fields of its parts replaced: `changed(scores={"learned": 0.1})`, or a part as a whole."""
     parts = {
         name: dataclasses.replace(getattr(HEALTHY, name), **value) if isinstance(value, dict) else value
@@ -77,14 +77,14 @@ def changed(**changes: dict[str, Any] | Any) -> Facts:
     return dataclasses.replace(HEALTHY, **parts)
 
 
-def named(facts: Facts, name: str) -> Finding | None:
-    found = [finding for finding in judge(facts) if finding.name == name]
+def named(measured: Measurements, name: str) -> Finding | None:
+    found = [finding for finding in run_rules(measured) if finding.name == name]
     assert len(found) <= 1
     return found[0] if found else None
 
 
-def severity(facts: Facts, name: str) -> str | None:
-    finding = named(facts, name)
+def severity(measured: Measurements, name: str) -> str | None:
+    finding = named(measured, name)
     return None if finding is None else finding.severity
 
 

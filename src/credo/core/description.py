@@ -1,0 +1,75 @@
+"""What inspectors (doctor, pruning, merging, result records) may read of a posterior: `Posterior.describe()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from credo.core.kl_schedule import KLWeight
+from credo.core.network.flat_layout import Layout
+from credo.core.prior import Prior
+
+# (values, mean, old variance, new variance) of one parameter tensor -> its new values.
+Refit = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightState:
+    """A vector of a posterior's own state, such as ρ or a curvature, with one entry for each weight.
+
+    Attributes:
+        values: The vector itself, not a copy.
+        layout: Which weight each entry belongs to; None if the weights of a tensor share one entry.
+        refit: New values of a parameter tensor whose variance has changed; None if they do not depend on it.
+    """
+
+    values: Tensor
+    layout: Layout | None
+    refit: Refit | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """Properties of one posterior (not of the parts of a mixture), cheap to make.
+
+    Attributes:
+        prior: Prior over the random weights; None if there is none, or none of weights (node variables).
+        layout: The weights that `prior` is bound to, as one vector.
+        has_prior: Whether any prior or KL enters the loss, so that `data_size` matters; assumed where unknown.
+        kl: KL(q ‖ p) in nats, computed when called; None if the method does not compute one of its own.
+        kl_weight: Weight of the KL at each step; None for methods without a schedule.
+        temperature: Current temperature; None for methods without one.
+        augmentation: Factor by which the method counts each example more than once.
+        noise: How training samples the weights: `"weights"`, `"lrt"`, `"flipout"`, `"example"`, `"batch"`.
+        rate: Dropout rate that the posterior sets; None without dropout or with the network's own layers.
+        spread_count: Numbers that predictions need beside the weights: standard deviations, factors, node moments.
+        has_curvature: False before the first step of methods that draw the mean until they have a curvature.
+        state: Tensors beside the network's that have an entry for each weight, by attribute name.
+    """
+
+    prior: Prior | None = None
+    layout: Layout | None = None
+    has_prior: bool = True
+    kl: Callable[[], Tensor] | None = None
+    kl_weight: KLWeight | None = None
+    temperature: float | None = None
+    augmentation: float = 1.0
+    noise: str | None = None
+    rate: float | None = None
+    spread_count: int = 0
+    has_curvature: bool = True
+    state: Mapping[str, WeightState] = field(default_factory=dict)
+
+
+@runtime_checkable
+class HasMoments(Protocol):
+    """A posterior with a mean and a standard deviation of every random weight, by parameter name."""
+
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means."""
+
+    def std(self) -> dict[str, Tensor]:
+        """Posterior standard deviations."""

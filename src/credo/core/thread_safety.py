@@ -1,0 +1,425 @@
+"""Several threads may use one posterior: a lock for what changes it, private copies of its network for the rest."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from credo.core.distributed.wrapped_networks import check_alone
+from credo.core.network.flat_layout import Draw, parameters_at, substituted
+from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.references import NotFollowed
+from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
+
+if TYPE_CHECKING:
+    from credo.core.posterior import Posterior
+
+_MOST_COPIES = 16
+# Methods that change a posterior or read what a step changes: every implementation of them holds the lock.
+_EXCLUSIVE = ("step", "gather", "update", "draw", "keep_")
+_EXCLUSIVE_CONTEXTS = ("prepared", "trial")
+
+
+class FairLock:
+    """A reentrant lock with a queue: a training loop that releases and retakes it cannot starve the threads that wait.
+
+    Python's own locks let a thread that releases and takes one in a row starve all who wait.
+    """
+
+    def __init__(self) -> None:
+        self._turn, self._lock = threading.Lock(), threading.RLock()
+        self._owner: int | None = None
+        self.depth = 0
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            self._lock.acquire()
+        else:
+            with self._turn:
+                self._lock.acquire()
+            self._owner = threading.get_ident()
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._owner = None
+        self._lock.release()
+
+
+class Guard(NotFollowed):
+    """The lock of a posterior and the private copies that nobody uses at the moment; copies of it get a new one.
+
+    `is_private` marks a copy that belongs to one thread: it is used as it is. `is_isolated` is False once the network
+    has turned out to read its weights past its private copies, or cannot be copied.
+    """
+
+    def __init__(self, *, private: bool = False) -> None:
+        self.lock = FairLock()
+        self.is_private, self.is_isolated = private, True
+        self.holds_draw = False  # the network itself has a draw in the place of its weights, for `credo.optim`
+        self.is_watched = True  # no pass has shown yet that a copy of the network is on its own
+        self._free: list[Skeleton] = []
+        self._training: Skeleton | None = None
+        self._is_stale = True
+        self._parts: list[Posterior] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        return Guard()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guard, ()
+
+    # -- private copies for prediction ----------------------------------------------------------------------------
+
+    def take(self, posterior: Posterior, copies: str) -> Skeleton | None:
+        """A copy of the posterior that is up to date, or None if there cannot be one. To be called under the lock."""
+        while self.is_isolated:
+            try:
+                parts = self.parts(posterior)
+                skeleton = self._free.pop() if self._free else self._new(posterior, posterior.model, parts)
+                skeleton.refresh(copies)
+                return skeleton
+            except ChangedStructureError:
+                self._free.clear()
+            except UNCOPYABLE:
+                self.is_isolated = False
+        return None
+
+    def give_back(self, skeleton: Skeleton, copies: str) -> None:
+        """Keep a copy for whoever comes next."""
+        self.is_watched = self.is_watched and not skeleton.is_verified
+        if copies != "none":
+            skeleton.share()
+        if len(self._free) < _MOST_COPIES:
+            self._free.append(skeleton)
+
+    def _new(self, source: nn.Module, network: nn.Module, parts: Sequence[Posterior] = ()) -> Skeleton:
+        own = {id(part.guard): Guard(private=True) for part in parts}
+        return Skeleton(source, network, watched=self.is_watched, replaced=own)
+
+    # -- the copy for training ------------------------------------------------------------------------------------
+
+    def training_network(self, model: nn.Module) -> nn.Module:
+        """The copy of the network that training passes run on; the network itself where there can be none."""
+        if not self._is_stale or not self.is_isolated or self.is_private:
+            return model if self._training is None or not self.is_isolated else self._training.module
+        try:
+            if self._training is None:
+                self._training = self._new(model, model)
+            self._training.refresh()
+        except ChangedStructureError:
+            self._training = None
+            return self.training_network(model)
+        except UNCOPYABLE:
+            self.is_isolated = False
+            return model
+        self._is_stale = False
+        return self._training.module  # type: ignore[no-any-return]
+
+    def is_training_copy(self, net: nn.Module) -> bool:
+        """Whether training passes run on this module."""
+        return self._training is not None and net is self._training.module
+
+    def began(self) -> None:
+        """A step begins: modes and attributes of the network may have changed since the last one."""
+        self._is_stale = True
+
+    def ended(self) -> None:
+        """A step has ended: what its passes assigned to the network belongs to the original."""
+        if self._training is not None and not self._is_stale:
+            self.is_watched = self.is_watched and not self._training.is_verified
+            self._training.write_back()
+        self._is_stale = True
+
+    def check_used(self, is_used: bool) -> None:
+        """Raise NotIsolatedError if a loss did not use the copy of the network that it was given."""
+        if self.is_isolated and not self.is_private and not is_used:
+            raise NotIsolatedError
+
+    @contextmanager
+    def holding(self, in_place: bool) -> Iterator[None]:
+        """While open, draws and steps raise RuntimeError if the network itself holds a draw: it is no mean then."""
+        before, self.holds_draw = self.holds_draw, in_place
+        try:
+            yield
+        finally:
+            self.holds_draw = before
+
+    def parts(self, posterior: Posterior) -> list[Posterior]:
+        """The posterior and those that it is made of."""
+        if self._parts is None:
+            self._parts = posterior.all_posteriors()
+        return self._parts
+
+    @contextmanager
+    def exclusive(self, posterior: Posterior) -> Iterator[None]:
+        """While open, no other thread changes the posterior or takes a copy of it.
+
+        Raises RuntimeError if the network itself holds a draw that this very thread has put there.
+        """
+        guards = {id(part.guard): part.guard for part in self.parts(posterior)}
+        with ExitStack() as stack:
+            for _, guard in sorted(guards.items()):  # in one order for all: two can't wait for each other
+                stack.enter_context(guard.lock)
+                guard.check_free()
+                if guard.lock.depth == 1:
+                    guard.began()
+                    stack.callback(guard.ended)
+            yield
+
+    def check_free(self) -> None:
+        """Raise RuntimeError if the network holds a draw; to be called with the lock, so it is this thread's."""
+        if self.holds_draw:
+            raise RuntimeError(
+                "Cannot start a step or draw inside `trial()`: sampled weights are currently loaded in the network."
+            )
+
+
+def exclusively(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hold the lock during a method of a posterior; run it again, in place, if the network turns out not isolated."""
+
+    @wraps(method)
+    def locked(self: Posterior, *args: Any, **options: Any) -> Any:
+        guard = self.guard
+        if guard.is_private:
+            return method(self, *args, **options)
+        if guard.lock.is_mine:  # part of a step, or of an ensemble's
+            guard.check_free()
+            return method(self, *args, **options)
+        with guard.exclusive(self):
+            if not guard.is_isolated:
+                return method(self, *args, **options)
+            posteriors = guard.parts(self)
+            states = [part.generator.get_state() for part in posteriors]
+            try:
+                return method(self, *args, **options)
+            except NotIsolatedError:
+                for part, state in zip(posteriors, states, strict=True):
+                    part.guard.is_isolated = False
+                    part.generator.set_state(state)
+            return method(self, *args, **options)
+
+    return locked
+
+
+def exclusive_context(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a method that is a context manager, which cannot be run again."""
+
+    @contextmanager
+    def alone(self: Posterior, *args: Any, **options: Any) -> Iterator[Any]:
+        with self.guard.exclusive(self), method(self, *args, **options) as value:
+            yield value
+
+    @wraps(method)
+    def locked(self: Posterior, *args: Any, **options: Any) -> Any:
+        guard = self.guard
+        if not guard.is_private and not guard.lock.is_mine:
+            return alone(self, *args, **options)
+        guard.check_free()
+        return method(self, *args, **options)
+
+    return locked
+
+
+def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise at a posterior's first step if that must not be made as things are."""
+
+    @wraps(method)
+    def checked(self: Posterior, *args: Any, **options: Any) -> Any:
+        if not self._may_step:
+            check_alone(self)
+            self._may_step = True
+        return method(self, *args, **options)
+
+    return checked
+
+
+class ThreadSafe(nn.Module):
+    """What a posterior needs so that several threads may use it.
+
+    Draws go into private copies of the network's module tree, never into the network itself; a step holds a lock, and
+    what predicts works on a `snapshot` between two steps.
+    """
+
+    model: nn.Module
+    generator: torch.Generator
+    seed: int
+    device: torch.device
+    _aliases: Any
+    _may_step = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Every method, also one written elsewhere, steps with the lock held, and is checked before its first step."""
+        super().__init_subclass__(**options)
+        for name in (*_EXCLUSIVE, *_EXCLUSIVE_CONTEXTS):
+            if name in cls.__dict__:
+                method = cls.__dict__[name]
+                method = checked_once(method) if name in ("step", "gather", "trial") else method
+                setattr(cls, name, (exclusive_context if name in _EXCLUSIVE_CONTEXTS else exclusively)(method))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard = Guard()
+
+    @abstractmethod
+    def draw(self) -> dict[str, torch.Tensor]:
+        """Weights of one network, by parameter name."""
+
+    @abstractmethod
+    def noise(self) -> AbstractContextManager[Any]:
+        """Activation noise that belongs to a pass while open."""
+
+    @abstractmethod
+    def reseed_(self, seed: int) -> None:
+        """Take random numbers from a new generator from here on."""
+
+    def all_posteriors(self) -> list[Posterior]:
+        """This posterior and those that it is made of."""
+        return [module for module in self.modules() if isinstance(module, ThreadSafe)]  # type: ignore[misc]
+
+    @contextmanager
+    def snapshot(self, *, seed: int | None = None, copies: str = "trained") -> Iterator[Self]:
+        """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
+
+        It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
+        network cannot be copied this is the posterior itself, under its lock.
+
+        Args:
+            seed: Start of its random numbers; None continues those of the posterior.
+            copies: Which tensors are copied: `"trained"` what training changes, `"parameters"` not the buffers, so that
+                passes in train mode move running statistics, `"none"`. Gradients reach the original's parameters.
+        """
+        me: Any = self
+        if self.guard.is_private:
+            yield self
+            return
+        with self.guard.exclusive(me):
+            skeleton = self.guard.take(me, copies)
+            if skeleton is not None:
+                for part in self.guard.parts(me):
+                    skeleton.copy_of(part)._generator = part.generator
+                if seed is not None:
+                    skeleton.module.reseed_(seed)
+        if skeleton is None:
+            with self._under_lock(seed):
+                yield self
+            return
+        try:
+            yield skeleton.module
+        except NotIsolatedError:
+            for part in self.all_posteriors():
+                part.guard.is_isolated = False
+            raise
+        finally:
+            with self.guard.exclusive(me):
+                if copies == "parameters":
+                    skeleton.write_back()
+                self.guard.give_back(skeleton, copies)
+
+    @contextmanager
+    def _under_lock(self, seed: int | None) -> Iterator[None]:
+        """`snapshot` where there can be no copy: modes and generators are restored afterwards."""
+        me: Any = self
+        with self.guard.exclusive(me):
+            parts = self.all_posteriors()
+            generators, modes = [part._generator for part in parts], [(m, m.training) for m in self.modules()]
+            if seed is not None:
+                self.reseed_(seed)
+            try:
+                yield
+            finally:
+                for part, generator in zip(parts, generators, strict=True):
+                    part._generator = generator
+                for module, training in modes:
+                    module.training = training
+
+    def frozen_copy(self) -> Self:
+        """A copy for predictions, which does not change when training continues, and may be used by several threads.
+
+        Cheaper than `copy.deepcopy`: optimiser states are not copied.
+        """
+        me: Any = self
+        with self.guard.exclusive(me):
+            skeleton = self.guard.take(me, "all")
+            if skeleton is None:
+                return copy.deepcopy(self)
+            for part in self.all_posteriors():
+                frozen = skeleton.copy_of(part)
+                frozen.guard = Guard()
+                frozen.guard.is_watched = False  # its first pass is watched for what it reads of the original
+                frozen._generator = torch.Generator(part.device).manual_seed(part.seed)
+        whole: Self = skeleton.module
+        return whole
+
+    def owns(self, net: nn.Module) -> bool:
+        """Whether this is the posterior's network, or the private copy that a step hands to the loss."""
+        me: Any = self
+        return any(net is part.model or part.guard.is_training_copy(net) for part in self.guard.parts(me))
+
+    @property
+    def _net(self) -> nn.Module:
+        """The network as training passes see it: a private copy of its modules with its own tensors."""
+        return self.guard.training_network(self.model)
+
+    @contextmanager
+    def sampled(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+        """A private copy of the network with one draw in it, for any use inside.
+
+        Use the network that this yields: the posterior's own `model` stays at the mean. Gradients reach the posterior's
+        parameters unless they are switched off, and passes in train mode update its running statistics.
+
+        Args:
+            draw: Weights by name; None makes a fresh draw.
+        """
+        trains = any(module.training for module in self.model.modules())
+        copies = "parameters" if trains else "trained"
+        with self.snapshot(copies=copies) as private, private.sampled_in_place(draw) as net:
+            yield net
+
+    @contextmanager
+    def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+        """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
+        weights = self.draw() if draw is None else draw
+        own = self.guard.holding(not self.guard.is_private)
+        with substituted(self.model, weights, self._aliases), self.noise(), own:
+            yield self.model
+
+    @contextmanager
+    def _with_draw(self, weights: Draw, in_place: bool) -> Iterator[nn.Module]:
+        """The network that a training pass runs on with these weights; the user's own one if `in_place`."""
+        net = self.model if in_place else self._net
+        unread, held = self._means_unread(weights, in_place), self.guard.holding(in_place)
+        with unread, substituted(net, weights, self._aliases), held:
+            yield net
+
+    @contextmanager
+    def _means_unread(self, weights: Iterable[str], in_place: bool = False) -> Iterator[None]:
+        """Raises NotIsolatedError if a pass inside gives the network's own parameters a gradient instead of the draw's.
+
+        So a loss that also calls the module itself is run again, with the draw in the module.
+        """
+        if in_place or not self.guard.is_isolated or self.guard.is_private:
+            yield
+            return
+        own = [*parameters_at(self.model, weights).values()]
+        before = [(p.grad, None if p.grad is None else p.grad._version) for p in own]
+        yield
+        for parameter, (gradient, version) in zip(own, before, strict=True):
+            now = parameter.grad
+            if now is not gradient or (now is not None and now._version != version):
+                parameter.grad = gradient if now is not gradient else None
+                raise NotIsolatedError
