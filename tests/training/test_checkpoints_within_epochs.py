@@ -211,9 +211,7 @@ def test_if_all_are_damaged_nothing_is_trained(tmp_path: Path) -> None:
 
 def test_other_settings_are_no_damage(tmp_path: Path) -> None:
     run(METHODS["map"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
-    with pytest.raises(
-        credo.FileFormatError, match=r"(?s)other settings.*delete .*c\.pt and .*c\.1\.pt to restart"
-    ):
+    with pytest.raises(credo.FileFormatError, match=r"(?s)other settings.*delete .*c\.pt and .*c\.1\.pt to restart"):
         run(METHODS["bbb"](), LOADERS["list"](), checkpoint=tmp_path / "c.pt")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def _made_again(posterior: Posterior, model: nn.Module, chosen: Chosen) -> Poste
     """A new posterior of the smaller network with the same options."""
     options, about = posterior.config(), posterior.describe()
     if options.get("optimizer", "") is None:  # a function, which config() cannot hold
-        options["optimizer"] = cast(Any, posterior).descent.choice
+        options["optimizer"] = posterior.arguments["optimizer"]
     if options.get("kl_weight", "") is None:
         options["kl_weight"] = about.kl_weight
     if about.prior is not None and about.layout is not None:

@@ -78,7 +78,13 @@ def _fails(diagnosis: Diagnosis, fail_on: FailOn) -> bool:
 
 
 def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any]) -> None:
-    """Verdict, scores, findings with their advice, and the layers; arguments as `credo train` takes them."""
+    """Print verdict, scores, findings with their advice, and the layers.
+
+    Args:
+        title: Title of the tables.
+        diagnosis: The diagnosis.
+        method: The run's [method] section, for arguments as `credo train` takes them.
+    """
     # Piped into a file nothing must be cut at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False, markup=False)
     console.print(diagnosis.verdict, style="bold", soft_wrap=True)
