@@ -246,6 +246,16 @@ def test_the_old_name_of_the_baseline(trained: Trained, examine: Examine) -> Non
         examine(trained("bbb", "mlp"), twin=plain, baseline=plain)
 
 
+def test_node_variables_have_a_prior(loaders: Any) -> None:
+    """A wrong data_size matters to NodeBNN, whose KL is that of its nodes; without a prior it is only a note."""
+    train, test = loaders("mlp")
+    for method, severity in ((credo.NodeBNN, "alarm"), (credo.MAP, "note")):
+        model = build_model("mlp", inputs=(1, 8, 8), classes=10, hidden=[8], seed=0)
+        found = diagnose(method(model, data_size=100), train, test=test, draws=4, examples=50)
+        (finding,) = [f for f in found.findings if f.name == "data-size"]
+        assert (finding.severity, finding.arguments) == (severity, {"data_size": 1438})
+
+
 class Bare(GaussianPosterior):
     """A Gaussian posterior that tells nothing of prior or temperature, as other methods may."""
 
