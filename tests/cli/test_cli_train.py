@@ -152,8 +152,8 @@ def test_when_to_save_may_change_on_the_way(call: Call) -> None:
     assert "already finished" in call("train", *QUICK, "--run", "here").stderr
 
 
-def test_a_team_of_one_records_how_it_was_asked(call: Call) -> None:
-    """And a process alone goes on with the run of several, whatever their number was."""
+def test_a_process_group_of_one_records_its_options(call: Call) -> None:
+    """And a single process resumes the run of several, whatever their number was."""
     options = ("--mc-groups", 1, "--noise", "shared", "--compress", "bfloat16", "--sync-batchnorm")
     call("train", *QUICK, "--run", "here", *options)
     expected = Distributed(mc_groups=1, noise="shared", compress="bfloat16", batchnorm="sync")

@@ -26,7 +26,7 @@ import pytest
 from pages import ROOT, run_command
 
 import credo
-from credo.cli.app import app
+from credo.cli.app import COMMANDS
 from credo.cli.commands.listing import catalogue
 from credo.experiments.config import Training, make_experiment, prepare
 from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
@@ -40,7 +40,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = {
     "adversarial-sampling.md": 1,
     "bayesian-cnn.md": 1,
-    "command-line.md": 3,
+    "command-line.md": 2,
     "data-and-models.md": 1,
     "migration.md": 5,
     "node-bnn.md": 2,
@@ -190,8 +190,7 @@ def test_everything_public_is_documented() -> None:
     choices = {*KL_NAMES, *NOISE_NAMES, *MEAN_INITS, *STRATEGIES, *DECOMPOSITIONS}
     named = {name for kind in catalogue().values() for name in kind}
     assert sorted({*credo.__all__, *credo.evaluate.__all__, *choices, *named} - words) == []
-    commands = {command.name for command in app.registered_commands}
     described = set(re.findall(r"^## `credo (\w+)`", pages["command-line.md"], flags=re.MULTILINE))
-    assert commands == described
+    assert set(COMMANDS) == described
     options = {field.name for field in dataclasses.fields(Training)}
     assert options <= set(re.findall(r"^\| `(\w+)` \|", pages["experiments-toml.md"], flags=re.MULTILINE))
