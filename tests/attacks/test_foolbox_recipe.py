@@ -95,7 +95,7 @@ def test_the_adapter_leaves_modes_and_generator_alone(monkeypatch: pytest.Monkey
     ours = pgd(net, x, y, epsilon=0.3)
     torch.testing.assert_close(inputs, ours.inputs)
     assert torch.equal(success, ours.success)
-    assert 0 < int(success.sum())
+    assert int(success.sum()) > 0
 
 
 def test_the_adapter_averages_draws(monkeypatch: pytest.MonkeyPatch) -> None:
