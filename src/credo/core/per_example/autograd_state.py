@@ -1,22 +1,10 @@
-"""State of the running backward pass, which only torch's internals tell."""
+"""Recomputation by activation checkpoints, which only torch's internals tell."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
-from torch import Tensor
-
-
-def computes_gradient_of(weight: Tensor) -> bool:
-    """Whether the pass computes gradients by the weight; an attack's, inside a loss, is by inputs only."""
-    with torch.enable_grad():
-        node: Any = weight.view_as(weight).grad_fn
-    try:
-        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
-    except RuntimeError:  # torch.autograd.grad by this very weight
-        return True
 
 
 def is_running() -> bool:

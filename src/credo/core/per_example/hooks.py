@@ -21,10 +21,16 @@ from credo.core.example_counts import EVERY, Counted
 from credo.core.kernels.common import Sums
 from credo.core.network.inplace_inputs import first_size
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
-from credo.core.per_example.autograd_state import computes_gradient_of, is_running
+from credo.core.per_example.autograd_state import is_running
 from credo.core.per_example.example_sums import Examples, added_up, example_weights
 from credo.core.per_example.hook_plan import Forward, HookedLayer, HookPlan, PlanChangedError
-from credo.core.per_example.layer_rules import ExampleGradients, full_precision, fused_forward, widened
+from credo.core.per_example.layer_rules import (
+    ExampleGradients,
+    computes_gradient_of,
+    full_precision,
+    fused_forward,
+    widened,
+)
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.position_ids import are_consecutive, are_inputs
 
@@ -103,9 +109,7 @@ class PerExamplePass:
         again.
         """
         if self._result is None:
-            kinds = {parameter.device.type for parameter in self.parameters.values()}
-            with full_precision(kinds.pop() if len(kinds) == 1 else "cpu"):
-                self._result = self._finish()
+            self._result = self._finish()
             if self.outputs is not None:
                 self.plan.first_passes.check(self.plan.model, self.outputs, self.counted)
         return self._result
@@ -115,12 +119,8 @@ class PerExamplePass:
         called = any(call.gradients for calls in self.module_calls.values() for call in calls)
         if not (self.squares or self.several or called or self._too_narrow):
             raise RuntimeError("No gradient has arrived: call loss.backward() inside squared_gradients.")
-        for name, calls in self.several.items():
-            if name in self.squares:
-                raise self.came_twice(name)
-            self.add_up([name], [partial(_named, name, call) for call in calls])
-        if self.plan.modules:
-            self.plan.finish_modules(self)
+        if self.several or self.plan.modules:
+            self._finish_slowly()
         if self._too_narrow:
             self.plan.widen(self._too_narrow)
             changed = [(t, t._version) for _, before in self._inputs for t, version in before if t._version != version]
@@ -138,6 +138,16 @@ class PerExamplePass:
         self.module_calls.clear()
         self._inputs.clear()
         return found
+
+    def _finish_slowly(self) -> None:
+        """Parameters that several calls use, and modules that are run again."""
+        kinds = {parameter.device.type for parameter in self.parameters.values()}
+        with full_precision(kinds.pop() if len(kinds) == 1 else "cpu"):
+            for name, calls in self.several.items():
+                if name in self.squares:
+                    raise self.came_twice(name)
+                self.add_up([name], [partial(_named, name, call) for call in calls])
+            self.plan.finish_modules(self)
 
     def add_up(self, names: list[str], calls: Sequence[Callable[[slice], Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """Add squares of gradients that are sums over several calls; returns the gradients' sums over the examples.
@@ -426,10 +436,8 @@ class LayerCall:
 
     def _arrived(self, gradients: tuple[Tensor | None, ...]) -> None:
         g = gradients[self.index]
-        if g is not None and self.expected():
-            x, self.x = self.x, None
-            with full_precision(g.device.type):
-                self.take(x, g.detach().reshape(self.shape))
+        if g is not None:
+            self.take(self.x, g.detach().reshape(self.shape))
 
     def expected(self) -> bool:
         """Whether the backward pass that is running computes gradients by the weights, not only by inputs."""
@@ -444,16 +452,19 @@ class LayerCall:
         Args:
             x: The layer's input; None if no weight is wanted.
             g: The gradient by its output.
-            sums: Squares that a fused backward pass has found.
+            sums: Squares that a fused backward pass has found; without them it is not known if they are `expected`.
         """
         run, names = self.run, self.names
+        single = [key for key, name in names.items() if run.uses[name] == 1]
+        found = {} if sums is None else {"weight": sums.squares, "bias": sums.bias_squares}
+        missing = [key for key in single if found.get(key) is None]
+        if sums is None and not self.expected():
+            return
+        self.x = None
         if x is None and "weight" in names:
             raise run.came_twice(names["weight"])
         x = None if x is None else x.detach()
         g = g if g.dtype is torch.float32 else widened(g)
-        single = [key for key, name in names.items() if run.uses[name] == 1]
-        found = {} if sums is None else {"weight": sums.squares, "bias": sums.bias_squares}
-        missing = [key for key in single if found.get(key) is None]
         if missing:
             once = g if run.weights is None else run.weights(g)
             found |= self.rule.squares(missing, x if "weight" in missing else None, once, float(g.shape[0] ** 2))
@@ -461,14 +472,4 @@ class LayerCall:
             if key in single:
                 run.put(name, found[key])  # type: ignore[arg-type]
             else:  # added before they are squared, and weighted then
-                run.several[name].append(self._examples(key, x, g))
-
-    def _examples(self, key: str, x: Tensor | None, g: Tensor) -> Examples:
-        if key == "bias":
-            return self.rule.bias(g).__getitem__
-        assert x is not None
-        return partial(_weight_part, self.rule.weight, self.rule.features(widened(x)), g)
-
-
-def _weight_part(weight: Callable[[Tensor, Tensor], Tensor], features: Tensor, g: Tensor, part: slice) -> Tensor:
-    return weight(features[part], g[part])
+                run.several[name].append(self.rule.examples(key, x, g))

@@ -88,14 +88,30 @@ class ExampleGradients:
             g: The gradient by its output, in single precision or wider.
             scale: A factor.
         """
-        if x is not None and self.both is not None:
-            return dict(zip(("weight", "bias"), self.both(widened(x), g, scale), strict=True))
-        found: dict[str, Tensor] = {}
-        if "weight" in keys and x is not None:
-            found["weight"] = self.weight_squares(self.features(widened(x)), g).mul_(scale)
-        if "bias" in keys:
-            found["bias"] = self.bias(g).square().sum(0).mul_(scale)
-        return found
+        with full_precision(g.device.type):
+            if x is not None and self.both is not None:
+                return dict(zip(("weight", "bias"), self.both(widened(x), g, scale), strict=True))
+            found: dict[str, Tensor] = {}
+            if "weight" in keys and x is not None:
+                found["weight"] = self.weight_squares(self.features(widened(x)), g).mul_(scale)
+            if "bias" in keys:
+                found["bias"] = self.bias(g).square().sum(0).mul_(scale)
+            return found
+
+    def examples(self, key: str, x: Tensor | None, g: Tensor) -> Callable[[slice], Tensor]:
+        """A function that gives the gradients of some of the examples, [examples, *shape].
+
+        Args:
+            key: `"weight"` or `"bias"`.
+            x: The layer's input, which the weight needs.
+            g: The gradient by its output, in single precision or wider.
+        """
+        with full_precision(g.device.type):
+            if key == "bias":
+                return self.bias(g).__getitem__
+            assert x is not None
+            features = self.features(widened(x))
+        return lambda part: self.weight(features[part], g[part])
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -103,7 +119,17 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-# -- gradient and squares together -------------------------------------------------------------------------------------
+# -- the backward pass -------------------------------------------------------------------------------------------------
+
+
+def computes_gradient_of(weight: Tensor) -> bool:
+    """Whether the running backward pass computes gradients by the weight; an attack's, inside a loss, does not."""
+    with torch.enable_grad():
+        node: Any = weight.view_as(weight).grad_fn
+    try:
+        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
+    except RuntimeError:  # torch.autograd.grad by this very weight
+        return True
 
 
 def full_precision(kind: str) -> AbstractContextManager[object]:

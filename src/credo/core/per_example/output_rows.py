@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from credo.core.network.inplace_inputs import first_size
-from credo.core.per_example.autograd_state import computes_gradient_of
+from credo.core.per_example.layer_rules import computes_gradient_of
 
 
 @dataclass

@@ -35,7 +35,6 @@ from credo.core.prior import Gaussian, Prior, Value
 from credo.methods.kfac.blocks import Block, Change, make_blocks
 from credo.methods.kfac.sampled_fisher import recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_options, check_steps
-from credo.methods.natural.parameter_vector import momentum_change
 from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper, Pass
 from credo.methods.natural.validate import check_finite
 
@@ -129,6 +128,14 @@ class KroneckerStepper(NaturalStepper, ABC):
         reached = min(1.0, self.steps / self.warmup_steps)
         return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
 
+    @property
+    def variance_scale(self) -> float:
+        """τ/N."""
+        return self.temperature / self.effective_size
+
+    def _penalty(self, kl: float) -> float:
+        return self.variance_scale * kl
+
     # -- q(W) = M + √(τ/N)·L_G E L_Aᵀ --------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -174,12 +181,11 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
         """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹, block by block; shorter where `clip` wants it."""
         gathered = (found.gradients, found.curvatures)
         check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
         blocks, layout = self.blocks, self.vector.layout
-        means = parameters_at(self.model, layout.names)
         prior = BlockPrior(self.prior, self.vector.random_layout)
         rule = self._rule()
         changes = [self._change(block, found, means, prior, rule) for block in blocks]
@@ -191,16 +197,15 @@ class KroneckerStepper(NaturalStepper, ABC):
         if self.noisy:  # before the first update there is no q, and it is that of the first q
             moved = None if self.has_curvature else list(zip(changes, rates, strict=True))
             kl = self._kl(means, prior, moved)
-        return partial(self._write, changes, rates, kl)
+        return partial(self._write, means, changes, rates, kl)
 
     def _rule(self) -> Rule:
-        change = momentum_change(self.lr_scale, self._last_scale) if self.momentum_correction else 1.0
         # The first estimates are averaged plainly, as in Martens and Grosse (2015).
         decay = min(1 - 1 / (int(self.renewals) + 1), self.curvature_decay)
         # The first batches' factors change fast, and an inverse of the very first alone makes training diverge.
         every = self.inverse_every
         invert = self.steps < every or self.steps % every == 0 or not self.has_curvature
-        return Rule(self.momentum_decay * change, decay, invert)
+        return Rule(self.momentum_decay * self._momentum_change(), decay, invert)
 
     def _change(
         self, block: Block, found: GradientAccumulator, means: Mapping[str, Tensor], prior: BlockPrior, rule: Rule
@@ -247,12 +252,17 @@ class KroneckerStepper(NaturalStepper, ABC):
             total += block.kl(offset, prior.precision(block), self.variance_scale, inverse)
         return total
 
-    def _write(self, changes: Sequence[Change], rates: Sequence[float | Tensor], kl: float) -> float:
+    def _write(
+        self,
+        means: Mapping[str, nn.Parameter],
+        changes: Sequence[Change],
+        rates: Sequence[float | Tensor],
+        kl: float,
+    ) -> float:
         for block, change, rate in zip(self.blocks, changes, rates, strict=True):
             block.take_(change)
-            parameters = parameters_at(self.model, block.names)
             for name, piece in block.split(rate * change.step).items():
-                parameters[name].sub_(piece)
+                means[name].sub_(piece)
         self.renewals += bool(self._gathered.curvatures)
         return kl
 

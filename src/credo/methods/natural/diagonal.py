@@ -29,7 +29,7 @@ from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import is_finite
 from credo.core.posterior import GaussianPosterior
 from credo.core.prior import Gaussian, Prior, Value
-from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper
+from credo.methods.natural.stepper import NaturalStepper
 from credo.methods.natural.validate import check_finite
 
 
@@ -101,15 +101,23 @@ class DiagonalUpdate:
         self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
         self.gradients, self.curvatures = gradients, curvatures
         self.layout = Layout(parameters) if layout is None else layout
-        given = [one[name] for one in (self.parameters, gradients, curvatures) for name in parameters]
-        plain = not any(isinstance(value, Tensor) for value in vars(coefficients).values())
-        self.is_fused = plain and flat.fused(given, momentum, curvature)
-        if self.is_fused:
-            self._pieces = [self._listed(one) for one in (self.parameters, gradients, curvatures)]
-            self._lists = [flat.TensorList(pieces) for pieces in self._pieces]
+        self._lists: list[flat.TensorList] = []
 
-    def _listed(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return [tensors[n] for n in self.parameters] if self.layout.is_whole else self.layout.pieces(tensors)
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is compiled."""
+        if not self._lists:
+            tensors = [[one[n] for n in self.parameters] for one in (self.parameters, self.gradients, self.curvatures)]
+            numbers = [value for value in vars(self.coefficients).values() if not isinstance(value, Tensor)]
+            if len(numbers) < len(vars(self.coefficients)):
+                return False
+            if not flat.fused([t for listed in tensors for t in listed], self.momentum, self.curvature):
+                return False
+            if not self.layout.is_whole:
+                tensors = [self.layout.pieces(one) for one in (self.parameters, self.gradients, self.curvatures)]
+            self._means = tensors[0]
+            self._lists = list(map(flat.TensorList, tensors))
+        return True
 
     def inspect(self) -> tuple[float, float]:
         """KL(q ‖ p) at present, and the squared norm of what was gathered; changes nothing.
@@ -130,7 +138,7 @@ class DiagonalUpdate:
         if self.is_fused:
             flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=False)
             if not self.layout.is_whole:  # else the parameters themselves were updated
-                self._write(self._pieces[0][0])
+                self._write(self._means[0])
             return
         mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
         pull = (mean - c.prior_mean).mul_(c.shift)
@@ -203,46 +211,89 @@ class DiagonalStepper(NaturalStepper, ABC):
         self.register_buffer("momentum", zeros)
         self.register_buffer("curvature", torch.full_like(zeros, curvature))
         self.register_buffer("progress", torch.zeros(progress, dtype=torch.int64))
+        self._is_uniform = {*self.layout.dtypes.values()} == {self.layout.dtype}
 
     @abstractmethod
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
         """A draw of the random parameters as one vector, and the noise in it if the update rule needs that again."""
 
     def _sample(self) -> tuple[dict[str, Tensor], Any]:
-        weights = {name: p.detach() for name, p in parameters_at(self.model, self.vector.names).items()}
-        if not self.is_noisy:
+        weights: dict[str, Tensor] = {**parameters_at(self.model, self.vector.names)}
+        if not (self.has_curvature and self.noisy):
             return weights, None
         draw, noise = self._draw_vector(weights)
-        return weights | self.layout.split(draw), noise
+        return weights | self._named(draw), noise
+
+    def _named(self, vector: Tensor, *, cast: bool = True) -> dict[str, Tensor]:
+        """The random parameters from a vector of them: views, where it is in their own precision."""
+        layout = self.layout
+        if not layout.is_whole or (cast and not self._is_uniform):
+            return layout.split(vector, cast=cast)
+        pieces = zip(layout.names, vector.split(layout.sizes), layout.shapes.values(), strict=True)
+        return {name: piece.view(shape) for name, piece, shape in pieces}
+
+    def _compiled_draw(
+        self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor
+    ) -> tuple[Tensor, int] | None:
+        """μ + ε·√(scale/(curvature + shift)) as one vector, and the key of ε; None where that is not compiled.
+
+        Args:
+            means: The means by name.
+            scale: A number.
+            shift: A number, or a vector, which is not compiled.
+        """
+        listed, curvature, generator = (
+            [means[n] for n in self.layout.names],
+            self.curvature[: self.layout.size],
+            self.generator,
+        )
+        if not (isinstance(shift, float) and flat.fused(listed, curvature)):
+            return None
+        tensors = flat.TensorList(listed if self.layout.is_whole else self.layout.pieces(means))
+        key = flat.new_key(generator)
+        return flat.precision_draw(tensors, curvature, key, scale=scale, shift=shift), key
+
+    def _halves(self, value: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """A vector cut into the random parameters and the rest; a number twice."""
+        border = self.layout.size
+        return (value[:border], value[border:]) if isinstance(value, Tensor) else (value, value)
 
     def _diagonal_update(
         self,
-        found: GradientAccumulator,
+        means: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
         curvatures: Mapping[str, Tensor],
         random: Coefficients,
         rest: Coefficients,
     ) -> Callable[[], float]:
-        """Check an update of the random parameters and the rest; what it returns writes it and returns the KL."""
-        parameters, border = parameters_at(self.model, self.vector.names), self.layout.size
-        parts = ((self.layout, slice(border), random), (self.vector.rest_layout, slice(border, None), rest))
+        """Check an update; what it returns writes it and returns the KL.
+
+        Args:
+            means: All trainable parameters by name.
+            gradients: Gathered gradients by name.
+            curvatures: Gathered curvatures by name.
+            random: Coefficients of the random parameters.
+            rest: Those of all others.
+        """
+        border, others = self.layout.size, self.vector.rest_layout
+        parts = [(self.layout, slice(border), random), (others, slice(border, None), rest)][: 2 if others.names else 1]
         updates = [
             DiagonalUpdate(
-                {name: parameters[name] for name in layout.names},
+                {name: means[name] for name in layout.names},
                 self.momentum[part],
                 self.curvature[part],
                 coefficients,
-                found.gradients,
+                gradients,
                 curvatures,
                 layout,
             )
             for layout, part, coefficients in parts
-            if layout.names
         ]
         kl, total = updates[0].inspect()
         for update in updates[1:]:
             total += update.inspect()[1]
         if not math.isfinite(total):
-            check_finite(total, (found.gradients, curvatures), self.steps)
+            check_finite(total, (gradients, curvatures), self.steps)
         return partial(self._write, updates, kl)
 
     def _write(self, updates: Sequence[DiagonalUpdate], kl: float) -> float:
@@ -295,7 +346,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
     def keep_(self, masks: Mapping[str, Tensor]) -> None:
         """Prune for good: momentum, curvature and the prior lose their entries, so that no update reaches them."""
         kept = self._keep(masks)
-        self.prior = cast(Gaussian, self.prior.at(self.layout.narrowed(kept)[1]))
+        self._set_prior(cast(Gaussian, self.prior.at(self.layout.narrowed(kept)[1])))
         self.vector, chosen = self.vector.narrowed(kept)
         self.layout = self.vector.random_layout
         if isinstance(self.rates, Tensor):

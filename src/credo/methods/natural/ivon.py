@@ -134,7 +134,8 @@ class IVON(NaturalGaussian):
 
     def _prior_shift(self) -> float | Tensor:
         """δ, the prior's precision over λ."""
-        return self.prior.std**-2 / self.effective_size
+        _, precision = self._prior_numbers or self._read_prior()
+        return precision / self.effective_size
 
     # -- q(w) = N(μ, σ²), σ² = 1/(λ(h + δ)) --------------------------------------------------------------------
 
@@ -144,19 +145,19 @@ class IVON(NaturalGaussian):
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, int | Tensor]:
         """μ + σε, and ε: its key where that suffices to make it again."""
-        h, shift = self.curvature[: self.layout.size], self._prior_shift()
-        if isinstance(shift, float) and flat.fused([means[name] for name in self.layout.names], h):
-            listed = flat.TensorList(self.layout.pieces(means))
-            key = flat.new_key(self.generator)
-            return flat.precision_draw(listed, h, key, scale=self.variance_scale, shift=shift), key
+        compiled = self._compiled_draw(means, 1 / self.effective_size, self._prior_shift())
+        if compiled is not None:
+            return compiled
+        h = self.curvature
         noise = flat.normal(self.layout.size, self.generator, device=h.device, dtype=h.dtype)
-        return torch.addcmul(self.layout.flatten(means), self._std(), noise), noise
+        return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
 
     # -- the curvature of a pass: ĝ·ε/σ, or ĝ² -----------------------------------------------------------------
 
     @torch.no_grad()
     def _accumulate(self, run: Pass) -> None:
-        check_dense(run.gradients)
+        if any(gradient.layout is not torch.strided for gradient in run.gradients.values()):
+            check_dense(run.gradients)
         self._gathered.flat_curvature = self._curvature_sum(run)
         super()._accumulate(run)
 
@@ -171,9 +172,9 @@ class IVON(NaturalGaussian):
             shift = self._prior_shift()
             assert isinstance(shift, float)  # else the noise would be a vector
             into = torch.empty_like(h) if total is None else total
-            listed = flat.TensorList(self.layout.pieces(gradients))
-            add = total is not None
-            flat.price_(into, listed, h, run.noise, scale=self.variance_scale, shift=shift, add=add)
+            pieces = [*gradients.values()] if self.layout.is_whole else self.layout.pieces(gradients)
+            scale, add = 1 / self.effective_size, total is not None
+            flat.price_(into, flat.TensorList(pieces), h, run.noise, scale=scale, shift=shift, add=add)
             return into
         new = self.layout.flatten(gradients)
         new = new.square_() if self.estimator == "squares" else new.mul_(run.noise).div_(self._std())
@@ -181,13 +182,16 @@ class IVON(NaturalGaussian):
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
         """g ← β₁g + (1 − β₁)ĝ, h ← βh + (1 − β)ĥ + ½(1 − β)²(h − ĥ)²/(h + δ), and a step along (g + δ(μ − μ₀))/(h + δ).
 
         Without noise there is no ĥ: the curvature of parameters that are not random stays at its first value.
         """
-        beta, new, h0, shift = self.momentum_decay, 1 - self.curvature_decay, self.curvature_init, self._prior_shift()
-        rates = self.vector.halves(self.rates)
+        beta, new, h0 = self.momentum_decay, 1 - self.curvature_decay, self.curvature_init
+        shift = self._prior_shift()
+        mean, precision = self._prior_numbers or self._read_prior()
+        zeros = {name: torch.zeros_like(found.gradients[name]) for name in self.vector.rest}
+        rates = self._halves(self.rates)
         random = Coefficients(
             lr=rates[0] * self.lr_scale * ((h0 + shift) if self.rescale_lr else 1.0),
             keep=beta,
@@ -196,14 +200,14 @@ class IVON(NaturalGaussian):
             decay=1 - new,
             renew=new,
             shift=shift,
-            prior_mean=self.prior.mean,
-            prior_precision=self.prior.std**-2,
+            prior_mean=mean,
+            prior_precision=precision,
             clip=math.inf if self.clip is None else self.clip,
             gradient_scale=1 / found.size,
             curvature_scale=1 / found.size,
             correction=1.0,
             coupled=0,
-            variance=self.variance_scale,
+            variance=1 / self.effective_size,
         )
         rest = replace(
             random,
@@ -217,6 +221,5 @@ class IVON(NaturalGaussian):
             variance=0.0,
         )
         assert found.flat_curvature is not None  # gathered with the gradients
-        curvatures = self.layout.split(found.flat_curvature, cast=False)
-        zeros = {name: torch.zeros_like(found.gradients[name]) for name in self.vector.rest}
-        return self._diagonal_update(found, curvatures | zeros, random, rest)
+        curvatures = self._named(found.flat_curvature, cast=False) | zeros
+        return self._diagonal_update(means, found.gradients, curvatures, random, rest)

@@ -44,29 +44,12 @@ class ParameterVector:
         new.rest_layout, _ = self.rest_layout.narrowed(masks)
         return new, chosen
 
-    def halves(self, value: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """A vector cut into the random parameters and the rest; a number twice."""
-        border = self.random_layout.size
-        return (value[:border], value[border:]) if isinstance(value, Tensor) else (value, value)
-
     def rates(self, lr: float | Mapping[str, float]) -> float | Tensor:
         """One rate, or a vector of rates from values by name glob. Raises ValueError if one is negative."""
         values = [*lr.values()] if isinstance(lr, Mapping) else [lr]
         if not all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values):
             raise ValueError(f"lr={lr} must be a non-negative number, or such numbers by parameter name.")
         return self.layout.fill(lr, what="lr")
-
-
-def momentum_change(scale: float, last: float | Tensor | None) -> float | Tensor:
-    """The factor of the momentum when the learning rate changes, so that its part of the step stays as long.
-
-    Args:
-        scale: The factor of all rates in this step.
-        last: The one of the last step; None before the first.
-    """
-    if isinstance(last, Tensor):
-        return torch.where(last > 0, scale / last, 1.0)
-    return 1.0 if last is None or last in (0.0, scale) else scale / last
 
 
 def rescaled_last_step(

@@ -29,6 +29,7 @@ from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value
+from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.likelihood_params import (
     likelihood_optimizer,
     likelihood_restored_on_error,
@@ -162,11 +163,14 @@ class NaturalStepper(Posterior, ABC):
     rates: float | Tensor
     step_draws = 1
     noisy = True
+    attack: AdversarialSampling | None = None
     has_curvature: bool
     temperature: float
     effective_size: float
+    momentum_correction: bool
     _config: dict[str, Any]
     _last_scale: float | Tensor | None = None
+    _prior_numbers: tuple[float, float] | None = None
 
     # -- the update rule -----------------------------------------------------------------------------------------
 
@@ -188,17 +192,22 @@ class NaturalStepper(Posterior, ABC):
         self._gathered.add(run)
 
     @abstractmethod
-    def _prepare(self, found: GradientAccumulator) -> Callable[[], float]:
-        """Compute the update and raise all its errors; what is returned writes it, and returns the KL in nats."""
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
+        """Compute the update and raise all its errors; what is returned writes it, and returns the KL in nats.
+
+        Args:
+            found: Gradients and curvatures of the passes.
+            means: All trainable parameters by name, the random ones first.
+        """
 
     @property
+    @abstractmethod
     def variance_scale(self) -> float:
         """τ/N: the variance is this over curvature, prior and damping."""
-        return self.temperature / self.effective_size
 
+    @abstractmethod
     def _penalty(self, kl: float) -> float:
-        """The share of the KL in the mean loss."""
-        return self.variance_scale * kl
+        """The KL's part of the mean loss, τ/N·KL."""
 
     @property
     def is_noisy(self) -> bool:
@@ -217,7 +226,7 @@ class NaturalStepper(Posterior, ABC):
         """Make what all methods have once their arguments are checked; returns the parameters' device."""
         self.vector = ParameterVector(self.model, random)
         device = one_device(parameters_at(self.model, self.vector.names))
-        self.prior = gaussian_prior(prior, prior_precision, self.vector, self.data_size, device)
+        self._set_prior(gaussian_prior(prior, prior_precision, self.vector, self.data_size, device))
         self._lr = dict(lr) if isinstance(lr, Mapping) else lr
         rates = self.vector.rates(lr)
         self.rates = rates.to(device) if isinstance(rates, Tensor) else rates
@@ -226,7 +235,28 @@ class NaturalStepper(Posterior, ABC):
         self._has_statistics = bool(tracking_layers(self.model))
         return device
 
+    def _set_prior(self, prior: Gaussian) -> None:
+        self.prior = prior
+        mean, precision = self._read_prior()
+        numbers = isinstance(mean, float) and isinstance(precision, float)
+        self._prior_numbers = (mean, precision) if numbers else None  # type: ignore[assignment]
+
+    def _read_prior(self) -> tuple[float | Tensor, float | Tensor]:
+        """Mean and precision of the prior. Where both are numbers, they are in `_prior_numbers`; vectors may change."""
+        return self.prior.mean, self.prior.std**-2
+
     # -- training ------------------------------------------------------------------------------------------------
+
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
+        """Gather `draws` passes and update. Before there is a curvature, all would be the same pass at the mean.
+
+        Args:
+            nll: `nll(net)` gives the batch's mean negative log-likelihood.
+            examples: The number that the mean was divided by, as in `Posterior.step`.
+            weights: How often each row counts, as in `Posterior.step`.
+        """
+        with self._prepared(nll, _counted(examples, weights)) as update:
+            return update()
 
     @contextmanager
     def prepared(
@@ -234,14 +264,16 @@ class NaturalStepper(Posterior, ABC):
     ) -> Iterator[Callable[[], Terms]]:
         """Gather and check the passes of a step; what it yields makes the update.
 
-        There are `draws` passes; one before there is a curvature, where all would be the same pass at the mean.
-
         Args:
             nll: `nll(net)` gives the batch's mean negative log-likelihood.
             examples: The number that the mean was divided by, as in `step`.
             weights: How often each row counts, as in `step`.
         """
-        counted = _counted(examples, weights)
+        with self._prepared(nll, _counted(examples, weights)) as update:
+            yield update
+
+    @contextmanager
+    def _prepared(self, nll: Nll, counted: Counted) -> Iterator[Callable[[], Terms]]:
         found = self._gathered
         restored = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with restored, found.dropped_on_error(self.process_group):
@@ -269,7 +301,11 @@ class NaturalStepper(Posterior, ABC):
 
     def _gather(self, nll: Nll, counted: Counted) -> float:
         self._begin_draw()
-        run = self._passes(nll, counted)
+        if self.attack is not None and self.is_noisy:
+            run = self._adversarial_pass(nll, counted)
+        else:  # further draws of a step leave running statistics alone
+            frozen = self._gathered.count > 0 and self.step_draws > 1
+            run = self._run(nll, *self._sample(), counted, frozen=frozen)
         self._accumulate(run)
         self._gathered.add_loss(run.loss)
         return run.loss
@@ -296,9 +332,8 @@ class NaturalStepper(Posterior, ABC):
         if self.process_group is not None:
             self._begin_pass(self._gathered.count, self.step_draws)
 
-    def _passes(self, nll: Nll, counted: Counted) -> Pass:
-        """The pass of one draw. Further draws of a step leave running statistics alone."""
-        return self._run(nll, *self._sample(), counted, frozen=self._gathered.count > 0 and self.step_draws > 1)
+    def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
+        raise NotImplementedError
 
     def _run(
         self,
@@ -359,7 +394,7 @@ class NaturalStepper(Posterior, ABC):
         if self.process_group is not None and self.process_group.defers:
             self._average(self.process_group)
         with found.dropped_on_error():
-            write = self._prepare(found)
+            write = self._prepare(found, parameters_at(self.model, self.vector.names))
             if self.likelihood_step is not None:
                 ready_likelihood(self.likelihood_step, found.size, at=self.steps)
         return partial(self._finish, write)
@@ -374,6 +409,15 @@ class NaturalStepper(Posterior, ABC):
         nll, penalty = found.loss / found.size, self._penalty(kl)
         found.clear()
         return self._stepped(Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
+
+    def _momentum_change(self) -> float | Tensor:
+        """The factor of the momentum that keeps its part of the step as long when the learning rate changes."""
+        last, scale = self._last_scale, self.lr_scale
+        if not self.momentum_correction or last is None:
+            return 1.0
+        if isinstance(last, Tensor):
+            return torch.where(last > 0, scale / last, 1.0)
+        return 1.0 if last in (0.0, scale) else scale / last
 
     def _average(self, process_group: ProcessGroup) -> None:
         """Average what was gathered over the passes of all processes, and check their losses.

@@ -31,7 +31,6 @@ from credo.core.prior import Prior, Value
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.adversarial_pass import attack_of, mixed_pass
 from credo.methods.natural.diagonal import Coefficients, DiagonalStepper, NaturalGaussian
-from credo.methods.natural.parameter_vector import momentum_change
 from credo.methods.natural.stepper import GradientAccumulator, Pass
 from credo.methods.natural.validate import check_augmentation, check_numbers, check_warmup
 
@@ -45,7 +44,6 @@ class GaussNewton(DiagonalStepper, ABC):
     averaged: bool
     curvature_decay: float
     damping: float
-    momentum_correction: bool
     final_temperature: float
     temperature_start: float | None = None
     warmup_steps = 0
@@ -58,9 +56,18 @@ class GaussNewton(DiagonalStepper, ABC):
         reached = min(1.0, self.steps / self.warmup_steps)
         return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
 
+    @property
+    def variance_scale(self) -> float:
+        """τ/N."""
+        return self.temperature / self.effective_size
+
+    def _penalty(self, kl: float) -> float:
+        return self.variance_scale * kl
+
     def _prior_shift(self) -> float | Tensor:
         """δ̃ = τδ/N."""
-        return self.variance_scale * self.prior.std**-2
+        _, precision = self._prior_numbers or self._read_prior()
+        return self.variance_scale * precision
 
     # -- q(w) = N(μ, σ²), σ² = τ/(N(s + δ̃ + γ)) ----------------------------------------------------------------
 
@@ -73,12 +80,10 @@ class GaussNewton(DiagonalStepper, ABC):
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, None]:
         """μ + σε."""
-        s, shift = self.curvature[: self.layout.size], self._prior_shift() + self.damping
-        if isinstance(shift, float) and flat.fused([means[name] for name in self.layout.names], s):
-            listed = flat.TensorList(self.layout.pieces(means))
-            key = flat.new_key(self.generator)
-            return flat.precision_draw(listed, s, key, scale=self.variance_scale, shift=shift), None
-        return flat.gaussian(self.layout.flatten(means), self._std(), self.generator), None
+        compiled = self._compiled_draw(means, self.variance_scale, self._prior_shift() + self.damping)
+        if compiled is not None:
+            return compiled[0], None
+        return flat.gaussian(self.layout.flatten(means).detach(), self._std(), self.generator), None
 
     # -- the curvature of a pass: mean gᵢ² ---------------------------------------------------------------------
 
@@ -94,11 +99,12 @@ class GaussNewton(DiagonalStepper, ABC):
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
         """m ← β₁m + g + δ̃(μ − μ₀), s ← βs + (1 − β)·h, μ ← μ − lr·m/(s + δ̃ + γ); the first s is h."""
-        beta, change = self.momentum_decay, 1.0 if self.averaged else self._momentum_change()
-        rates = self.vector.halves(self.rates)
-        keeps = self.vector.halves(beta * change)
+        beta, scale, shift = self.momentum_decay, self.variance_scale, self._prior_shift()
+        mean, precision = self._prior_numbers or self._read_prior()
+        keeps = self._halves(beta * (1.0 if self.averaged else self._momentum_change()))
+        rates = self._halves(self.rates)
         random = Coefficients(
             lr=rates[0] * self.lr_scale,
             keep=keeps[0],
@@ -106,19 +112,16 @@ class GaussNewton(DiagonalStepper, ABC):
             debias=1 / (1 - beta ** (self.steps + 1)) if self.averaged else 1.0,
             decay=self.curvature_decay if self.has_curvature else 0.0,
             renew=1 - self.curvature_decay if self.has_curvature else 1.0,
-            shift=self._prior_shift(),
+            shift=shift,
             damping=self.damping,
-            prior_mean=self.prior.mean,
-            prior_precision=self.prior.std**-2,
+            prior_mean=mean,
+            prior_precision=precision,
             gradient_scale=1 / found.size,
             curvature_scale=found.curvature_scale / found.size,
-            variance=self.variance_scale if self.noisy else 0.0,
+            variance=scale if self.noisy else 0.0,
         )
         rest = replace(random, lr=rates[1] * self.lr_scale, keep=keeps[1], **_NO_PRIOR)
-        return self._diagonal_update(found, found.curvatures, random, rest)
-
-    def _momentum_change(self) -> float | Tensor:
-        return momentum_change(self.lr_scale, self._last_scale) if self.momentum_correction else 1.0
+        return self._diagonal_update(means, found.gradients, found.curvatures, random, rest)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which have no private copy of the network yet."""
@@ -220,9 +223,8 @@ class VOGN(GaussNewton, NaturalGaussian):
         self.has_curvature = curvature_init is not None
         self.plan = PerExamplePlan(self._net, self.vector.names, self._aliases)
 
-    def _passes(self, nll: Nll, counted: Counted) -> Pass:
-        if self.attack is None or not self.is_noisy:
-            return super()._passes(nll, counted)
+    def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
+        assert self.attack is not None
         return mixed_pass(self, self.attack, nll, counted)
 
     @contextmanager
