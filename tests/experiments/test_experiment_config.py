@@ -13,7 +13,7 @@ import torch
 from credo import BBB, MAP, Ensemble
 from credo.data import DATASETS, DatasetSpec
 from credo.experiments.config import Experiment, Training, make_experiment, prepare, read_experiment
-from credo.experiments.defaults import method_options
+from credo.experiments.options import method_options
 from credo.methods import METHODS
 from credo.models import MODELS, build_model
 

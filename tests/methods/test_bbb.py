@@ -9,8 +9,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.network.flat_layout import substituted
 from credo.core.network.layer_hooks import tapped
+from credo.core.network.substitute import substituted
 from credo.core.prior import ScaleMixture
 from credo.methods import BBB
 from credo.methods.bbb.activation_noise import NOISES

@@ -21,8 +21,9 @@ from credo.core.errors import UnsupportedModelError
 from credo.core.kernels import flat
 from credo.core.kernels import row_scaling as activations
 from credo.core.likelihood import Likelihood
-from credo.core.network.flat_layout import Draw, Random, join
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import Random, join
+from credo.core.network.substitute import Draw
 from credo.core.optimizers import OptimizerChoice
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior

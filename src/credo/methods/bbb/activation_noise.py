@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import join, substituted
 from credo.core.network.layer_hooks import LayerUseError, Replace, covered_layers, parameter_names, tapped
 from credo.core.network.layer_table import RULES, output_variance, random_signs, sign_shapes
+from credo.core.network.selection import join
+from credo.core.network.substitute import substituted
 
 # Below this the derivative of the square root overflows; such outputs get no noise.
 _VARIANCE_FLOOR = 1e-16

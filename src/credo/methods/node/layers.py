@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError, unknown
-from credo.core.network.flat_layout import aliases, join
 from credo.core.network.layer_hooks import covered_layers
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
+from credo.core.network.substitute import aliases
 from credo.core.support.name_patterns import chosen_names
 
 SIDES = ("in", "out", "both")

@@ -15,8 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from credo.core.errors import UnsupportedModelError
 from credo.core.kernels import row_scaling as activations
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import join, substituted
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
+from credo.core.network.substitute import substituted
 from credo.core.per_example.autograd_state import is_running
 from credo.core.posterior import Nll
 from credo.methods.node.layers import NodeLayer
