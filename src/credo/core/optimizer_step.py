@@ -271,12 +271,12 @@ def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a sma
     """
     if culprit is None:
         return (
-            f"The loss is {loss} at step {at}, though all parameters are finite, and still those before it. Look at "
-            f"the inputs and targets of this batch; if they are right, try {remedy}."
+            f"The loss is {loss} at step {at}; all parameters are finite and unchanged. Check the inputs and targets of "
+            f"this batch; if they are right, try {remedy}."
         )
     return (
-        f"The loss is {loss} at step {at}, since {culprit} is not finite: it began so, or an earlier update was too "
-        f"large. Go back to earlier weights, and try {remedy}."
+        f"The loss is {loss} at step {at}, since {culprit} is not finite: from the start, or by an earlier update that "
+        f"was too large. Restore earlier weights, and try {remedy}."
     )
 
 
@@ -290,4 +290,4 @@ def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
             )
 
 
-_ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
+_ADVICE = "parameters are unchanged. Try a smaller lr or clip_norm, or check the inputs of this batch."

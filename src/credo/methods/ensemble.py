@@ -135,7 +135,7 @@ class Ensemble(Posterior):
         if bad is not None:
             raise NonFiniteError(
                 f"The loss, gradient or step of member {bad} is not finite at step {self.steps}; no member has "
-                "changed. Try a smaller lr, or look at the inputs of this batch."
+                "changed. Try a smaller lr, or check the inputs of this batch."
             ) from failed.get(bad)
 
     def _update(self, updates: Sequence[Callable[[], Terms]]) -> Terms:
