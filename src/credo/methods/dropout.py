@@ -90,6 +90,7 @@ class MCDropout(Posterior):
             seed=seed,
         )
         self._use(self.point)
+        self.arguments.update(prior=self.point.prior, random=self.point.arguments["random"])
         if not self._dropout_layers(model):
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no {'dropout' if rate is None else 'second Linear or Conv'} layer with a "
@@ -155,10 +156,6 @@ class MCDropout(Posterior):
         """The network with dropout on. `draw` is not used: masks differ from example to example."""
         with self.noise():
             yield self.model
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        return {**self.point.config(), "rate": self.rate, "seed": self.seed}
 
     def describe(self) -> Description:
         """As of MAP, with the dropout rate."""

@@ -368,7 +368,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
-            augmentation=self._config.get("augmentation", 1.0),
+            augmentation=self.arguments.get("augmentation", 1.0),
             spread_count=self.layout.size,
             has_curvature=self.has_curvature,
             state={
