@@ -128,7 +128,7 @@ class GaussNewton(DiagonalStepper, ABC):
         return {**self.__dict__, "plan": self.plan.on(self.model)}
 
 
-_NO_PRIOR = {"shift": 0.0, "prior_mean": 0.0, "prior_precision": 0.0, "variance": 0.0}
+_NO_PRIOR: dict[str, Any] = {"shift": 0.0, "prior_mean": 0.0, "prior_precision": 0.0, "variance": 0.0}
 
 
 class VOGN(GaussNewton, NaturalGaussian):
