@@ -271,8 +271,8 @@ def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a sma
     """
     if culprit is None:
         return (
-            f"The loss is {loss} at step {at}; all parameters are finite and unchanged. Check the inputs and targets of "
-            f"this batch; if they are right, try {remedy}."
+            f"The loss is {loss} at step {at}; all parameters are finite and unchanged. Check the inputs and targets "
+            f"of this batch; if they are right, try {remedy}."
         )
     return (
         f"The loss is {loss} at step {at}, since {culprit} is not finite: from the start, or by an earlier update that "
