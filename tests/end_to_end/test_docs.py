@@ -31,8 +31,8 @@ from credo.cli.commands.listing import catalogue
 from credo.experiments.config import Training, make_experiment, prepare
 from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
 from credo.methods.bbb.init import MEAN_INITS
-from credo.predict.strategies import STRATEGIES
-from credo.predict.uncertainty import DECOMPOSITIONS
+from credo.predict import DECOMPOSITIONS
+from credo.predict.run import STRATEGIES
 from reproductions import command
 from reproductions.studies import STUDIES
 from reproductions.study import ResultTable, Table
