@@ -14,6 +14,7 @@ import credo
 from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
 from credo.doctor import STAGES, Diagnosis, Finding, diagnose
 from credo.doctor.findings import SEVERITIES
+from credo.models import build_model
 
 Trained = Callable[..., Posterior]
 Examine = Callable[..., Diagnosis]
