@@ -1,51 +1,73 @@
-"""Write the tables of the pages from the records in results/.
+"""Make the result tables in results/ from the records beside them, and write them into the pages.
 
-`python docs/make_results.py` replaces what stands between the markers `<!-- table: NAME -->` and `<!-- end -->`, where
-NAME is the path in results/ of a table that `credo reproduce` wrote, or PATH#KEY for one of the tables in the record of
-a benchmark.
+`python docs/make_results.py`, after a reproduction has put new records into results/. In a page, the text between the
+markers `<!-- table: NAME -->` and `<!-- end -->` is replaced; NAME is the path in results/ of a result table, or
+PATH#KEY for one of the tables in the record of a benchmark.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("results.md", "benchmarks.md", "which-method.md")
+PAGES = (
+    *(ROOT / "docs" / name for name in ("results.md", "benchmarks.md", "which-method.md")),
+    *sorted((ROOT / "reproductions").glob("*/README.md")),
+)
 
 
 def markdown(columns: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table; the first column is text, the others are right-aligned."""
+    """Format a Markdown table; the first column is text, the others are right-aligned."""
     lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def stored(path: Path, key: str) -> str:
-    """A table of a record, with its notes."""
+    """Format a table of a record with its notes.
+
+    Args:
+        path: The record.
+        key: The table's key if the record has several, else empty.
+    """
     record = json.loads(path.read_text(encoding="utf-8"))
     table = record["tables"][key] if key else record
     notes = [f"- {note}" for note in table["notes"]]
     return "\n".join([markdown(table["columns"], table["rows"]), *(["", *notes] if notes else [])])
 
 
-def fill(page: Path) -> None:
-    """Replace every marked table of a page."""
+def filled(text: str) -> str:
+    """Return a page's text with every marked table replaced."""
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
         file, _, key = name.partition("#")
         source = ROOT / "results" / file
-        if not source.exists():  # not measured yet: what stands there stays
+        if not source.exists():  # not measured yet: leave the text as it is
             return match.group(0)
         return f"<!-- table: {name} -->\n\n{stored(source, key)}\n\n<!-- end -->"
 
-    text = page.read_text(encoding="utf-8")
-    page.write_text(re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL), encoding="utf-8")
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
+def remake_tables() -> None:
+    """Make every result table in results/ again from the records beside it."""
+    sys.path.insert(0, str(ROOT))
+    from reproductions.studies import STUDIES
+    from reproductions.study import SCALES, finish_table, table_file
+
+    for name, study in STUDIES.items():
+        for folder in (ROOT / "results" / name / scale for scale in SCALES):
+            for key, table in study.tables.items():
+                if (folder / table_file(key)).exists():
+                    finish_table(table, key, folder, folder.name)
 
 
 if __name__ == "__main__":
-    for name in PAGES:
-        fill(ROOT / "docs" / name)
+    remake_tables()
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.network.flat_layout import Layout
-from credo.core.optimizer_step import Descent
+from credo.core.optimizer_step import OptimizerStep
 from credo.core.posterior import Nll
 from credo.data import Batches, load_dataset
 
@@ -16,7 +16,7 @@ class DiagonalSWAG(credo.GaussianPosterior):
     def __init__(self, model: nn.Module, *, lr: float = 0.1, start: int = 0, **options: object) -> None:
         super().__init__(model, **options)  # data_size, likelihood, seed
         self.lr, self.start, self.layout = lr, start, Layout(dict(model.named_parameters()))
-        self.descent = Descent(dict(self.named_parameters()), "sgd", lr)
+        self.optimizer_step = OptimizerStep(dict(self.named_parameters()), "sgd", lr)
         self.register_buffer("centre", self._weights())  # buffers are part of state_dict() and of saved files
         self.register_buffer("variance", torch.zeros_like(self.centre))
 
@@ -36,16 +36,12 @@ class DiagonalSWAG(credo.GaussianPosterior):
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> credo.Terms:
         """One step of SGD, then the running moments (Welford 1962): count 1 until `start` forgets what was before."""
         loss = nll(self.model)
-        self.descent.step(loss, at=self.steps, scale=self.lr_scale)
+        self.optimizer_step.step(loss, at=self.steps, scale=self.lr_scale)
         self.steps += 1
         count, delta = max(1, self.steps - self.start), self._weights() - self.centre
         self.variance.add_(delta.square() / count).mul_(1 - 1 / count)
         self.centre.add_(delta / count)
         return credo.Terms(loss=loss.item(), nll=loss.item())
-
-    def config(self) -> dict[str, object]:
-        """Constructor arguments as JSON-able values, for saved files and checkpoints."""
-        return {"lr": self.lr, "start": self.start, "seed": self.seed, "likelihood": self.likelihood.config()}
 
     def _weights(self) -> Tensor:
         return self.layout.flatten(dict(self.model.named_parameters())).detach()

@@ -10,10 +10,16 @@ _INIT_STD = 0.02
 def dcgan_generator(
     latent: int = 100, *, channels: int = 1, width: int = 64, size: int = 32, seed: int | None = None
 ) -> nn.Sequential:
-    """Images [batch, channels, size, size] in [−1, 1] from normal numbers [batch, latent].
+    """Build a network from normal noise [batch, latent] to images [batch, channels, size, size] in [−1, 1].
 
-    4x4 transposed convolutions, from 4x4 pixels on each of which doubles the side and halves the channels until the
-    last but one has `width`. Weights start at N(0, 0.02²).
+    4x4 transposed convolutions; each doubles the side and halves the channels.
+
+    Args:
+        latent: Number of noise inputs.
+        channels: Channels of the images.
+        width: Channels of the last hidden layer.
+        size: Side of the images, a power of two from 8.
+        seed: Seed of the initial weights, N(0, 0.02²); None uses torch's global generator.
     """
     doublings = _doublings(size)
     _check(latent=latent, channels=channels, width=width)
@@ -37,7 +43,7 @@ def dcgan_generator(
 
 
 class _Discriminator(nn.Sequential):
-    """Layers for images of one shape: others would have several logits each, or none."""
+    """Layers for images of one shape; others would give several logits each, or none."""
 
     def __init__(self, *layers: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__(*layers)
@@ -46,7 +52,7 @@ class _Discriminator(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(
-                f"This discriminator judges images [batch, {', '.join(map(str, self.shape))}], got {list(x.shape)}: "
+                f"This discriminator takes images [batch, {', '.join(map(str, self.shape))}], got {list(x.shape)}: "
                 "build it with their channels= and size=, or resize them."
             )
         for layer in self:
@@ -57,10 +63,15 @@ class _Discriminator(nn.Sequential):
 def dcgan_discriminator(
     *, channels: int = 1, width: int = 64, size: int = 32, seed: int | None = None
 ) -> nn.Sequential:
-    """One logit [batch] for images [batch, channels, size, size] in [−1, 1]: is it a real one?
+    """Build a network from images [batch, channels, size, size] in [−1, 1] to one logit [batch]: real or generated.
 
-    4x4 convolutions with stride 2, LeakyReLU 0.2, and BatchNorm but after the first; the channels begin with `width`
-    and double. Weights start at N(0, 0.02²).
+    4x4 convolutions with stride 2, LeakyReLU 0.2, and BatchNorm except after the first; the channels double.
+
+    Args:
+        channels: Channels of the images.
+        width: Channels of the first hidden layer.
+        size: Side of the images, a power of two from 8.
+        seed: Seed of the initial weights, N(0, 0.02²); None uses torch's global generator.
     """
     doublings = _doublings(size)
     _check(channels=channels, width=width)
@@ -78,7 +89,7 @@ def dcgan_discriminator(
 
 
 def _doublings(size: int) -> int:
-    """How often a side of 4 pixels must double."""
+    """Number of doublings from 4 pixels."""
     if not is_count(size) or size < 8 or size & (size - 1):
         raise ValueError(f"size must be 8, 16, 32, 64 or a higher power of two, got {size!r}.")
     return size.bit_length() - 3

@@ -1,4 +1,4 @@
-"""Super-resolution: a network that works on the small image and only at its end shuffles channels into pixels."""
+"""ESPCN for super-resolution (Shi et al. 2016): convolutions on the small image, then channels shuffled into pixels."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,10 +7,14 @@ from credo.models.blocks import activation_layer, init_from, is_count
 
 
 class ESPCN(nn.Module):
-    """Images [batch, 1, h, w] in [0, 1] made `upscale` times larger (Shi et al. 2016).
+    """Enlarge images [batch, 1, h, w] in [0, 1]: convolutions 5x5-64, 3x3-64, 3x3-32 and 3x3-upscale².
 
-    Convolutions 5x5-64, 3x3-64, 3x3-32 and 3x3-upscale² on the luminance. With `residual` what they make is added to
-    the bicubic enlargement, which leaves them only the detail to learn; the published network has no such path.
+    Args:
+        upscale: Factor of enlargement.
+        activation: "relu" or "softplus".
+        beta: Sharpness of softplus.
+        residual: Add the output to the bicubic enlargement, so that only detail is learned; not in the published
+            network.
     """
 
     def __init__(
@@ -46,18 +50,26 @@ def espcn(
     residual: bool = False,
     seed: int | None = None,
 ) -> ESPCN:
-    """ESPCN for one channel; initial weights are torch's own."""
+    """Build an `ESPCN` with torch's default initialisation.
+
+    Args:
+        upscale: Factor of enlargement.
+        activation: "relu" or "softplus".
+        beta: Sharpness of softplus.
+        residual: Add the output to the bicubic enlargement.
+        seed: Seed of the initial weights; None uses torch's global generator.
+    """
     with init_from(seed):
         return ESPCN(upscale, activation=activation, beta=beta, residual=residual)
 
 
 def enlarged(x: Tensor, upscale: int) -> Tensor:
-    """Bicubic interpolation of images [batch, channels, h, w], the usual baseline."""
+    """Enlarge images [batch, channels, h, w] by bicubic interpolation, the usual baseline."""
     return F.interpolate(x, scale_factor=float(upscale), mode="bicubic", align_corners=False)
 
 
 def reduced(x: Tensor, upscale: int) -> Tensor:
-    """Images made smaller by bicubic interpolation with anti-aliasing; sides must be multiples of `upscale`."""
+    """Reduce images by bicubic interpolation with anti-aliasing; sides must be multiples of `upscale`."""
     height, width = x.shape[-2:]
     if height % upscale or width % upscale:
         raise ValueError(f"Images of {height}x{width} cannot be made {upscale} times smaller: cut them first.")

@@ -1,8 +1,8 @@
-"""DCGAN with a Bayesian discriminator beside its plain twin: 32x32 digits from noise.
+"""DCGAN with a Bayesian discriminator beside a deterministic one: 32x32 digits from noise.
 
     python gan.py [--seed 0] [--json FILE] [--quick]
 
-Of MNIST if it is there (see `credo data`), else of scikit-learn's digits, enlarged. A classifier judges the samples.
+With MNIST if its files are found (see `credo data`), else enlarged digits of scikit-learn. A classifier scores samples.
 """
 
 import argparse
@@ -28,12 +28,12 @@ parser.add_argument("--json", type=Path, metavar="FILE", help="where to store al
 parser.add_argument("--quick", action="store_true", help="a few seconds, only to see it run")
 given = parser.parse_args()
 SIZE, LATENT, WIDTH = 32, 100, 4 if given.quick else 16
-# Steps, not epochs: 936 are three epochs of 20,000 images of MNIST and some 43 of scikit-learn's 1,438.
+# 936 steps are three epochs of 20,000 MNIST images, or about 43 of scikit-learn's 1,438.
 EXAMPLES, STEPS = (256, 4) if given.quick else (20_000, 936)
 
 
 def load() -> Dataset:
-    """Digits in classes."""
+    """Load MNIST, or scikit-learn's digits."""
     try:
         return load_dataset("mnist")
     except DataMissingError:
@@ -48,16 +48,16 @@ def prepared(split: Split, most: int) -> Split:
 
 
 def halves(split: Split) -> tuple[Split, Split]:
-    """Two parts of equal size with no image in common.
+    """Split into two disjoint parts of equal size.
 
-    Every other image, not the first half and the second: of MNIST's test images the first half is easier.
+    Alternating images: the first half of MNIST's test images is easier than the second.
     """
     even = len(split) // 2 * 2
     return Split(split.x[0:even:2], split.y[0:even:2]), Split(split.x[1:even:2], split.y[1:even:2])
 
 
 def trained_judge(data: Split, features: int) -> nn.Sequential:
-    """A classifier with so many features before its last layer; the same for all seeds of the GANs."""
+    """Train a classifier with this number of features before its last layer; the same for all seeds of the GANs."""
     layers = {"channels": (6, 16), "hidden": (120, features)}
     network = build_model("convnet", inputs=(1, SIZE, SIZE), classes=10, seed=1, **layers)
     batches = Batches(data, batch_size=64)
@@ -66,14 +66,14 @@ def trained_judge(data: Split, features: int) -> nn.Sequential:
 
 
 def forever(data: Split, seed: int) -> Iterator[Tensor]:
-    """Batches of 64 images without end, in a new order each epoch."""
+    """Yield batches of 64 images endlessly, reshuffled every epoch."""
     batches = Batches(data, batch_size=64, drop_last=True, seed=seed)
     while True:
         yield from (x for x, _ in batches)
 
 
-def twins(data_size: int, seed: int) -> dict[str, credo.Posterior]:
-    """A plain and a Bayesian discriminator that start with the same weights."""
+def make_discriminators(data_size: int, seed: int) -> dict[str, credo.Posterior]:
+    """Return a deterministic and a Bayesian discriminator with the same initial weights."""
     networks = [dcgan_discriminator(width=WIDTH, size=SIZE, seed=seed) for _ in range(2)]
     adam = {"lr": 5e-4, "optimizer_options": {"betas": (0.5, 0.999)}}
     common = {**adam, "data_size": data_size, "likelihood": "bernoulli", "seed": seed}
@@ -84,7 +84,7 @@ def twins(data_size: int, seed: int) -> dict[str, credo.Posterior]:
 
 
 def train(discriminator: credo.Posterior, data: Split, steps: int, seed: int) -> nn.Module:
-    """A generator that has learned to deceive every network the discriminator may be."""
+    """Train a generator against draws of the discriminator."""
     generator = dcgan_generator(LATENT, width=WIDTH, size=SIZE, seed=seed)
     adam = torch.optim.Adam(generator.parameters(), lr=5e-4, betas=(0.5, 0.999))
     noise = torch.Generator().manual_seed(seed)
@@ -103,20 +103,20 @@ def train(discriminator: credo.Posterior, data: Split, steps: int, seed: int) ->
 
 
 def verdict(logits: Tensor, real: int) -> Tensor:
-    """Mean negative log-likelihood of all of a batch being real (1) or made (0)."""
+    """Mean negative log-likelihood of the batch being real (1) or generated (0)."""
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
 
 
 @torch.no_grad()
 def accuracy_of(classifier: nn.Module, split: Split) -> float:
-    """The part of the images whose class it finds."""
+    """Fraction of correctly classified images."""
     logits = torch.cat([classifier(part) for part in split.x.split(500)])
     return float((logits.argmax(-1) == split.y).double().mean())
 
 
 @torch.no_grad()
 def samples(generator: nn.Module, count: int, seed: int) -> Tensor:
-    """Images in [0, 1] of noise that training has not seen."""
+    """Generate images in [0, 1] from noise not used in training."""
     noise = torch.randn(count, LATENT, generator=torch.Generator().manual_seed(1000 + seed))
     return torch.cat([(generator(part) + 1) / 2 for part in noise.split(500)])
 
@@ -134,32 +134,32 @@ def scores(images: Tensor, truth: Tensor, classifier: nn.Sequential) -> dict[str
     return {"inception": float(inception), "distance": float(distance)}
 
 
-def told(result: dict[str, float]) -> str:
-    """Scores as a line."""
+def formatted(result: dict[str, float]) -> str:
+    """Format scores as one line."""
     return f"inception score {result['inception']:.2f}, Fréchet distance {result['distance']:.2f}"
 
 
 digits = load()
 data, held_out = prepared(digits.train, EXAMPLES), prepared(digits.test, len(digits.test))
-# What every row is compared with, and what the row of real images is made of; neither GAN nor judge has seen them.
+# All rows are compared with `reference`; the row of real images is `others`. Neither is used in training.
 reference, others = halves(held_out)
-# Ten images for each feature: the covariance of more features than that would be mostly chance.
+# Ten images per feature: the covariance of more features would be mostly noise.
 features = min(84, len(reference) // 10)
 judge = trained_judge(data, features)
 accuracy = accuracy_of(judge, held_out)
 print(f"judge: {features} features, accuracy {accuracy:.4f} on {len(held_out)} test images")
 if accuracy < 0.9:
-    print("  so that its scores below mean nothing: it was not trained for long enough")
+    print("  too low: the scores below mean nothing without longer training")
 print(f"each row: {len(reference)} images against {len(reference)} test images")
 
-discriminators = twins(len(data), given.seed)
+discriminators = make_discriminators(len(data), given.seed)
 results = {"real images": scores(others.x, reference.x, judge)}
-print("real images:", told(results["real images"]))
+print("real images:", formatted(results["real images"]))
 for name, discriminator in discriminators.items():
     generator = train(discriminator, data, STEPS, given.seed)
     images = samples(generator, len(reference), given.seed)
     results[name] = scores(images, reference.x, judge)
-    print(f"{name}: {told(results[name])}")
+    print(f"{name}: {formatted(results[name])}")
     grid = images[:64, 0].reshape(8, 8, SIZE, SIZE).transpose(1, 2).reshape(8 * SIZE, 8 * SIZE)
     Image.fromarray(grid.mul(255).byte().numpy()).save(f"gan_{name.lower()}.png")
     print(f"picture: gan_{name.lower()}.png")

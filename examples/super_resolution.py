@@ -1,8 +1,8 @@
-"""Bayesian super-resolution: ESPCN makes photographs three times larger and marks the pixels it is not sure of.
+"""Bayesian super-resolution: ESPCN makes photographs three times larger and marks uncertain pixels.
 
     python super_resolution.py [FOLDER OF IMAGES] [--test FOLDER OF IMAGES] [--seed 0] [--json FILE] [--quick]
 
-Learns from scikit-learn's two photographs and is tried on matplotlib's; of a folder, every fifth image is held out.
+Trains on scikit-learn's two photographs and tests on matplotlib's; of a folder, every fifth image is held out.
 """
 
 import argparse
@@ -29,30 +29,30 @@ UPSCALE, SIDE, STRIDE, LARGEST = 3, 51, 21, 639
 IMAGES = 400  # of a folder at most: all of them are in memory, a large one with 1.6 MB
 HOPPER, SUFFIXES = "grace_hopper.jpg", (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-parser.add_argument("folder", nargs="?", type=Path, help="images to learn from")
-parser.add_argument("--test", type=Path, help="images to be tried on instead of every fifth of the other folder")
+parser.add_argument("folder", nargs="?", type=Path, help="images to train on")
+parser.add_argument("--test", type=Path, help="test images, instead of every fifth of the other folder")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all numbers, with seed and versions")
-parser.add_argument("--quick", action="store_true", help="some ten seconds: beats bicubic, but by less")
+parser.add_argument("--quick", action="store_true", help="about ten seconds: beats bicubic, but by less")
 given = parser.parse_args()
-# Steps, not epochs, and so many patches at most: a folder takes no longer than two photographs.
+# At most so many steps and patches: a folder takes no longer than two photographs.
 PATCHES, STEPS = 4000, 264 if given.quick else 3960
 
 
 def luminance(image: Image.Image) -> Tensor:
-    """The image as [1, 1, height, width] in [0, 1], cut so that it can be made smaller; of a large one the middle."""
+    """Return the image as [1, 1, height, width] in [0, 1], cropped to a multiple of UPSCALE and to the centre."""
     if min(image.size) < SIDE:
         raise ValueError(f"{image.width}x{image.height} pixels, less than {SIDE}x{SIDE}")
     pixels = gray(image)[None, None]
     height, width = (min(side, LARGEST) // UPSCALE * UPSCALE for side in pixels.shape[-2:])
     top, left = (max(0, side - LARGEST) // 2 for side in pixels.shape[-2:])
-    return pixels[..., top : top + height, left : left + width].clone()  # a view would keep all of a large image
+    return pixels[..., top : top + height, left : left + width].clone()  # a view would keep the whole image in memory
 
 
 def gray(image: Image.Image) -> Tensor:
-    """[height, width] in [0, 1]; numbers whose white is not known are refused.
+    """Return [height, width] in [0, 1]; raise ValueError if the white level is unknown.
 
-    Pillow converts whole numbers of 16 or 32 bits (modes I) and floats (F) by cutting them off at 255.
+    Pillow itself would clip integers of 16 or 32 bits (modes I) and floats (F) at 255.
     """
     deep = image.mode == "F" or image.mode.startswith("I")
     pixels = torch.from_numpy(np.array(image if deep else image.convert("L"), dtype=np.float32))
@@ -64,13 +64,13 @@ def gray(image: Image.Image) -> Tensor:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """Which of `count` things to take, evenly spaced, so that they are at most so many."""
+    """Return at most `most` of `count` indices, evenly spaced."""
     taken = min(count, most)
     return [index * count // taken for index in range(taken)]
 
 
 def photographs(folder: Path, least: int) -> dict[str, Tensor]:
-    """The images of a folder by name; says which are left out, and ends if fewer than `least` remain."""
+    """Load the images of a folder by name; print which are skipped, and exit if fewer than `least` remain."""
     if not folder.is_dir():
         parser.error(f"{folder} is not a folder: give one with images, or none to use the photographs that come along")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
@@ -94,21 +94,21 @@ def photographs(folder: Path, least: int) -> dict[str, Tensor]:
 
 
 def patches(image: Tensor, most: int) -> Tensor:
-    """Overlapping squares [n, 1, SIDE, SIDE] of an image, evenly thinned out to at most so many."""
+    """Cut overlapping squares [n, 1, SIDE, SIDE], at most `most`, evenly spaced."""
     squares = image.unfold(2, SIDE, STRIDE).unfold(3, SIDE, STRIDE).reshape(-1, 1, SIDE, SIDE)
     return squares[evenly(len(squares), most)]
 
 
 def shared_out(images: list[Tensor], most: int) -> Tensor:
-    """Squares of all images, as many of each, at most so many together; of more images than that, of some alone."""
+    """Cut at most `most` squares, equally many of each image; with more images than that, of some only."""
     chosen = evenly(len(images), most)
     return torch.cat([patches(images[index], most // len(chosen)) for index in chosen])
 
 
 def varied(squares: Tensor, generator: torch.Generator) -> Tensor:
-    """The squares as they are, blurred once and three times, each with a contrast and a brightness of its own.
+    """Augment the squares: unchanged, blurred once and three times, each with random contrast and brightness.
 
-    Few photographs are all sharp, and a network that has seen no others sharpens smooth ones, too.
+    A network trained on sharp images only would also sharpen smooth ones.
     """
     blurred = [squares]
     for _ in range(3):
@@ -125,7 +125,7 @@ def psnr(image: Tensor, original: Tensor) -> float:
 
 
 def measured(prediction: credo.RegressionPrediction, bicubic: Tensor, original: Tensor) -> dict[str, float]:
-    """Both PSNRs in dB; the mean absolute error, and that of the tenth of the pixels with most doubt."""
+    """Return both PSNRs in dB, the mean absolute error, and that of the 10 % most uncertain pixels."""
     error = (prediction.mean - original).abs()
     doubtful = prediction.epistemic > prediction.epistemic.quantile(0.9)
     psnrs = {"bicubic": psnr(bicubic, original), "bayesian": psnr(prediction.mean, original)}

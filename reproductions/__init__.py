@@ -1,1 +1,1 @@
-"""The published tables and figures, run again. Run `python -m reproductions` from a checkout."""
+"""Published tables and figures, reproduced. From a checkout: `python -m reproductions --help`."""

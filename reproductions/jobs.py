@@ -1,4 +1,4 @@
-"""What every reproduction shares: cells that run on their own, resume on their own, and end in a record."""
+"""Jobs of a reproduction: each runs and resumes on its own, and ends in one JSON record."""
 
 from __future__ import annotations
 
@@ -21,86 +21,92 @@ from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
 from credo.data.registry import require_dataset
 
-SCALES = ("smoke", "cpu", "paper")
+Record = dict[str, Any]
+Records = dict[str, Record]
+Work = Callable[[dict[str, Any], Path], Record]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A finished table: ours beside the paper's; numbers are percentages or as the column says."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[Any]]
-    notes: list[str]
-
-
-def smoke_note(scale: str) -> list[str]:
-    """A note below a table whose numbers mean nothing; none at other scales."""
-    if scale != "smoke":
-        return []
-    return ["Scale smoke: digits, a tiny network, few epochs; only shows that the machinery works."]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training of a reproduction: its name, and the JSON-able arguments of the function that runs it."""
+class Job:
+    """One training or measurement: its name, and the JSON-serialisable arguments of the function that runs it."""
 
     name: str
     arguments: dict[str, Any]
 
 
-Work = Callable[[dict[str, Any], Path], dict[str, Any]]
+def run_jobs(work: Work, jobs: Iterable[Job], folder: Path, *, workers: int) -> Iterator[tuple[Job, Record]]:
+    """Run the jobs without a record and yield the record of every job.
 
+    Records are written atomically to `folder/NAME.json`, so that a killed reproduction resumes where it stopped. `wall`
+    in a record is the wall-clock and CPU time of its job; after a kill, of its last part only, and `resumed` is true.
+    The data files of all jobs are required before the first one starts.
 
-def run_cells(work: Work, cells: Iterable[Cell], folder: Path, *, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run the cells that have no record yet, `jobs` at a time on one thread each, and yield every record.
+    Args:
+        work: `work(arguments, run_folder)` trains in `run_folder`, where it may leave checkpoints, and returns the
+            record. With several workers it must be picklable.
+        jobs: What to run.
+        folder: Folder of the records; runs go to `folder/runs/NAME`.
+        workers: Number of processes. Each uses one thread, also if there is only this process.
 
-    `work(arguments, place)` trains in `place`, where it may leave checkpoints; its record is written atomically, so a
-    killed reproduction goes on where it stopped. A record of other arguments is refused. Data files of all cells are
-    looked for before the first is run. `wall` says how long the cell took from its beginning to its record, and how
-    long it had a processor; after a kill that is only the last part, and `resumed` is true.
+    Raises:
+        ValueError: if a record in the folder has other arguments than its job.
     """
     waiting = []
-    for cell in cells:
-        record = folder / f"{cell.name}.json"
-        if record.exists():
-            yield cell, _stored(record, cell)
+    for job in jobs:
+        path = folder / f"{job.name}.json"
+        if path.exists():
+            yield job, _stored(path, job)
         else:
-            waiting.append(cell)
+            waiting.append(job)
     _require_data(waiting)
-    if jobs <= 1 or len(waiting) <= 1:
-        for cell in waiting:
-            with _one_thread_here():
-                record_now = _run_one(work, cell, folder)
-            yield cell, record_now
+    if workers <= 1 or len(waiting) <= 1:
+        for job in waiting:
+            with _one_thread():
+                record = _run_one(work, job, folder)
+            yield job, record
         return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        futures = {pool.submit(_run_one, work, cell, folder): cell for cell in waiting}
+        futures = {pool.submit(_run_one, work, job, folder): job for job in waiting}
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
-        # After an error the cells that nobody waits for must not run first.
+        # After an error, do not run the remaining jobs first.
         pool.shutdown(cancel_futures=True)
 
 
-def _require_data(cells: Iterable[Cell]) -> None:
-    """Nobody should learn after an hour that the files of the last network are missing."""
-    asked = [cell.arguments.get("experiment", {}).get("data") for cell in cells]
-    for name, root in dict.fromkeys((data["name"], data.get("root")) for data in asked if data):
+def stored_records(jobs: Iterable[Job], folder: Path) -> Records:
+    """Return the records in the folder by name, in the order of the jobs, without those of other settings.
+
+    Args:
+        jobs: The jobs whose records are wanted.
+        folder: Folder of the records.
+    """
+    found = {}
+    for job in jobs:
+        path = folder / f"{job.name}.json"
+        if path.exists() and _matches(record := read_json(path), job):
+            found[job.name] = record
+    return found
+
+
+def _require_data(jobs: Iterable[Job]) -> None:
+    """Raise at once if data files are missing, not hours later when their network's turn comes."""
+    wanted = [job.arguments.get("experiment", {}).get("data") for job in jobs]
+    for name, root in dict.fromkeys((data["name"], data.get("root")) for data in wanted if data):
         require_dataset(name, root=root)
 
 
 def _start_worker() -> None:
-    _end_with_parent()
-    _one_thread()
+    _exit_with_parent()
+    torch.set_num_threads(1)
     flush_denormals()
 
 
-def _end_with_parent() -> None:
-    """Workers of a killed command would train on, in the folder that the next one goes on with."""
+def _exit_with_parent() -> None:
+    """Exit when the parent dies; the workers of a killed command would otherwise train on in the same folder."""
     parent = parent_process()
-    if parent is None:  # not a process of its own
+    if parent is None:  # runs in the main process
         return
 
     def watch() -> None:
@@ -110,48 +116,34 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @contextmanager
-def _one_thread_here() -> Iterator[None]:
-    """As in a worker, so that the numbers do not depend on `jobs`."""
+def _one_thread() -> Iterator[None]:
+    """As in a worker, so that the results do not depend on the number of workers."""
     before = torch.get_num_threads()
-    _one_thread()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def _run_one(work: Work, cell: Cell, folder: Path) -> dict[str, Any]:
-    place = folder / "runs" / cell.name
-    resumed, start, used = place.exists(), time.perf_counter(), time.process_time()
-    record = work(cell.arguments, place)
+def _run_one(work: Work, job: Job, folder: Path) -> Record:
+    run_folder = folder / "runs" / job.name
+    resumed, start, used = run_folder.exists(), time.perf_counter(), time.process_time()
+    record = work(job.arguments, run_folder)
     wall = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - used, "resumed": resumed}
-    path = folder / f"{cell.name}.json"
-    write_json(path, {**record, "wall": wall, "arguments": cell.arguments})
-    # Read back: a fresh record and a stored one are the same to the last digit.
-    return _stored(path, cell)
+    path = folder / f"{job.name}.json"
+    write_json(path, {**record, "wall": wall, "arguments": job.arguments})
+    # Read back, so that a fresh record equals a stored one to the last digit.
+    return _stored(path, job)
 
 
-def stored_records(cells: Iterable[Cell], folder: Path) -> dict[str, dict[str, Any]]:
-    """The records that are in the folder, in the order of the cells; those of other settings are left out."""
-    found = {}
-    for cell in cells:
-        path = folder / f"{cell.name}.json"
-        if path.exists() and _is_of(record := read_json(path), cell):
-            found[cell.name] = record
-    return found
-
-
-def _stored(path: Path, cell: Cell) -> dict[str, Any]:
+def _stored(path: Path, job: Job) -> Record:
     record = read_json(path)
-    if not _is_of(record, cell):
+    if not _matches(record, job):
         raise ValueError(f"{path} is the record of other settings or another scale: use another folder, or delete it.")
     return record
 
 
-def _is_of(record: dict[str, Any], cell: Cell) -> bool:
-    return bool(record.get("arguments") == json.loads(json.dumps(cell.arguments)))
+def _matches(record: Record, job: Job) -> bool:
+    return bool(record.get("arguments") == json.loads(json.dumps(job.arguments)))

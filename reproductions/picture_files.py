@@ -1,4 +1,4 @@
-"""Pictures as files."""
+"""Write pictures reproducibly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the study of Adversarial Sampling: how single draws fluctuate while training, and what λ does."""
+"""Pictures of Adversarial Sampling: errors of single draws during training, and the effect of λ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73")
 
 
 def draw_curves(curves: Mapping[str, tuple[int, Sequence[float]]], title: str, path: Path) -> None:
-    """Error of one drawn network on held-out images after each epoch; by name, passes of an epoch and accuracies."""
+    """Plot the error of one drawn network on held-out images after each epoch.
+
+    Args:
+        curves: By name, the passes through the data per epoch, and the accuracy after each epoch.
+        title: Title of the picture.
+        path: The PNG to write.
+    """
 
     def draw(axes: Any) -> None:
         for (name, (passes, values)), colour in zip(curves.items(), COLOURS, strict=False):
@@ -25,7 +31,13 @@ def draw_curves(curves: Mapping[str, tuple[int, Sequence[float]]], title: str, p
 
 
 def draw_sweep(records: Mapping[float, dict[str, Any]], title: str, path: Path) -> None:
-    """Highest, ensembled and lowest accuracy over λ with their intervals."""
+    """Plot highest, ensembled and lowest accuracy over λ with their intervals.
+
+    Args:
+        records: Records by λ.
+        title: Title of the picture.
+        path: The PNG to write.
+    """
 
     def draw(axes: Any) -> None:
         for name, colour in zip(("ensembled", "highest", "lowest"), COLOURS, strict=True):
@@ -34,13 +46,13 @@ def draw_sweep(records: Mapping[float, dict[str, Any]], title: str, path: Path) 
             highs = [record["intervals"][name][1] for record in records.values()]
             axes.plot(list(records), values, color=colour, marker="o", label=name)
             axes.fill_between(list(records), lows, highs, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="λ, the share of the adversarial loss", ylabel="accuracy, %", title=title)
+        axes.set(xlabel="λ, the weight of the adversarial loss", ylabel="accuracy, %", title=title)
 
     _picture(draw, path)
 
 
 def _picture(draw: Callable[[Any], None], path: Path) -> None:
-    from matplotlib.figure import Figure  # slow to import, and only a picture needs it
+    from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()

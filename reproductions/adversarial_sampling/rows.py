@@ -1,7 +1,7 @@
-"""The networks of Zhang et al. (2022): what the paper printed, and how each is trained here.
+"""The networks of Zhang et al. (2022): printed numbers, and how each is trained here.
 
-At scale `paper` the numbers are those of the authors' published script, but for the first standard deviation (0.15; the
-script takes that number for its logarithm). At `cpu` networks and data are small enough for an hour or two.
+The preset `paper` has the settings of the authors' published script, except for the initial standard deviation (0.15;
+the script uses that number as its logarithm). With `cpu`, networks and data are small enough for an hour or two.
 """
 
 from __future__ import annotations
@@ -10,17 +10,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 ATTACK = {"kind": "adversarial", "steps": 5, "step_size": 0.02, "weight": 0.8}
-# A step with the attack makes this many passes where one without makes one: five ascents, and two losses.
+# Passes of a step with the attack, where plain BBB makes one: five ascents, and two losses.
 TIMES = ATTACK["steps"] + 2  # type: ignore[operator]
 VARIANTS = {"bbb": "BBB", "long": "BBB, as many passes as AS", "as": "BBB + AS"}
-PASSES = {"bbb": 1, "long": 1, "as": TIMES}  # through the data, an epoch
+PASSES = {"bbb": 1, "long": 1, "as": TIMES}  # through the data, per epoch
 LAMBDAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 KEPT = ("0.2", "0.4", "0.6", "0.8")
+BASELINE = "twin"  # a deterministic network trained here; the name in stored records
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network on a data set, from random weights (`start` None), a trained twin (`"twin"`) or `"public"` weights."""
+    """A network on a data set.
+
+    Args:
+        title: Its name in tables.
+        data: The data set, as a TOML table.
+        model: The network, as a TOML table.
+        training: Its training, as a TOML table.
+        method: Options of BBB, as a TOML table.
+        start: Where training starts: None for random weights, `BASELINE`, or "public" weights.
+        variants: Keys of `VARIANTS`.
+        printed: Key of the paper's numbers, if it has this network.
+        baseline: What is different in the training of the baseline.
+        draws: Sampled networks of the study, if not those of the preset.
+    """
 
     title: str
     data: dict[str, Any]
@@ -30,15 +44,12 @@ class Case:
     start: str | None = None
     variants: tuple[str, ...] = ("bbb", "as")
     printed: str | None = None
-    """Key of the paper's numbers."""
-    twin: dict[str, Any] = field(default_factory=dict)
-    """What of its training is different for the twin."""
+    baseline: dict[str, Any] = field(default_factory=dict)
     draws: int | None = None
-    """Sampled networks of the study, if not those of the scale."""
 
 
 _METHOD = {"name": "bbb", "lr": 0.01, "prior": 0.15, "std_init": 0.15, "temperature": 0.01, "random": ["*"]}
-# Adam at 1e-3 ended a trial of 400 steps below the weights it began with (90.9 against 91.7 %).
+# With lr 1e-3, a trial of 400 steps ended below the accuracy of the initial weights (90.9 against 91.7 %).
 _TUNE = {**_METHOD, "lr": 2e-4, "std_init": 0.02}
 _PAPER_TRAINING = {
     "epochs": 200,
@@ -116,9 +127,9 @@ SCRATCH: dict[str, dict[str, Case]] = {
     "smoke": {"digits-convnet": _TINY},
 }
 TUNED: dict[str, dict[str, Case]] = {
-    "paper": _paper_cases("twin"),
+    "paper": _paper_cases(BASELINE),
     "cpu": {"cifar10-resnet20": _TUNED_RESNET},
-    "smoke": {"digits-convnet": replace(_TINY, start="twin")},
+    "smoke": {"digits-convnet": replace(_TINY, start=BASELINE)},
 }
 
 
@@ -128,17 +139,17 @@ def _varied(
     return key, replace(case, title=f"{case.title}, {title}", method={**case.method, **method}, variants=variants)
 
 
-# Fine-tuned from a network of its own, for studies of settings that ResNet-20 is too dear for.
+# Fine-tuned from its own baseline, for studies of settings that are too expensive with ResNet-20.
 _SMALL_TUNED = replace(
     _SMALL_RESNET,
     title="CIFAR-10 (5,000 images) ResNet8 fine-tuned",
     training={**_SMALL_RESNET.training, "epochs": 6},
     method={**_METHOD, "lr": 1e-3, "std_init": 0.05},
-    start="twin",
-    twin={"epochs": 40},
+    start=BASELINE,
+    baseline={"epochs": 40},
     draws=50,
 )
-# What is changed, one at a time, from the settings of the tables.
+# Changes from the settings of the tables, one at a time.
 SETTINGS: dict[str, dict[str, Case]] = {
     "cpu": dict(
         [
@@ -151,7 +162,7 @@ SETTINGS: dict[str, dict[str, Case]] = {
             _varied(_SMALL_TUNED, "resnet8-fixed-norms", "σ from 0.05, BatchNorm not random", random="all"),
         ]
     ),
-    "smoke": dict([_varied(replace(_TINY, start="twin"), "convnet-last", "last layer random", random="last")]),
+    "smoke": dict([_varied(replace(_TINY, start=BASELINE), "convnet-last", "last layer random", random="last")]),
 }
 SETTINGS["paper"] = SETTINGS["cpu"]
 SWEEP = {"paper": _paper_cases(None)["cifar10-resnet20"], "cpu": _SMALL_LENET, "smoke": _TINY}
@@ -159,7 +170,14 @@ DRAWS = {"paper": 100, "cpu": 100, "smoke": 10}
 
 
 def experiment_for(case: Case, variant: str, *, attack: dict[str, Any] | None = None, seed: int = 0) -> dict[str, Any]:
-    """The experiment of one network, as TOML tables; `attack` replaces the paper's, for sweeps."""
+    """Return the experiment of one network as TOML tables.
+
+    Args:
+        case: The network.
+        variant: A key of `VARIANTS`.
+        attack: Options of the attack instead of the paper's, for sweeps.
+        seed: Seed of weights, batches and draws.
+    """
     training = {"validation": 0.0, "validation_draws": 1, **case.training, "seed": seed}
     if variant == "long":
         training["epochs"] *= TIMES
@@ -171,9 +189,9 @@ def experiment_for(case: Case, variant: str, *, attack: dict[str, Any] | None = 
     return {"data": dict(case.data), "model": model, "method": method, "training": training}
 
 
-def twin_of(case: Case) -> dict[str, Any]:
-    """The deterministic network that a fine-tune begins with: from random weights, without any noise."""
-    training = {"validation": 0.0, **case.training, **case.twin, "seed": 0}
+def baseline_of(case: Case) -> dict[str, Any]:
+    """Return the experiment of the deterministic network that fine-tuning starts from."""
+    training = {"validation": 0.0, **case.training, **case.baseline, "seed": 0}
     method = {"name": "map", "lr": _METHOD["lr"]}
     return {"data": dict(case.data), "model": dict(case.model), "method": method, "training": training}
 

@@ -1,8 +1,8 @@
-"""Improving Bayesian neural networks by Adversarial Sampling (Zhang et al. 2022): its tables and figures, run again.
+"""Result tables and figures of Adversarial Sampling (Zhang et al. 2022).
 
 Tables 1 and 2: lowest, highest and ensembled accuracy of 100 sampled networks, trained from scratch and fine-tuned from
 a deterministic network. Table 3: accuracy on the most certain inputs. Table 4: the paper's figure over λ. Ours:
-`differences`, with Adversarial Sampling less without, image by image, and `settings`, the same where one is changed.
+`differences`, with Adversarial Sampling minus without, paired by image, and `settings`, the same for changed settings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from credo.evaluate import bootstrap, paired_difference
-from reproductions.adversarial_sampling.networks import KEPT_DRAWS, sweep_cells, unpacked
+from reproductions.adversarial_sampling.networks import KEPT_DRAWS, sweep_jobs, unpacked
 from reproductions.adversarial_sampling.rows import (
     DRAWS,
     KEPT,
@@ -28,15 +28,21 @@ from reproductions.adversarial_sampling.rows import (
     TUNED,
     VARIANTS,
 )
-from reproductions.jobs import Table, smoke_note
+from reproductions.jobs import Record, Records
+from reproductions.study import ResultTable, smoke_note
 
 ACCURACIES = ("lowest", "highest", "ensembled")
 COMPARED = {"lowest": "lowest", "highest": "highest", "spread": "highest − lowest", "ensembled": "ensembled"}
-Records = dict[str, dict[str, Any]]
 
 
-def accuracy_table(kind: str, records: Records, scale: str) -> Table:
-    """Tables 1 and 2."""
+def accuracy_table(kind: str, records: Records, scale: str) -> ResultTable:
+    """Tables 1 and 2.
+
+    Args:
+        kind: "scratch" or "tuned".
+        records: Records by job name.
+        scale: The preset.
+    """
     cases = (SCRATCH if kind == "scratch" else TUNED)[scale]
     printed = PRINTED_SCRATCH if kind == "scratch" else PRINTED_TUNED
     rows = []
@@ -51,10 +57,10 @@ def accuracy_table(kind: str, records: Records, scale: str) -> Table:
     columns += ["highest − lowest", "mean of draws", "std of draws", "min"]
     number, how = (1, "from scratch") if kind == "scratch" else (2, "fine-tuned from a deterministic network")
     title = f"Table {number}: accuracy of sampled networks, {how} (Zhang et al. 2022)"
-    return Table(title, columns, rows, _notes(scale))
+    return ResultTable(title, columns, rows, _notes(scale))
 
 
-def _accuracies(record: dict[str, Any], theirs: tuple[float, float, float] | None) -> list[str | None]:
+def _accuracies(record: Record, theirs: tuple[float, float, float] | None) -> list[str | None]:
     cells: list[str | None] = []
     for index, name in enumerate(ACCURACIES):
         low, high = record["intervals"][name]
@@ -70,7 +76,7 @@ def _accuracies(record: dict[str, Any], theirs: tuple[float, float, float] | Non
     return [*cells, f"{record['seconds'] / 60:.1f}"]
 
 
-def retained_table(records: Records, scale: str) -> Table:
+def retained_table(records: Records, scale: str) -> ResultTable:
     """Table 3."""
     rows = []
     for kind, cases in (("scratch", SCRATCH[scale]), ("tuned", TUNED[scale])):
@@ -82,36 +88,38 @@ def retained_table(records: Records, scale: str) -> Table:
                 # The paper's retained data are of networks trained from scratch.
                 theirs = PRINTED_KEPT.get(case.printed or "", {}).get(variant) if kind == "scratch" else None
                 shown: list[str | None] = []
-                for index, share in enumerate(KEPT):
-                    found = record["numbers"]["retained"][share]
-                    low, high = wilson(found / 100, round(float(share) * record["hits"]["inputs"]))
+                for index, fraction in enumerate(KEPT):
+                    found = record["numbers"]["retained"][fraction]
+                    low, high = wilson(found / 100, round(float(fraction) * record["hits"]["inputs"]))
                     ours = f"{found:.2f} ({100 * low:.2f} … {100 * high:.2f})"
                     shown += [None if theirs is None else f"{theirs[index]:.2f}", ours]
                 tuned = ", fine-tuned" if kind == "tuned" else ""
                 rows.append([f"{case.title}{tuned} {VARIANTS[variant]}", *shown])
     columns = ["network", *(f"{100 * float(s):g} %{whose}" for s in KEPT for whose in (" paper", ""))]
     notes = [
-        f"Accuracy in % on the most certain share of the test set, by the total uncertainty (`entropy-deviation`) of "
+        f"Accuracy in % on the most certain part of the test set, by the total uncertainty (`entropy-deviation`) of "
         f"{KEPT_DRAWS} draws; 95 % intervals of Wilson (1927)."
     ]
-    return Table("Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, [*notes, *smoke_note(scale)])
+    return ResultTable(
+        "Table 3: accuracy on retained data (Zhang et al. 2022)", columns, rows, [*notes, *smoke_note(scale)]
+    )
 
 
-def sweep_table(records: Records, scale: str) -> Table:
+def sweep_table(records: Records, scale: str) -> ResultTable:
     """Table 4: the figure over λ, as numbers."""
     rows = []
-    for weight, cell in sweep_cells(scale).items():
-        record = records.get(cell.name)
+    for weight, job in sweep_jobs(scale).items():
+        record = records.get(job.name)
         if record is not None:
             rows.append([f"{weight:g}", *(_with_interval(record, name) for name in (*ACCURACIES, "mean"))])
-    notes = [f"{SWEEP[scale].title}; λ is the share of the adversarial loss. Accuracy in %, bootstrap intervals."]
-    return Table(
+    notes = [f"{SWEEP[scale].title}; λ is the weight of the adversarial loss. Accuracy in %, bootstrap intervals."]
+    return ResultTable(
         "λ of Adversarial Sampling (Zhang et al. 2022)", ["λ", *ACCURACIES, "mean"], rows, [*notes, *smoke_note(scale)]
     )
 
 
-def differences_table(records: Records, scale: str) -> Table:
-    """With Adversarial Sampling less without: at equal steps, at equal passes, and for every λ."""
+def differences_table(records: Records, scale: str) -> ResultTable:
+    """With Adversarial Sampling minus without: for equal steps, for equal passes, and for every λ."""
     rows = []
     for kind, cases in (("scratch", SCRATCH[scale]), ("tuned", TUNED[scale])):
         for key, case in cases.items():
@@ -120,19 +128,19 @@ def differences_table(records: Records, scale: str) -> Table:
                 other = records.get(f"{kind}-{key}-{variant}")
                 if ours is not None and other is not None:
                     rows.append([f"{case.title}{tuned}, {how}", *differences(ours, other).values()])
-    sweep = sweep_cells(scale)
+    sweep = sweep_jobs(scale)
     plain = records.get(sweep[0.0].name)
-    for weight, cell in sweep.items():
-        if weight > 0 and plain is not None and cell.name in records:
-            rows.append([f"{SWEEP[scale].title}, λ = {weight:g}", *differences(records[cell.name], plain).values()])
-    notes = ["With Adversarial Sampling less without, in points; 95 % bootstrap intervals, paired image by image."]
-    return Table(
-        "Adversarial Sampling less plain BBB", ["networks", *COMPARED.values()], rows, [*notes, *smoke_note(scale)]
+    for weight, job in sweep.items():
+        if weight > 0 and plain is not None and job.name in records:
+            rows.append([f"{SWEEP[scale].title}, λ = {weight:g}", *differences(records[job.name], plain).values()])
+    notes = ["With Adversarial Sampling minus without, in points; 95 % bootstrap intervals, paired image by image."]
+    return ResultTable(
+        "Adversarial Sampling minus plain BBB", ["networks", *COMPARED.values()], rows, [*notes, *smoke_note(scale)]
     )
 
 
-def settings_table(records: Records, scale: str) -> Table:
-    """Where one setting is changed: without, with, and the difference."""
+def settings_table(records: Records, scale: str) -> ResultTable:
+    """With one setting changed: without, with, and the difference."""
     rows: list[list[Any]] = []
     for key, case in SETTINGS[scale].items():
         ours = records.get(f"setting-{key}-as")
@@ -147,36 +155,45 @@ def settings_table(records: Records, scale: str) -> Table:
             rows.append([f"{case.title}{long}", plain["draws"], *cells])
     columns = [f"{title}{whose}" for title in COMPARED.values() for whose in (" BBB", " + AS", ", difference")]
     notes = ["Accuracy in %; differences in points with 95 % bootstrap intervals, paired image by image. One seed."]
-    return Table(
+    return ResultTable(
         "Adversarial Sampling in other settings", ["network", "draws", *columns], rows, [*notes, *smoke_note(scale)]
     )
 
 
-def differences(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
-    """Each number of one record less that of another, in points, with its interval."""
+def differences(ours: Record, other: Record) -> dict[str, str]:
+    """Each number of one record minus that of another, in points, with its interval."""
     for record in (ours, other):
         if "hits" not in record:
             raise ValueError(
-                f"The record of {record['case']}, {record['variant']}, is of an earlier version and does not say which "
-                "images are right: delete its file, and the network is studied again, without training."
+                f"The record of {record['case']}, {record['variant']}, is of an earlier version and lacks the "
+                "correctly classified images: delete its file to measure the network again, without training."
             )
     first, second = unpacked(ours["hits"]), unpacked(other["hits"])
     found = {name: paired_difference(100 * first[name], 100 * second[name]) for name in COMPARED}
     return {name: f"{i.value:+.2f} ({i.low:+.2f} … {i.high:+.2f})" for name, i in found.items()}
 
 
-def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Ends of the interval of Wilson (1927) for a share that was seen among `count`."""
-    middle, width = share + z**2 / (2 * count), z * (share * (1 - share) / count + z**2 / (4 * count**2)) ** 0.5
+def wilson(fraction: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the interval of Wilson (1927) for a fraction of `count` observations.
+
+    Args:
+        fraction: The observed fraction.
+        count: The number of observations.
+        z: Quantile of the normal distribution; 1.96 for 95 %.
+    """
+    middle, width = (
+        fraction + z**2 / (2 * count),
+        z * (fraction * (1 - fraction) / count + z**2 / (4 * count**2)) ** 0.5,
+    )
     return (middle - width) / (1 + z**2 / count), (middle + width) / (1 + z**2 / count)
 
 
-def _number(record: dict[str, Any], name: str) -> float:
+def _number(record: Record, name: str) -> float:
     numbers: dict[str, float] = record["numbers"]
     return numbers["highest"] - numbers["lowest"] if name == "spread" else numbers[name]
 
 
-def _with_interval(record: dict[str, Any], name: str) -> str:
+def _with_interval(record: Record, name: str) -> str:
     low, high = record["intervals"][name]
     return f"{record['numbers'][name]:.2f} ({low:.2f} … {high:.2f})"
 
@@ -184,27 +201,33 @@ def _with_interval(record: dict[str, Any], name: str) -> str:
 def _notes(scale: str) -> list[str]:
     notes = [
         f"Accuracy in % of {DRAWS[scale]} sampled networks; in brackets 95 % bootstrap intervals over the test images, "
-        "of the networks that are the lowest and the highest on the test set. Those of mean and std of draws are over "
-        "the draws. One seed. min: minutes of training on one thread, of a machine that may do other things, too."
+        "of the networks with the lowest and the highest accuracy on the test set. Those of mean and std of draws are "
+        "over the draws. One seed. min: minutes of training on one thread of a shared machine."
     ]
     return [*notes, *smoke_note(scale)]
 
 
 def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:
-    """The paper's figures from the records that are there: curves of single draws, and accuracies over λ."""
+    """Draw the paper's figures that the records suffice for: curves of single draws, and accuracies over λ.
+
+    Args:
+        records: Records by job name.
+        scale: The preset.
+        folder: Folder of the pictures.
+    """
     from reproductions.adversarial_sampling.figures import draw_curves, draw_sweep
 
     drawn = []
     for kind, cases in (("scratch", SCRATCH[scale]), ("tuned", TUNED[scale])):
         for key, case in cases.items():
-            if case.start == "public":  # these weights have seen the images held out here
+            if case.start == "public":  # these weights were trained on the images held out here
                 continue
             found = {v: records[name]["curve"] for v in case.variants if (name := f"{kind}-{key}-{v}") in records}
             if sum(len(curve) > 1 for curve in found.values()) > 1:
                 path = folder / f"curves-{kind}-{key}.png"
                 draw_curves({VARIANTS[v]: (PASSES[v], curve) for v, curve in found.items()}, case.title, path)
                 drawn.append(path)
-    sweep = {weight: records[cell.name] for weight, cell in sweep_cells(scale).items() if cell.name in records}
+    sweep = {weight: records[job.name] for weight, job in sweep_jobs(scale).items() if job.name in records}
     if len(sweep) == len(LAMBDAS):
         path = folder / "lambda.png"
         draw_sweep(sweep, SWEEP[scale].title, path)

@@ -1,15 +1,15 @@
-"""Bayesian convolutional networks with variational inference (Shridhar et al. 2019): their results, run again.
+"""Train and measure the networks of Shridhar et al. (2019); which of them each table needs.
 
 Table 1: accuracies of LeNet-5, AlexNet and AlexNet with half the filters, Bayesian and frequentist. The others have
-names: `forms` of the noise and of σ, the comparison with `dropout`, `pruning` by magnitude, `parameters`, and the study
-of `uncertainty`. Tables share their networks: one is trained once.
+names: `forms` of the noise and of σ, the comparison with `dropout`, `pruning` by magnitude, `parameters`, and
+`uncertainty`. Tables share their networks, and each is trained once.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from reproductions.bayesian_cnn.rows import (
     COMPARED_DRAWS,
     DATA,
     DRAWS,
-    FOREIGN,
     FORMS,
+    OOD,
     PRUNED_DRAWS,
     RATES,
     ROWS,
@@ -40,16 +40,17 @@ from reproductions.bayesian_cnn.rows import (
     experiment_for,
     form_of,
 )
-from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, foreign_auroc, snapshot
-from reproductions.jobs import Cell, run_cells
+from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, ood_auroc, snapshot
+from reproductions.jobs import Job, Record
+from reproductions.study import Stage
 
 EPOCHS = "epochs.json"
 _WATCHED = 2000
 _BAYESIAN_LENET = Row("lenet5", "bayesian")
 
 
-def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train one network and measure all that the tables want of it."""
+def train_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Train one network and measure what the tables need."""
     run, draws = Run(folder / "run"), arguments["draws"]
     epochs = _train(run, arguments)
     result, posterior, dataset = run.result(), run.posterior(), run.dataset()
@@ -69,12 +70,12 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _train(run: Run, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train to the end; of a watched network, uncertainties after each epoch, kept in a file of the run."""
+    """Train to the end; for a watched network, store the uncertainties after each epoch in a file of the run."""
     experiment, path = make_experiment(arguments["experiment"]), run.folder / EPOCHS
     seen: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     prepared = prepare(experiment) if arguments["watched"] else None
     for record in run.train(experiment, draws=arguments["draws"]):
-        # A resumed run repeats its records; of these only the last can lack its entry, and the checkpoint is of it.
+        # A resumed run repeats its records; only the last of them can lack its entry, and the checkpoint belongs to it.
         if prepared is None or record.epoch <= len(seen):
             continue
         prepared.posterior.load_state_dict(load_checkpoint(run.folder / CHECKPOINT)["posterior"])
@@ -93,9 +94,9 @@ def _percent(posterior: Posterior, split: Split, draws: int) -> float:
 
 
 def _by_draws(posterior: Posterior, train: Split, test: Split, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """Accuracy of ensembles by their number of networks, on the first images trained on and on the test images.
+    """Accuracy of ensembles by size, on the first training images and on the test images.
 
-    That of fewer networks is the mean over all ensembles without overlap that the largest has room for.
+    For smaller ensembles: the mean over disjoint parts of the largest one.
     """
     found = {
         name: ensemble_study(posterior, in_order(split), sizes, draws=max(sizes)).means
@@ -106,29 +107,29 @@ def _by_draws(posterior: Posterior, train: Split, test: Split, sizes: tuple[int,
 
 def _pruned(posterior: Posterior, dataset: Dataset, rate: float, draws: int) -> dict[str, float]:
     smaller = copy.deepcopy(posterior)
-    masks = prune(smaller, rate=rate, by="magnitude")  # a rate of 0 keeps all
+    masks = prune(smaller, rate=rate, by="magnitude")  # a rate of 0 prunes nothing
     kept = sum(int(mask.sum()) for mask in masks.values())
     return {"accuracy": _percent(smaller, dataset.test, draws), "kept": kept}
 
 
 def _uncertainty(posterior: Posterior, dataset: Dataset, draws: int) -> dict[str, Any]:
-    """Means, means by class, and AUROC against foreign images, by both links."""
-    foreign, missing = _foreign(dataset)
+    """Means, means by class, and AUROC against OOD images, with both links; the keys are those of stored records."""
+    ood, missing = _ood_images(dataset)
     found: dict[str, Any] = {"missing": missing}
     for link in LINKS:
         own = class_split(posterior, dataset.test.x, link=link, draws=draws)
         found[link] = {**own.means(), "by_class": own.by_class(dataset.test.y, dataset.classes or 0)}
         found[link]["foreign"] = {}
-        for name, x in foreign.items():
+        for name, x in ood.items():
             other = class_split(posterior, x, link=link, draws=draws)
-            found[link]["foreign"][name] = {**other.means(), "auroc": foreign_auroc(own, other)}
+            found[link]["foreign"][name] = {**other.means(), "auroc": ood_auroc(own, other)}
     return found
 
 
-def _foreign(dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
-    """Test images of other data sets, and the names of those whose files are not there."""
+def _ood_images(dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
+    """Return test images of other data sets, and the names of those whose files are missing."""
     found, missing = {}, []
-    for name in FOREIGN.get(dataset.name, ()):
+    for name in OOD.get(dataset.name, ()):
         try:
             found[name] = load_dataset(name).test.x
         except DataMissingError:
@@ -136,8 +137,8 @@ def _foreign(dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
     return found, missing
 
 
-def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Count the parameters of one network with all forms of weights; nothing is trained."""
+def size_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Count the parameters of one network with all forms of weights, without training."""
     counts = {}
     for name, experiment in arguments["experiments"].items():
         posterior = prepare(make_experiment(experiment)).posterior
@@ -148,7 +149,7 @@ def size_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"network": arguments["network"], "counts": counts, "versions": versions()}
 
 
-def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0) -> Cell:
+def _job(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0) -> Job:
     watched = row == _BAYESIAN_LENET and form == "lrt-free" and data in ("mnist", "cifar10")
     experiment = experiment_for(row, data, scale, form, seed)
     arguments: dict[str, Any] = {
@@ -157,7 +158,7 @@ def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0
         "form": form_of(experiment["method"]),
         "data": data,
         "draws": DRAWS[scale],
-        # The paper prunes no network of CIFAR-100, and there they are costly to measure.
+        # The paper prunes no network of CIFAR-100, and measuring them is expensive.
         "pruned_draws": 0 if (data, scale) == ("cifar100", "cpu") else PRUNED_DRAWS[scale],
         "watched": watched,
         "compared": row in COMPARED and data == "cifar100",
@@ -165,37 +166,37 @@ def _cell(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0
     }
     if arguments["compared"]:
         arguments["sizes"] = COMPARED_DRAWS[scale] if row.kind == "bayesian" else (1,)
-    return Cell(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), arguments)
+    return Job(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), arguments)
 
 
-def accuracy_cells(scale: str) -> list[Cell]:
+def accuracy_jobs(scale: str) -> list[Job]:
     """Table 1."""
-    return [_cell(row, data, scale) for data in DATA for row in ROWS]
+    return [_job(row, data, scale) for data in DATA for row in ROWS]
 
 
-def form_cells(scale: str) -> list[Cell]:
+def form_jobs(scale: str) -> list[Job]:
     """LeNet-5 on MNIST, by noise and σ."""
-    return [_cell(_BAYESIAN_LENET, "mnist", scale, form) for form in FORMS]
+    return [_job(_BAYESIAN_LENET, "mnist", scale, form) for form in FORMS]
 
 
-def dropout_cells(scale: str) -> list[Cell]:
-    """AlexNet on CIFAR-100, point estimates without and with dropout beside the Bayesian one."""
-    return [_cell(row, "cifar100", scale) for row in COMPARED]
+def dropout_jobs(scale: str) -> list[Job]:
+    """AlexNet on CIFAR-100: Bayesian, and point estimates without and with dropout."""
+    return [_job(row, "cifar100", scale) for row in COMPARED]
 
 
-def pruning_cells(scale: str) -> list[Cell]:
+def pruning_jobs(scale: str) -> list[Job]:
     """The Bayesian networks of table 1."""
-    return [cell for cell in accuracy_cells(scale) if cell.arguments["kind"] == "bayesian"]
+    return [job for job in accuracy_jobs(scale) if job.arguments["kind"] == "bayesian"]
 
 
-def uncertainty_cells(scale: str) -> list[Cell]:
+def uncertainty_jobs(scale: str) -> list[Job]:
     """The Bayesian LeNet-5 on MNIST and CIFAR-10."""
-    return [cell for cell in accuracy_cells(scale) if cell.arguments["watched"]]
+    return [job for job in accuracy_jobs(scale) if job.arguments["watched"]]
 
 
-def size_cells(scale: str) -> list[Cell]:
-    """One for each network; counted on digits (scale smoke) or CIFAR-10."""
-    cells = []
+def size_jobs(scale: str) -> list[Job]:
+    """One per network; counted on digits (preset smoke) or CIFAR-10."""
+    jobs = []
     for row in (row for row in ROWS if row.kind == "bayesian"):
         forms = {"bayesian": "lrt-free", "relative": "lrt-relative"}
         experiments = {name: experiment_for(row, "cifar10", scale, form) for name, form in forms.items()}
@@ -203,27 +204,22 @@ def size_cells(scale: str) -> list[Cell]:
         tensors["method"]["spread"] = "relative-layer"
         plain = experiment_for(Row(row.network, "frequentist"), "cifar10", scale)
         every = {"frequentist": plain, **experiments, "relative-layer": tensors}
-        cells.append(Cell(row.network, {"network": row.network, "experiments": every}))
-    return cells
+        jobs.append(Job(row.network, {"network": row.network, "experiments": every}))
+    return jobs
 
 
-CELLS: dict[int | str, Callable[[str], list[Cell]]] = {
-    1: accuracy_cells,
-    "forms": form_cells,
-    "dropout": dropout_cells,
-    "pruning": pruning_cells,
-    "uncertainty": uncertainty_cells,
-    "parameters": size_cells,
+JOBS: dict[str, Callable[[str], list[Job]]] = {
+    "1": accuracy_jobs,
+    "forms": form_jobs,
+    "dropout": dropout_jobs,
+    "pruning": pruning_jobs,
+    "uncertainty": uncertainty_jobs,
+    "parameters": size_jobs,
 }
 
 
-def count(table: int | str, scale: str) -> int:
-    """How many networks a table needs."""
-    return len(CELLS[table](scale))
-
-
-def run_table(table: int | str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run what is missing of a table."""
-    sizes = table == "parameters"
-    place = folder / ("sizes" if sizes else "networks")
-    return run_cells(size_cell if sizes else train_cell, CELLS[table](scale), place, jobs=jobs)
+def stages_of(table: str, scale: str) -> list[Stage]:
+    """One stage with the jobs of a table."""
+    if table == "parameters":
+        return [Stage("sizes", size_job, size_jobs(scale))]
+    return [Stage("networks", train_job, JOBS[table](scale))]

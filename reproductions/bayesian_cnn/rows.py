@@ -1,8 +1,8 @@
-"""The networks of Shridhar et al. (2019): what was printed, and how each is trained here.
+"""The networks of Shridhar et al. (2019): printed numbers, and how each is trained here.
 
-At scale `paper` the settings are those of the published program where it states them: 200 epochs, Adam at 1e-3, a rate
-that falls on plateaus, a prior N(0, 0.1²), local reparameterisation, and a KL that counts a tenth. At `cpu` a falling
-cosine, fewer epochs, and weight draws for AlexNet, the costliest network, whose step takes 2.3 times as long with local
+The preset `paper` has the settings of the published program where it states them: 200 epochs, Adam with 1e-3, reduced
+on plateaus, a prior N(0, 0.1²), local reparameterisation, and a KL weight of a tenth. `cpu` has a cosine schedule,
+fewer epochs, and weight draws for AlexNet, the most expensive network, whose step takes 2.3 times as long with local
 reparameterisation.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 CIFAR_STATS = [[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]]
 MNIST_STATS = [0.1307, 0.3081]
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-FOREIGN = {"mnist": ("fashion-mnist", "notmnist"), "digits": ("photo-patches",)}
+OOD = {"mnist": ("fashion-mnist", "notmnist"), "digits": ("photo-patches",)}
 NETWORKS = {"alexnet": "AlexNet", "alexnet-half": "AlexNet, half the filters", "lenet5": "LeNet-5"}
 DRAWS = {"paper": 25, "cpu": 25, "smoke": 5}
 PRUNED_DRAWS = {"paper": 25, "cpu": 10, "smoke": 5}
@@ -24,7 +24,7 @@ RATES = (0.0, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Row:
-    """One network with one kind of weights: `bayesian`, `frequentist`, or one with dropout."""
+    """A network with one kind of weights, a key of `KINDS`."""
 
     network: str
     kind: str
@@ -47,13 +47,13 @@ KINDS = {
     "dropout-1": "one dropout layer",
     "dropout-3": "three dropout layers",
 }
-# The longest first: two jobs then end at nearly the same time.
+# The longest first, so that two workers end at nearly the same time.
 ROWS = (
     *(Row(network, kind) for network in NETWORKS for kind in ("bayesian", "frequentist")),
     Row("lenet5", "equal"),
 )
 COMPARED = tuple(Row("alexnet", kind) for kind in ("frequentist", "dropout-1", "dropout-3", "bayesian"))
-# How the noise enters, and what σ is; the first is the row of table 1 at scale `paper` and, for LeNet-5, at `cpu`.
+# Noise and form of σ; the first is the row of table 1 with `paper` and, for LeNet-5, with `cpu`.
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "lrt-free": ("local reparameterisation, free σ", {}),
     "weights-free": ("weight draws, free σ", {"noise": "weights"}),
@@ -85,7 +85,7 @@ PRINTED_DROPOUT: dict[str, tuple[int, int]] = {
     "bayesian-25": (54, 37),
     "bayesian-100": (48, 37),
 }
-# Aleatoric and epistemic of LeNet-5. Theirs are of one maximum for each batch, not of images: another quantity.
+# Aleatoric and epistemic of LeNet-5. Theirs are of one maximum per batch, not of images: a different quantity.
 PRINTED_UNCERTAINTY: dict[str, tuple[float, float]] = {"mnist": (0.0096, 0.0026), "cifar10": (0.1920, 0.0404)}
 
 _BAYESIAN = {"name": "bbb", "lr": 1e-3, "prior": 0.1, "temperature": 0.1, "noise": "lrt"}
@@ -111,7 +111,15 @@ _CPU_EPOCHS = {
 
 
 def experiment_for(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0) -> dict[str, Any]:
-    """The experiment of one network, as TOML tables."""
+    """Return the experiment of one network as TOML tables.
+
+    Args:
+        row: The network and its kind of weights.
+        data: A key of `DATA`.
+        scale: The preset.
+        form: A key of `FORMS`, for Bayesian networks.
+        seed: Seed of weights, batches and draws.
+    """
     if scale == "smoke":
         return _tiny(row, data, form, seed)
     bayesian = row.kind == "bayesian"
@@ -128,7 +136,7 @@ def _method(row: Row, data: str, scale: str, form: str) -> dict[str, Any]:
         return {"name": "map", "lr": rate if row.kind == "equal" else 1e-3}
     method: dict[str, Any] = {**_BAYESIAN, **({"rho_init": [-5.0, 0.1], "mean_init": 0.1} if scale == "paper" else {})}
     if scale == "cpu":
-        # From a smaller σ the KL makes it grow as training goes on, and epistemic uncertainty with it.
+        # From a smaller σ the KL makes it grow during training, and epistemic uncertainty with it.
         method |= {"std_init": 0.05 if (row.network, data) == ("lenet5", "mnist") else 0.01, "lr": rate}
         method |= {} if row.network == "lenet5" else {"noise": "weights"}
     changes = FORMS[form][1]
@@ -139,7 +147,7 @@ def _method(row: Row, data: str, scale: str, form: str) -> dict[str, Any]:
 
 
 def form_of(method: dict[str, Any]) -> str | None:
-    """The key in `FORMS` of a method's settings; None for a point estimate."""
+    """Return the key in `FORMS` of a method's settings; None for a point estimate."""
     if method["name"] != "bbb":
         return None
     return f"{method['noise']}-{method.get('spread', 'free')}"
@@ -156,7 +164,7 @@ def _cpu_training(row: Row, data: str) -> dict[str, Any]:
 
 
 def _tiny(row: Row, data: str, form: str, seed: int) -> dict[str, Any]:
-    """Digits, a small network, two epochs: only shows that the machinery works."""
+    """Digits, a small network, two epochs: only shows that the pipeline works."""
     channels = [4, 4] if row.network == "alexnet-half" else [8, 8]
     model: dict[str, Any] = {"name": "convnet", "channels": channels, "hidden": [16]}
     model |= {"activation": "softplus", "beta": 10.0} if row.kind == "bayesian" else {}

@@ -1,4 +1,4 @@
-"""The tables and the figure of the study of Bayesian CNNs, from records."""
+"""Result tables and the figure of Bayesian CNNs (Shridhar et al. 2019)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from reproductions.bayesian_cnn.rows import (
     ROWS,
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS
-from reproductions.jobs import Table, smoke_note
+from reproductions.jobs import Record, Records
+from reproductions.study import ResultTable, smoke_note
 
-Records = dict[str, dict[str, Any]]
 _BY = "(Shridhar et al. 2019)"
 
 
-def accuracy_table(records: Records, scale: str) -> Table:
+def accuracy_table(records: Records, scale: str) -> ResultTable:
     """Table 1: accuracies in %, with a 95 % interval over the test images."""
     rows: list[list[Any]] = []
     for row in ROWS:
@@ -41,19 +41,19 @@ def accuracy_table(records: Records, scale: str) -> Table:
     columns = ["network", *(f"{name}{whose}" for name in DATA.values() for whose in (" paper", "")), "min"]
     notes = [
         "Accuracy in %: the paper's on validation images, ours on the test set with 95 % intervals. One seed. "
-        f"Bayesian: {DRAWS[scale]} draws, softplus. min: training of all of a row's networks on one thread."
+        f"Bayesian: {DRAWS[scale]} draws, softplus. min: minutes of training a row's networks on one thread."
     ]
     notes += _settings(records, {row.title: row.key for row in ROWS})
-    return Table(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+    return ResultTable(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
-def _with_interval(record: dict[str, Any]) -> str:
+def _with_interval(record: Record) -> str:
     low, high = record["test"]["intervals"]["accuracy"]
     return f"{record['numbers']['accuracy']:.2f} ({100 * low:.2f} … {100 * high:.2f})"
 
 
 def _settings(records: Records, rows: dict[str, str]) -> list[str]:
-    """A line for each title in `rows`, by the key that its records' names begin with before the data set's."""
+    """One line per title in `rows`; the values are the prefixes of its records' names, before the data set."""
     lines = []
     for title, key in rows.items():
         names = {f"{key}-{data}": name for data, name in DATA.items()}
@@ -63,7 +63,7 @@ def _settings(records: Records, rows: dict[str, str]) -> list[str]:
 
 
 def _described(experiments: dict[str, dict[str, Any]]) -> str:
-    """The settings of one row's experiments, by data set: what all have, then epochs, augmentation and what differs."""
+    """The settings of one row's experiments: what all data sets share, then epochs, augmentation and what differs."""
     one, *others = experiments.values()
     method, model, training = one["method"], one["model"], one["training"]
     alike = [name for name in method if all(other["method"].get(name) == method[name] for other in others)]
@@ -87,7 +87,7 @@ def _described(experiments: dict[str, dict[str, Any]]) -> str:
 _BY_FORM = {form: "lenet5-bayesian-mnist" + ("" if form == "lrt-free" else f"-{form}") for form in FORMS}
 
 
-def forms_table(records: Records, scale: str) -> Table:
+def forms_table(records: Records, scale: str) -> ResultTable:
     """LeNet-5 on MNIST by the form of the noise and of σ."""
     rows = []
     for form, (title, _) in FORMS.items():
@@ -97,7 +97,7 @@ def forms_table(records: Records, scale: str) -> Table:
             numbers = [_with_interval(record), f"{test['nll']:.4f}", f"{test['ece']:.4f}"]
             rows.append([title, *numbers, record["parameters"]["needed"], f"{record['seconds'] / 60:.1f}"])
     notes = [
-        "Bayesian LeNet-5 on MNIST. σ² = αμ² begins with α = e⁻¹⁰ and has the KL ½Σ log(1 + 1/α), that of a prior "
+        "Bayesian LeNet-5 on MNIST. σ² = αμ² starts with α = e⁻¹⁰ and has the KL ½Σ log(1 + 1/α), that of a prior "
         "whose variance is fitted to each weight."
     ]
     keys = {title: _BY_FORM[form] for form, (title, _) in FORMS.items()}
@@ -106,11 +106,11 @@ def forms_table(records: Records, scale: str) -> Table:
         for title, key in keys.items()
         if key in records
     ]
-    columns = ["noise and σ", "accuracy %", "NLL", "ECE", "numbers", "min"]
-    return Table(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+    columns = ["noise and σ", "accuracy %", "NLL", "ECE", "parameters", "min"]
+    return ResultTable(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
-def dropout_table(records: Records, scale: str) -> Table:
+def dropout_table(records: Records, scale: str) -> ResultTable:
     """AlexNet on CIFAR-100 beside dropout."""
     rows: list[list[Any]] = []
     for row in COMPARED:
@@ -123,16 +123,16 @@ def dropout_table(records: Records, scale: str) -> Table:
     notes = [
         "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on validation images "
         "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
-        "paper's draws are those of training; ours are of prediction."
+        "paper's draws are those of training, ours those of prediction."
     ]
     of_100 = {name: record for name, record in records.items() if name.endswith("-cifar100")}
     notes += _settings(of_100, {row.title: row.key for row in COMPARED})
     columns = ["network", "train / val % paper", "train / test %"]
-    return Table(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+    return ResultTable(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
-def pruning_table(records: Records, scale: str) -> Table:
-    """Accuracy after weights of small magnitude are gone, without training again."""
+def pruning_table(records: Records, scale: str) -> ResultTable:
+    """Accuracy after pruning weights of small magnitude, without retraining."""
     rows: list[list[Any]] = []
     for row in (row for row in ROWS if row.kind == "bayesian"):
         for data, title in DATA.items():
@@ -144,32 +144,32 @@ def pruning_table(records: Records, scale: str) -> Table:
             after = [f"{pruned[f'{rate:g}']['accuracy']:.2f}" for rate in RATES]
             rows.append([f"{NETWORKS[row.network]}, {title}", printed, *after])
     notes = [
-        "Accuracy in % of the Bayesian networks, whole and without the share of weights (not biases) that has the "
-        f"smallest |μ|, all with {PRUNED_DRAWS[scale]} draws. With half of them gone nearly as few numbers are left "
-        "as a point estimate has. Not trained again. The paper prunes below a threshold that it does not state."
+        "Accuracy in % of the Bayesian networks, whole and without the given fraction of weights (not biases) with the "
+        f"smallest |μ|, all with {PRUNED_DRAWS[scale]} draws. Without half of them, about as many parameters are left "
+        "as a point estimate has. Not retrained. The paper prunes below a threshold that it does not state."
     ]
     notes += _settings(records, {row.title: row.key for row in ROWS if row.kind == "bayesian"})
     columns = ["network", "pruned paper", *(f"−{100 * rate:g} %" if rate else "whole" for rate in RATES)]
-    return Table(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+    return ResultTable(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
-def parameters_table(records: Records, scale: str) -> Table:
-    """How many numbers each form of weights needs."""
+def parameters_table(records: Records, scale: str) -> ResultTable:
+    """Parameter counts of each form of weights."""
     rows = []
     for network, title in NETWORKS.items():
         if network in records:
             counts = records[network]["counts"]
             kinds = ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
             rows.append([title, *(f"{counts[kind]['needed']:,}" for kind in kinds)])
-    columns = ["network", "frequentist", "Bayesian", "Bayesian, half pruned", "σ² = αμ²", "one α a tensor"]
+    columns = ["network", "frequentist", "Bayesian", "Bayesian, half pruned", "σ² = αμ²", "one α per tensor"]
     notes = [
-        f"Numbers that a prediction needs, on {'digits' if scale == 'smoke' else 'CIFAR-10'}; pruned: means and σ."
+        f"Parameters needed for prediction, on {'digits' if scale == 'smoke' else 'CIFAR-10'}; pruned: means and σ."
     ]
-    return Table(f"Parameters {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+    return ResultTable(f"Parameters {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
 
-def uncertainty_table(records: Records, scale: str) -> Table:
-    """Means over the same test images while training goes on, and how well foreign images are told."""
+def uncertainty_table(records: Records, scale: str) -> ResultTable:
+    """Means over the same test images during training, and how well OOD images are detected."""
     rows: list[list[Any]] = []
     absent: list[str] = []
     for data, title in DATA.items():
@@ -183,30 +183,30 @@ def uncertainty_table(records: Records, scale: str) -> Table:
             for kind, theirs in zip(("aleatoric", "epistemic"), printed, strict=True):
                 values = [epoch[kind] for epoch in epochs]
                 cells += [theirs, *(f"{value:.4f}" for value in (values[0], max(values), values[-1]))]
-            rows.append([f"{title}, {link}", *cells, _told(found)])
+            rows.append([f"{title}, {link}", *cells, _detection(found)])
         if record["uncertainty"]["missing"]:
-            absent.append(f"{title}: no files of {', '.join(record['uncertainty']['missing'])}. {_MEASURE_AGAIN}")
+            absent.append(f"{title}: missing files of {', '.join(record['uncertainty']['missing'])}. {_MEASURE_AGAIN}")
     notes = [
         "LeNet-5: traces of the covariances of Kwon et al. (2018), means over the first 2,000 test images with 10 "
-        "draws, after the first epoch, after that with the largest mean, and at the end. The paper's numbers are of "
-        "the largest probability of one image a batch and cannot be compared. Foreign: mean epistemic of all "
-        "test images and of foreign ones, and the AUROC by which it tells them (in brackets that of aleatoric), with "
+        "draws, after the first epoch, at the epoch with the largest mean, and at the end. The paper's numbers are of "
+        "the largest probability of one image per batch and cannot be compared. OOD: mean epistemic of all test images "
+        "and of out-of-distribution ones, and the AUROC of telling them apart (in brackets that of aleatoric), with "
         f"{DRAWS[scale]} draws."
     ]
     notes += _settings(records, {"LeNet-5": "lenet5-bayesian"})
     columns = ["data, link"]
     times = (" paper", ", epoch 1", ", largest", ", end")
     columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]
-    return Table(f"Uncertainty {_BY}", [*columns, "foreign"], rows, [*notes, *absent, *smoke_note(scale)])
+    return ResultTable(f"Uncertainty {_BY}", [*columns, "OOD"], rows, [*notes, *absent, *smoke_note(scale)])
 
 
 _MEASURE_AGAIN = (
-    "When they are there, delete the network's record and run again: it is measured again, not trained (credo data)."
+    "To add them (credo data), delete the network's record and run again: it is measured again, not trained."
 )
 
 
-def _told(found: dict[str, Any]) -> str | None:
-    """Own and foreign means, and how well one tells them."""
+def _detection(found: dict[str, Any]) -> str | None:
+    """In-distribution and OOD means, and the AUROC."""
     told = []
     for name, other in found["foreign"].items():
         areas = other["auroc"]
@@ -216,8 +216,14 @@ def _told(found: dict[str, Any]) -> str | None:
 
 
 def draw_figures(records: Records, scale: str, folder: Path) -> list[Path]:
-    """Uncertainties over epochs, for the networks that were watched."""
-    from matplotlib.figure import Figure  # slow to import, and only a picture needs it
+    """Draw uncertainties over epochs, for the watched networks.
+
+    Args:
+        records: Records by job name.
+        scale: The preset.
+        folder: Folder of the pictures.
+    """
+    from matplotlib.figure import Figure  # slow to import
 
     from reproductions.bayesian_cnn.uncertainty_figure import draw_epochs
     from reproductions.picture_files import save_picture

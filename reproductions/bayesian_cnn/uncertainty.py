@@ -1,7 +1,7 @@
 """Aleatoric and epistemic uncertainty of class predictions as covariances (Kwon et al. 2018), class by class.
 
-As Shridhar et al. (2019) use them: with softmax or with normalised softplus, while training goes on, on foreign images
-and on a digit that turns.
+As Shridhar et al. (2019) use them: with softmax or normalised softplus, during training, on out-of-distribution images
+and on a rotated digit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LINEAR_BELOW = -15.0
 
 
 def normalised_softplus(outputs: Tensor) -> Tensor:
-    """softplus(f)/Σ softplus(f) over the last dimension: probabilities that do not sharpen exponentially."""
-    # In log space, where softplus(f) is e^f for very negative f: their sum would be 0.
+    """softplus(f)/Σ softplus(f) over the last dimension."""
+    # In log space, with softplus(f) = e^f for very negative f: the sum would underflow.
     logs = torch.where(outputs < _LINEAR_BELOW, outputs, F.softplus(outputs.clamp_min(_LINEAR_BELOW)).log())
     return logs.softmax(-1)
 
@@ -42,7 +42,7 @@ LINKS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Averaged probabilities and the diagonals of both covariances, each [n, classes], in float64."""
+    """Mean probabilities and the diagonals of both covariances, each [n, classes] in float64."""
 
     probs: Tensor
     aleatoric: Tensor
@@ -54,11 +54,11 @@ class ClassSplit:
         return self.probs.argmax(-1)
 
     def each(self) -> tuple[Tensor, Tensor]:
-        """Aleatoric and epistemic of each image [n]: the traces of its covariances."""
+        """Aleatoric and epistemic uncertainty of each image [n]: the traces of its covariances."""
         return self.aleatoric.sum(-1), self.epistemic.sum(-1)
 
     def means(self) -> dict[str, float]:
-        """Means over images of the traces."""
+        """Means of the traces over images."""
         aleatoric, epistemic = self.each()
         return {"aleatoric": float(aleatoric.mean()), "epistemic": float(epistemic.mean())}
 
@@ -76,9 +76,15 @@ class ClassSplit:
 def class_split(
     posterior: Posterior, x: Tensor, *, link: str = "softmax", draws: int = 25, seed: int = 0, batch_size: int = 500
 ) -> ClassSplit:
-    """The split for images `x` (bytes or floats) under the same `draws` networks; one pass of each over every batch.
+    """Split the predictive covariance of images into aleatoric and epistemic parts, with the same draws for all images.
 
-    Every network is a weight draw. An image repeated in one batch would meet one draw only and seem free of doubt.
+    Args:
+        posterior: A posterior with a categorical likelihood.
+        x: Images, bytes or floats.
+        link: A key of `LINKS`, from outputs to probabilities.
+        draws: Number of weight draws.
+        seed: Seed of the draws.
+        batch_size: Images per pass.
     """
     if link not in LINKS:
         raise ValueError(unknown("link", str(link), LINKS))
@@ -88,8 +94,8 @@ def class_split(
         raise TypeError(f"class_split takes a posterior and a tensor of images [n, …], got {kinds}.")
     if not isinstance(posterior.likelihood, Categorical):
         raise TypeError(
-            f"The links of class_split turn one output a class into probabilities; the likelihood of this posterior is "
-            f"{type(posterior.likelihood).__name__}. predict(...).uncertainty('covariance') knows the others."
+            "class_split needs one output per class; the likelihood of this posterior is "
+            f"{type(posterior.likelihood).__name__}. Use predict(...).uncertainty('covariance') instead."
         )
     parts = []
     with evaluating(posterior, seed) as frozen:
@@ -105,7 +111,15 @@ def class_split(
 
 
 def snapshot(posterior: Posterior, train: Split, test: Split, *, draws: int, seed: int = 0) -> dict[str, object]:
-    """Accuracy on training and test images, and mean uncertainties on the test images by both links."""
+    """Measure accuracy on training and test images, and mean uncertainties on the test images with both links.
+
+    Args:
+        posterior: The posterior.
+        train: Training images.
+        test: Test images.
+        draws: Number of weight draws.
+        seed: Seed of the draws.
+    """
     found: dict[str, object] = {}
     for name, split in (("train_accuracy", train), ("accuracy", test)):
         guessed = class_split(posterior, split.x, draws=draws, seed=seed).labels
@@ -115,19 +129,32 @@ def snapshot(posterior: Posterior, train: Split, test: Split, *, draws: int, see
     return found
 
 
-def foreign_auroc(inside: ClassSplit, outside: ClassSplit) -> dict[str, float]:
-    """How well each uncertainty of an image tells foreign ones; 1 is always, ½ never."""
+def ood_auroc(inside: ClassSplit, outside: ClassSplit) -> dict[str, float]:
+    """AUROC of each uncertainty as a score for out-of-distribution images.
+
+    Args:
+        inside: In-distribution images.
+        outside: Out-of-distribution images.
+    """
     names = ("aleatoric", "epistemic")
     return {name: auroc(out, own) for name, own, out in zip(names, inside.each(), outside.each(), strict=True)}
 
 
-def turned(image: Tensor, degrees: Tensor) -> Tensor:
-    """One image [channels, h, w] turned counter-clockwise by each angle, [angles, channels, h, w]; black comes in."""
+def rotated(image: Tensor, degrees: Tensor) -> Tensor:
+    """Rotate an image counter-clockwise by each angle, with black in the corners.
+
+    Args:
+        image: [channels, height, width].
+        degrees: [angles].
+
+    Returns:
+        [angles, channels, height, width].
+    """
     if image.dim() != 3:
-        raise ValueError(f"turned takes one image [channels, height, width], got {list(image.shape)}.")
+        raise ValueError(f"rotated takes one image [channels, height, width], got {list(image.shape)}.")
     angles = degrees.to(torch.get_default_dtype()) * (math.pi / 180)
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    # A grid says where each output pixel is read: rows go down, so this is the rotation back.
+    # The grid holds the source of each output pixel; rows go down, so this is the inverse rotation.
     matrices = torch.stack([torch.stack([cos, -sin, zero], -1), torch.stack([sin, cos, zero], -1)], -2)
     images = as_float(image)[None].expand(len(angles), *image.shape)
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
@@ -135,7 +162,7 @@ def turned(image: Tensor, degrees: Tensor) -> Tensor:
 
 
 def typical(split: Split, found: ClassSplit, label: int) -> int:
-    """Index of the image of that class which is most surely recognised."""
+    """Return the index of the image of a class with the highest probability of that class."""
     chosen = (split.y.cpu() == label).nonzero().flatten()
     if len(chosen) == 0:
         raise ValueError(f"There is no image of class {label}.")

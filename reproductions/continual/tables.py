@@ -1,21 +1,20 @@
-"""Continual learning (Osawa et al. 2019, with numbers of its authors' other reports): permuted and split MNIST.
+"""Permuted and split MNIST: VOGN beside VCL (BBB), elastic weight consolidation, fine-tuning and joint training.
 
 Table "permuted": ten permutations of MNIST, MLP 784-100-100-10, one head. Table "split": five pairs of digits, a head
-each, MLP with 200-200 hidden units. VOGN beside VCL (BBB), elastic weight consolidation, fine-tuning, and all at once.
+for each, MLP with 200-200 hidden units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from credo.data import load_dataset
 from credo.experiments.continual import learned_jointly, make_continual, make_tasks, run_continual
 from credo.experiments.runs import versions
-from reproductions.jobs import Cell, Table, run_cells, smoke_note
+from reproductions.jobs import Job, Record, Records
+from reproductions.study import ResultTable, Stage, smoke_note
 
-TABLES = ("permuted", "split")
 METHODS = ("vogn", "vcl", "ewc", "fine-tuning", "joint")
 TITLES = {
     "vogn": "VOGN",
@@ -24,8 +23,8 @@ TITLES = {
     "fine-tuning": "fine-tuning (Adam)",
     "joint": "all tasks at once (Adam)",
 }
-# Mean accuracy over all tasks after the last, in %, with the standard deviation over seeds where it is given: numbers
-# of the method's authors, from a thesis among others.
+# Mean accuracy over all tasks after the last, in %, with the standard deviation over seeds where given; reported by the
+# method's authors, some in a thesis.
 PRINTED: dict[str, dict[str, str]] = {
     "permuted": {"vogn": "94.0 ± 0.8", "vcl": "93.0 ± 1.0", "ewc": "84"},
     "split": {"vogn": "98.8 ± 0.1", "vcl": "98.4 ± 0.4"},
@@ -33,7 +32,7 @@ PRINTED: dict[str, dict[str, str]] = {
 _VOGN = {"name": "vogn", "lr": 1e-3, "momentum": 0.0, "damping": 0.0, "draws": 10, "curvature_init": 20.0}
 _BBB = {"name": "bbb", "lr": 1e-3, "std_init": 0.02, "noise": "lrt"}
 _MAP = {"name": "map", "lr": 1e-3}
-# The number of epochs is what the papers have: 100 for VOGN, 800 for (improved) VCL.
+# Epochs as in the papers: 100 for VOGN, 800 for (improved) VCL.
 _PAPER: dict[str, dict[str, Any]] = {
     "vogn": {"method": _VOGN, "training": {"epochs": 100}, "continual": {"draws": 100}},
     "vcl": {"method": _BBB, "training": {"epochs": 800}, "continual": {"draws": 100}},
@@ -43,7 +42,7 @@ _PAPER: dict[str, dict[str, Any]] = {
 }
 _CPU: dict[str, dict[str, Any]] = {
     "vogn": {
-        # A temperature above 1 forgot less in our trials with so few epochs.
+        # With so few epochs, a temperature above 1 forgot less in our trials.
         "method": {
             **_VOGN,
             "momentum": 0.9,
@@ -59,8 +58,8 @@ _CPU: dict[str, dict[str, Any]] = {
     "fine-tuning": {"method": _MAP, "training": {"epochs": 5}, "continual": {"carry": "nothing"}},
     "joint": {"method": _MAP, "training": {"epochs": 5}, "continual": {"carry": "nothing"}},
 }
-# Its tasks have a fifth of the examples, which leaves no time to come back from new means. They are soon learned, and
-# then gradients say little about the curvature: a lower temperature counts them more.
+# Its tasks have a fifth of the examples, too few steps to recover from restarted means. They are learned quickly, and
+# then gradients carry little information about the curvature: a lower temperature gives them more weight.
 _CPU_SPLIT: dict[str, dict[str, Any]] = {
     "vogn": {
         "method": {**_CPU["vogn"]["method"], "temperature": 0.3, "curvature_init": 0.1, "curvature_decay": 0.999},
@@ -74,7 +73,14 @@ _COUNT = {"permuted": 10, "split": 5}
 
 
 def experiment_for(table: str, method: str, scale: str, seed: int = 0) -> dict[str, Any]:
-    """The sequence of one row, as TOML tables."""
+    """Return the sequence of one row as TOML tables.
+
+    Args:
+        table: "permuted" or "split".
+        method: One of `METHODS`.
+        scale: The preset.
+        seed: Seed of tasks, weights and batches.
+    """
     settings = {**_CPU, **(_CPU_SPLIT if table == "split" else {})}
     chosen = (_PAPER if scale == "paper" else settings)[method]
     small = scale == "smoke"
@@ -90,21 +96,21 @@ def experiment_for(table: str, method: str, scale: str, seed: int = 0) -> dict[s
     }
 
 
-def cells_of(table: str, scale: str) -> list[Cell]:
-    """The rows of a table."""
+def jobs_of(table: str, scale: str) -> list[Job]:
+    """One job per row."""
     return [
-        Cell(f"{table}-{method}", {"method": method, "experiment": experiment_for(table, method, scale)})
+        Job(f"{table}-{method}", {"method": method, "experiment": experiment_for(table, method, scale)})
         for method in METHODS
     ]
 
 
-def run_table(table: str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run what is missing of a table."""
-    return run_cells(run_cell, cells_of(table, scale), folder, jobs=jobs)
+def stages_of(table: str, scale: str) -> list[Stage]:
+    """One stage; both tables have their records in the study's folder itself."""
+    return [Stage("", run_job, jobs_of(table, scale))]
 
 
-def run_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """One sequence to its end, resumed by task; all at once for the upper bound."""
+def run_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Learn one sequence, resumed by task; or all tasks jointly, as the upper bound."""
     given = make_continual(arguments["experiment"])
     if arguments["method"] != "joint":
         for done in run_continual(given, folder):
@@ -125,8 +131,14 @@ def run_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def result_table(table: str, records: dict[str, dict[str, Any]], scale: str) -> Table:
-    """Mean accuracy after the last task, and forgetting."""
+def finish(table: str, records: Records, scale: str) -> ResultTable:
+    """Mean accuracy after the last task, and forgetting.
+
+    Args:
+        table: "permuted" or "split".
+        records: Records by job name.
+        scale: The preset.
+    """
     rows = []
     for method in METHODS:
         record = records.get(f"{table}-{method}")
@@ -143,11 +155,11 @@ def result_table(table: str, records: dict[str, dict[str, Any]], scale: str) -> 
                 f"{sum(record['seconds']) / 60:.1f}",
             ]
         )
-    columns = ["method", "ACC % reported", "ACC %", "BWT %", "epochs a task", "min"]
+    columns = ["method", "ACC % reported", "ACC %", "BWT %", "epochs per task", "min"]
     notes = [
         "ACC: mean accuracy over all tasks after the last; BWT: change on earlier tasks. One seed. Reported: by "
-        "authors of Osawa et al. (2019), also in a thesis, VOGN with 100 epochs a task, an improved VCL with 800."
+        "authors of Osawa et al. (2019), some in a thesis; VOGN with 100 epochs per task, an improved VCL with 800."
     ]
     notes += smoke_note(scale)
     title = {"permuted": "Permuted MNIST, one head", "split": "Split MNIST, a head for each pair of digits"}[table]
-    return Table(f"{title} (Osawa et al. 2019; Nguyen et al. 2018)", columns, rows, notes)
+    return ResultTable(f"{title} (Osawa et al. 2019; Nguyen et al. 2018)", columns, rows, notes)

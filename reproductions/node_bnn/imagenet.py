@@ -1,6 +1,6 @@
-"""ResNet-50 made Bayesian on folders of images: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG, as ImageNet has it.
+"""ResNet-50 made Bayesian on folders of images: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG, as of ImageNet.
 
-Images are read from disk as they are needed. The same cells as on CIFAR-10, without those that train other networks.
+Images are read from disk as they are needed. The jobs are those on CIFAR-10, without MC-dropout and the ensemble.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from credo.methods import MAP, NodeBNN
 from credo.models import build_model, load_named_weights
 from credo.predict import predict_classes
 from credo.training import train
-from reproductions.jobs import Cell
+from reproductions.jobs import Job, Record
 from reproductions.node_bnn.rows import COMPONENTS, NODE_RATE
 from reproductions.node_bnn.train import cross_scaled, scores
 
 WEIGHTS = ("resnet50.safetensors", "resnet50.pth")
 _IMAGES = {".jpeg", ".jpg", ".png"}
 _THREADS = 8
-# Trinh et al. (2020), their branch for ImageNet, but for the nodes' optimiser: its rate is not published, and that of
-# their other networks, with momentum, undid trained networks of ours in their first steps. Untried on ImageNet itself.
+# Trinh et al. (2020), their branch for ImageNet, except for the nodes' optimiser: its learning rate is not published,
+# and that of their other networks, with momentum, destroyed trained networks of ours in the first steps. Untested on
+# ImageNet itself.
 _METHOD = {
     "side": "in",
     "bias_scale": True,
@@ -44,18 +45,23 @@ _METHOD = {
     "node_options": {"momentum": 0.0, "nesterov": False},
     "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
 }
-# Epochs, batch, sides of the crop and of the image before it, channels of the first stage, whether weights are needed.
+# Sides of the crop and of the image before it, channels of the first stage (`width`), whether weights are required.
 _SCALES: dict[str, dict[str, Any]] = {
     "paper": {"epochs": 15, "batch_size": 1280, "crop": 224, "resize": 256, "width": 64, "draws": 2, "weights": True},
     "cpu": {"epochs": 1, "batch_size": 128, "crop": 224, "resize": 256, "width": 64, "draws": 1, "weights": True},
     "smoke": {"epochs": 1, "batch_size": 4, "crop": 64, "resize": 72, "width": 4, "draws": 1, "weights": False},
 }
-# Running statistics of random weights after a few batches are no match for the spread that trained ones stand.
+# Random weights, with running statistics of a few batches, do not tolerate the noise that trained weights do.
 _SMOKE = {"spread": 0.05, "node_lr": 0.01}
+ROWS = {f"resnet50-{variant}": variant for variant in ("sgd", *(f"ibnn-{count}" for count in COMPONENTS))}
 
 
 class FolderImages:
-    """Images in folders, one a class, in alphabetical order; read when asked for."""
+    """The image files of a folder with one subfolder per class, in alphabetical order.
+
+    Args:
+        folder: The folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         found = sorted(path for path in folder.glob("*") if path.is_dir())
@@ -77,9 +83,15 @@ class FolderImages:
 
 
 class FolderBatches:
-    """Batches (x float32 in [0, 1], y) of images in folders; order and crops depend on seed and epoch alone.
+    """Batches (x float32 in [0, 1], y) of image files; order and crops depend only on seed and epoch.
 
-    For training a random part of each image (8 to 100 % of its area), mirrored half of the time; else its centre.
+    Args:
+        images: The files.
+        batch_size: Images per batch.
+        crop: Side of the images in pixels.
+        resize: Side of the image that the centre is cropped from.
+        seed: For training: a random crop of 8 to 100 % of the area, mirrored half of the time. None: the centre, in
+            order.
     """
 
     def __init__(self, images: FolderImages, *, batch_size: int, crop: int, resize: int, seed: int | None) -> None:
@@ -92,7 +104,7 @@ class FolderBatches:
         return len(self.images)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration the one of that epoch."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -115,7 +127,7 @@ class FolderBatches:
         try:
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-        except OSError as error:  # cut off, or no image at all: a million files have some such
+        except OSError as error:  # truncated, or no image: a million files include some
             raise ValueError(f"{path} cannot be read as an image ({error}): replace or remove it.") from error
         if self.seed is None:
             box, mirrored = centre_box(image.size, self.crop / self.resize), False
@@ -126,20 +138,20 @@ class FolderBatches:
         return pixels.flip(-1) if mirrored else pixels
 
 
-def centre_box(size: tuple[int, int], share: float) -> tuple[float, float, float, float]:
-    """The middle square whose side is this share of the shorter side."""
-    side = share * min(size)
+def centre_box(size: tuple[int, int], fraction: float) -> tuple[float, float, float, float]:
+    """Return the central square whose side is this fraction of the shorter side."""
+    side = fraction * min(size)
     left, top = (size[0] - side) / 2, (size[1] - side) / 2
     return left, top, left + side, top + side
 
 
 def random_box(size: tuple[int, int], generator: torch.Generator) -> tuple[tuple[float, float, float, float], bool]:
-    """A part of 8 to 100 % of the area, 3:4 to 4:3, and whether to mirror it; the middle if none fits in ten tries."""
+    """Draw a crop of 8 to 100 % of the area, 3:4 to 4:3, and whether to mirror it; the centre if none fits in ten."""
     area = size[0] * size[1]
     mirrored = bool(torch.rand((), generator=generator) < 0.5)
     for _ in range(10):
-        share, shape, right, down = torch.rand(4, generator=generator).tolist()
-        wanted, ratio = area * (0.08 + 0.92 * share), (3 / 4) * (16 / 9) ** shape
+        fraction, shape, right, down = torch.rand(4, generator=generator).tolist()
+        wanted, ratio = area * (0.08 + 0.92 * fraction), (3 / 4) * (16 / 9) ** shape
         width, height = (wanted * ratio) ** 0.5, (wanted / ratio) ** 0.5
         if width <= size[0] and height <= size[1]:
             left, top = right * (size[0] - width), down * (size[1] - height)
@@ -147,21 +159,26 @@ def random_box(size: tuple[int, int], generator: torch.Generator) -> tuple[tuple
     return centre_box(size, 1.0), mirrored
 
 
-def cells(scale: str, rows: tuple[str, ...], root: str | None) -> list[Cell]:
-    """SGD's weights and every number of components."""
+def jobs(scale: str, rows: tuple[str, ...], root: str | None) -> list[Job]:
+    """SGD's weights and every number of components.
+
+    Args:
+        scale: The preset.
+        rows: Keys of `ROWS`; all by default.
+        root: Folder with train/, val/ and the weights.
+    """
     if root is None:
         raise ValueError("--data imagenet needs --root, the folder with train/ and val/.")
-    names = {f"resnet50-{v}": v for v in ("sgd", *(f"ibnn-{count}" for count in COMPONENTS))}
     for row in rows:
-        if row not in names:
-            raise ValueError(unknown("row", row, names))
+        if row not in ROWS:
+            raise ValueError(unknown("row", row, ROWS))
     about = {"network": "resnet50", "root": str(Path(root).resolve()), **_SCALES[scale]}
-    chosen = {name: v for name, v in names.items() if not rows or name in rows}
-    return [Cell(name, {**about, "variant": v, "method": _method(v, _SCALES[scale])}) for name, v in chosen.items()]
+    chosen = {name: v for name, v in ROWS.items() if not rows or name in rows}
+    return [Job(name, {**about, "variant": v, "method": _method(v, _SCALES[scale])}) for name, v in chosen.items()]
 
 
 def _method(variant: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Options of `NodeBNN`; none for the weights as they are."""
+    """Options of `NodeBNN`; none for the unchanged weights."""
     if variant == "sgd":
         return {}
     components = int(variant.removeprefix("ibnn-"))
@@ -170,21 +187,21 @@ def _method(variant: str, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def notes(scale: str) -> list[str]:
-    """What the rows are, below their table."""
+    """Describe the rows, below their table."""
     about = _SCALES[scale]
     spent = f"{about['epochs']} epoch{'s' if about['epochs'] > 1 else ''} of batches of {about['batch_size']}"
     start = "torchvision's weights" if about["weights"] else "random weights"
     found = [
         f"Paper: ResNet-50 on ImageNet. Ours: ResNet-50 on the folder's images, at {about['crop']} pixels, measured on "
-        f"val. SGD: {start} as they are. iBNN: trained on from them for {spent}."
+        f"val. SGD: {start}, unchanged. iBNN: fine-tuned from them for {spent}."
     ]
     if scale == "smoke":
-        found.append("Scale smoke: few channels, nothing trained before; only shows that the machinery works.")
+        found.append("Preset smoke: few channels, random weights; only shows that the pipeline works.")
     return found
 
 
-def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train one row on from the trained weights, epoch by epoch with a checkpoint, and measure it on `val`."""
+def tune_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Fine-tune one row, with a checkpoint after every epoch, and measure it on `val`."""
     root, variant = Path(arguments["root"]), arguments["variant"]
     sizes = {key: arguments[key] for key in ("batch_size", "crop", "resize")}
     training = FolderBatches(FolderImages(root / "train"), **sizes, seed=0)

@@ -1,10 +1,11 @@
-"""The rows of node-based BNNs: what the sources printed, and how each row is trained here.
+"""The rows of node-based BNNs: printed numbers, and how each row is trained here.
 
 Sources: Heinonen's slides "Low-rank Bayesian neural networks" (2022), which show the tables of Trinh et al. (2020), and
-Trinh et al. (2022). Training from random weights at scale `paper` has the numbers of the authors' published
-configurations, as far as they say, but for the schedule (theirs: constant for half of the training, then falling to a
-hundredth; that of nodes constant) and the spread of first deviations (theirs: 0.02, ours a tenth of their mean). The
-pretrained networks of CIFAR-10 are ours, with more images at scale `paper`; the paper's is ResNet-50 on ImageNet.
+Trinh et al. (2022). Training from random weights with the preset `paper` has the settings of the authors' published
+configurations, as far as they state them, except for the schedule (theirs: constant for half of the training, then
+falling to a hundredth; constant for the nodes) and the spread of initial standard deviations (theirs: 0.02, ours a
+tenth of their mean). We fine-tune CIFAR-10 networks, on more images with `paper`; the paper fine-tunes ResNet-50 on
+ImageNet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from credo.core.errors import unknown
 from reproductions.vogn.rows import CIFAR_STATS
 
 TRAIN_SIZES = {"cifar10": 50_000, "digits": 1438}
-# Network: its name here; layers, weights, nodes and weights a node, as printed.
+# Network: its name here; layers, weights, nodes and weights per node, as printed.
 SIZES: dict[str, tuple[str, int, str, int, int]] = {
     "LeNet": ("lenet5", 5, "42K", 23, 1800),
     "AlexNet": ("alexnet-imagenet", 8, "61M", 18_307, 3300),
@@ -44,9 +45,14 @@ GAMMAS = {"smoke": (0.0, 10.0), "cpu": (0.0, 10.0, 30.0, 100.0), "paper": (0.0, 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, from public weights, a trained twin (`"twin"`) or random ones.
+    """A network and its data.
 
-    Epochs and draws are those of iBNN; `dropout_passes` are the numbers of passes MC-dropout is measured with.
+    Args:
+        data: The data set, as a TOML table.
+        model: The network, as a TOML table.
+        training: The training of iBNN.
+        start: "public" weights, a deterministic "baseline" trained here, or None for random weights.
+        dropout_passes: Numbers of passes that MC-dropout is measured with.
     """
 
     data: dict[str, Any]
@@ -66,8 +72,8 @@ def _public(name: str, passes: tuple[int, ...], **training: int) -> Case:
 
 
 PRETRAINED: dict[str, dict[str, Case]] = {
-    "smoke": {"convnet": Case(_DIGITS, _CONVNET, {"epochs": 4, "batch_size": 128, "validation": 0.0}, "twin")},
-    # 600 and 200 steps, and few passes of ResNet-56 with dropout: so that all rows are done in 90 minutes on two cores.
+    "smoke": {"convnet": Case(_DIGITS, _CONVNET, {"epochs": 4, "batch_size": 128, "validation": 0.0}, "baseline")},
+    # 600 and 200 steps, and few passes of ResNet-56 with dropout: all rows take 90 minutes on two cores.
     "cpu": {
         "resnet20": _public("resnet20", COMPONENTS, epochs=2, examples=38_400),
         "resnet56": _public("resnet56", COMPONENTS[:2], epochs=1, examples=25_600),
@@ -84,16 +90,16 @@ _IBNN = {
     "spread": 0.2,
     "std_init": 0.05,
     "lr": 5e-4,
-    "node_options": {"momentum": 0.0, "nesterov": False},  # with it the nodes of trained networks run away
+    "node_options": {"momentum": 0.0, "nesterov": False},  # with momentum the nodes of trained networks diverge
 }
-# A step is `node_lr` times K, and a component's gradient comes from a K-th of the batch: at 16 components four times
-# this rate undoes the network in its first steps.
+# A step is `node_lr` times K, and a component's gradient comes from 1/K of the batch: with 16 components four times
+# this rate destroys the network in its first steps.
 NODE_RATE = 1.2
 _SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}}
 
 
 def tuned_method(variant: str) -> dict[str, Any]:
-    """How a pretrained network is trained on: all with the same rate for the weights."""
+    """Return the method that fine-tunes a pretrained network; all have the same learning rate for the weights."""
     if variant == "mc-dropout":
         return {"name": "mc-dropout", "rate": 0.05, "lr": 5e-4, **_SGD}
     if variant in ("sgd", "ensemble"):
@@ -146,7 +152,15 @@ SHIFT: dict[str, dict[str, Any]] = {
 
 
 def scratch_method(key: str, variant: str, scale: str, steps: int, gamma: float = 0.0) -> dict[str, Any]:
-    """How a network is trained from random weights; the KL grows over the first two thirds of the `steps`."""
+    """Return the method that trains a network from random weights.
+
+    Args:
+        key: The network, a key of `SCRATCH[scale]`.
+        variant: A key of `FROM_SCRATCH`.
+        scale: The preset.
+        steps: Steps of the training; the KL grows over the first two thirds.
+        gamma: Weight of the entropy, of node-BNN only.
+    """
     rate = _RATES.get(key, 0.1 if scale == "cpu" else 0.05)
     if variant in ("sgd", "ensemble"):
         return {"name": "map", "lr": rate, **_SCRATCH_SGD}
@@ -172,16 +186,29 @@ def scratch_method(key: str, variant: str, scale: str, steps: int, gamma: float 
 
 
 def member_training(training: dict[str, Any], size: int, members: int) -> dict[str, Any]:
-    """The training of one of `members` that together cost as much: fewer epochs, or one on a part of the images."""
+    """Return the training of one member, so that all members together cost as much as `training`.
+
+    It has fewer epochs, or one on a part of the images.
+
+    Args:
+        training: The training of a single network.
+        size: Number of training images.
+        members: Number of members.
+    """
     whole = training.get("examples", size)
-    share = training["epochs"] * whole // members
-    if members == 1 or share >= whole:
+    part = training["epochs"] * whole // members
+    if members == 1 or part >= whole:
         return {**training, "epochs": training["epochs"] // members}
-    return {**training, "epochs": 1, "examples": share}
+    return {**training, "epochs": 1, "examples": part}
 
 
 def chosen_rows(scale: str, rows: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """(network, variant) of the rows named, in the table's order; a network's name means all its rows."""
+    """Return (network, variant) of the selected rows, in the table's order.
+
+    Args:
+        scale: The preset.
+        rows: Networks, or rows as NETWORK-VARIANT; all by default.
+    """
     every = [(network, variant) for network in PRETRAINED[scale] for variant in VARIANTS]
     names = {f"{network}-{variant}" for network, variant in every} | {*PRETRAINED[scale]}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Training and measuring one row of node-based BNNs: a run, several runs as an ensemble, or weights as they are."""
+"""Train and measure one row of node-based BNNs: a run, several runs as an ensemble, or pretrained weights unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from credo.experiments.corruption_study import shift_study
 from credo.experiments.runs import Run, versions
 from credo.methods import Ensemble
 from credo.predict import predict_classes
+from reproductions.jobs import Record
 
 Tables = dict[str, Any]
 
 
-def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train one row on from trained weights, and measure it with each number of passes; SGD's also scaled."""
+def tune_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Fine-tune one row and measure it with each number of passes; SGD also with temperature scaling."""
     tables = arguments["experiment"]
-    if arguments["twin"] is not None:
+    if arguments["twin"] is not None:  # the deterministic baseline that fine-tuning starts from
         finish(Run(folder / "twin"), arguments["twin"])
         tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
     counts: list[int] = arguments["passes"]
@@ -33,7 +34,7 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         prepared = prepare(make_experiment(tables))
         posterior, dataset, seconds, known = prepared.posterior, prepared.dataset, 0.0, None
     else:
-        # The run measures itself; where several numbers of passes are wanted, it does so with one.
+        # A run measures itself with so many draws; with one if several numbers of passes are wanted.
         draws = counts[0] if len(counts) == 1 else 1
         posterior, dataset, seconds, known = trained(tables, folder, members=arguments["members"], draws=draws)
     numbers: dict[str, dict[str, float]] = {}
@@ -49,8 +50,8 @@ def tune_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**about, **_kept(tables, seconds), "parameters": sizes, "numbers": numbers}
 
 
-def shift_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train one row from random weights, and measure it on the test set and on corrupted images."""
+def shift_job(arguments: dict[str, Any], folder: Path) -> Record:
+    """Train one row from random weights and measure it on the test set and on corrupted images."""
     asked = arguments["shift"]
     run = {"members": arguments["members"], "draws": asked["draws"]}
     posterior, dataset, seconds, clean = trained(arguments["experiment"], folder, **run)
@@ -70,10 +71,16 @@ def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
 def trained(
     tables: Tables, folder: Path, *, members: int, draws: int
 ) -> tuple[Posterior, Dataset, float, dict[str, float] | None]:
-    """The posterior of a run; of several, their ensemble. Its seconds, and a run's own scores on the test set.
+    """Return the posterior of a run or the ensemble of several, its data, its seconds, and a run's own test scores.
 
-    Members from random weights begin with other ones and see the same images; those from trained weights, which would
-    stay alike, see other images in another order.
+    Members with random weights start from different weights and see the same images; those from pretrained weights,
+    which would stay alike, see different images in a different order.
+
+    Args:
+        tables: The experiment, as TOML tables.
+        folder: Folder of the runs.
+        members: Number of runs.
+        draws: Draws of a single run's test scores; those of other draws are not returned.
     """
     runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
     for index, run in enumerate(runs):
@@ -90,15 +97,20 @@ def trained(
 
 
 def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:
-    """Train a run to its result, or go on with it."""
+    """Train a run to its end, or resume it."""
     for _ in run.train(make_experiment(tables), draws=draws):
         pass
 
 
 def nested(posterior: Posterior, test: Split, counts: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """Each of the increasing numbers of passes, the mean probabilities of as many, and the labels.
+    """Yield each of the increasing numbers of passes, the mean probabilities of so many, and the labels.
 
-    No pass is made anew for the next number.
+    Larger numbers reuse the passes of smaller ones.
+
+    Args:
+        posterior: The posterior.
+        test: The images.
+        counts: The numbers of passes, increasing.
     """
     total, done = torch.zeros(()), 0
     for part, count in enumerate(counts):
@@ -109,17 +121,17 @@ def nested(posterior: Posterior, test: Split, counts: Sequence[int]) -> Iterator
 
 
 def scores(probs: Tensor, labels: Tensor | None) -> dict[str, float]:
-    """Error in %, NLL and ECE with 15 bins."""
+    """Return error in %, NLL and ECE with 15 bins."""
     assert labels is not None
     error = 100 * float((probs.argmax(-1) != labels).double().mean())
     return {"error": error, "nll": float(nll_each(probs, labels).double().mean()), "ece": ece(probs, labels, bins=15)}
 
 
 def cross_scaled(probs: Tensor, labels: Tensor | None) -> Tensor:
-    """Temperature scaling without held-out data: each half of the images scaled by the other half's temperature.
+    """Temperature scaling without held-out data: each half of the images with the temperature of the other half.
 
-    Public weights have seen all training images, where they are nearly always right: a temperature fitted there would
-    not help.
+    Public weights were trained on all training images and are nearly always right there: a temperature fitted on them
+    would not help.
     """
     assert labels is not None
     logs, result = probs.log(), torch.empty_like(probs)

@@ -1,1 +1,19 @@
-"""Osawa et al. 2019: VOGN."""
+"""Osawa et al. (2019): Practical deep learning with Bayesian principles, VOGN on CIFAR-10."""
+
+from __future__ import annotations
+
+from reproductions.study import Study, Table
+from reproductions.vogn.rows import NETWORKS
+from reproductions.vogn.tables import table_1, table_1_stages
+
+STUDY = Study(
+    "Practical deep learning with Bayesian principles: VOGN on CIFAR-10 (Osawa et al. 2019)",
+    {
+        "1": Table(
+            "optimisers on CIFAR-10; LeNet-5 only, unless --scale paper or --rows name more, as lenet5,alexnet-vogn",
+            table_1_stages,
+            table_1,
+            all_rows=tuple(NETWORKS),
+        )
+    },
+)

@@ -1,7 +1,7 @@
-"""The rows of Osawa et al. (2019) on CIFAR-10: what the paper printed, and how each row is trained here.
+"""The rows of Osawa et al. (2019) on CIFAR-10: printed numbers, and how each row is trained here.
 
-At scale `paper` the numbers are the paper's or those of its published configurations, as far as either states them; at
-`cpu` they were looked for with 5,000 training images held out.
+The preset `paper` has the settings of the paper or of its published configurations, as far as either states them; those
+of `cpu` were tuned with 5,000 training images held out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRAIN_SIZE = 50_000
 
 @dataclass(frozen=True)
 class Network:
-    """One network: its name in the table, how to build it, how it is trained at scale `paper`, draws when tested."""
+    """A network: its name in the table, its model and training (preset `paper`), and the draws for testing."""
 
     title: str
     model: dict[str, Any]
@@ -75,7 +75,7 @@ PRINTED: dict[tuple[str, str], Printed] = {
 
 
 def _decay(strength: float) -> float:
-    """The std of the Gaussian prior that is torch's weight decay of that strength on 50,000 examples."""
+    """Std of the Gaussian prior that equals torch's weight decay of that strength on 50,000 examples."""
     return float(f"{(strength * TRAIN_SIZE) ** -0.5:.4g}")
 
 
@@ -104,7 +104,7 @@ _KFAC = {
 }
 _NOISY = {**_KFAC, "name": "noisy-kfac"}
 
-# What the paper leaves open: BBB's and OGN's numbers, the dropout rate of ResNet-18, K-FAC but for AlexNet and LeNet-5.
+# Not stated in the paper: BBB's and OGN's settings, ResNet-18's dropout rate, K-FAC except for AlexNet and LeNet-5.
 Setting = dict[str, dict[str, Any]]
 PAPER: dict[str, dict[str, Setting]] = {
     "lenet5": {
@@ -150,7 +150,7 @@ PAPER: dict[str, dict[str, Setting]] = {
     },
 }
 
-# LeNet-5 in some minutes a row on one thread: one draw a step, a falling rate, a prior that holds overfitting back.
+# LeNet-5 in a few minutes per row on one thread: one draw per step, a cosine schedule, a prior against overfitting.
 _SHORT = 32
 _CPU_TRAINING = {"epochs": 60, "batch_size": 128, "schedule": "cosine"}
 _CPU_NATURAL = {"prior_precision": 100.0, "curvature_decay": 0.99}
@@ -184,9 +184,11 @@ CPU: dict[str, Setting] = {
 
 
 def chosen_rows(scale: str, rows: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """(network, optimiser) of the rows named, in the table's order; a network's name means all its rows.
+    """Return (network, optimiser) of the selected rows, in the table's order.
 
-    By default LeNet-5's, at scale `paper` all.
+    Args:
+        scale: The preset.
+        rows: Networks, or rows as NETWORK-OPTIMISER. Default: LeNet-5, with the preset `paper` all networks.
     """
     every = [(network, optimiser) for network, settings in PAPER.items() for optimiser in settings]
     names = {f"{network}-{optimiser}" for network, optimiser in every} | {*NETWORKS}
@@ -198,7 +200,14 @@ def chosen_rows(scale: str, rows: tuple[str, ...] = ()) -> list[tuple[str, str]]
 
 
 def experiment_for(network: str, optimiser: str, scale: str, seed: int = 0) -> dict[str, Any]:
-    """The experiment of one row, as TOML tables; trained on all of the training set."""
+    """Return the experiment of one row as TOML tables; it uses the whole training set.
+
+    Args:
+        network: A key of `NETWORKS`.
+        optimiser: A key of `OPTIMISERS`.
+        scale: The preset.
+        seed: Seed of weights, batches and draws.
+    """
     about, setting = NETWORKS[network], _setting(network, optimiser, scale)
     data, model = {"name": "cifar10"}, {**about.model, "normalize": CIFAR_STATS}
     training = {**setting["training"], "validation": 0.0, "seed": seed}
@@ -220,12 +229,12 @@ def _setting(network: str, optimiser: str, scale: str) -> Setting:
 
 
 def _short_training(optimiser: str) -> dict[str, Any]:
-    """The larger networks at scale `cpu`: a fifth of the paper's epochs."""
+    """The larger networks with the preset `cpu`: a fifth of the paper's epochs."""
     return {"epochs": _SHORT} if optimiser == "ivon" else {"epochs": _SHORT, "milestones": [16, 24]}
 
 
 def _shorter(method: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
-    """The paper's numbers for so few epochs: one draw a step, K-FAC's steps bounded, averages and warm-ups to match."""
+    """The paper's settings for fewer epochs: one draw per step, K-FAC's steps clipped, averages and warm-ups scaled."""
     short = {key: value for key, value in method.items() if key not in ("draws", "clip")}
     if "warmup_steps" in method:
         short["warmup_steps"] = round(method["warmup_steps"] * _SHORT / training["epochs"])

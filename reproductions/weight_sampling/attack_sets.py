@@ -20,17 +20,18 @@ from credo.data import as_float
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.runs import MODEL, Run
 from credo.training.progress import make_progress
-from reproductions.jobs import Cell, Table, smoke_note
-from reproductions.weight_sampling import networks as weight_sampling
+from reproductions.jobs import Job
+from reproductions.study import ResultTable, smoke_note
+from reproductions.weight_sampling import networks
 
 ARCHITECTURES: dict[str, tuple[int, ...]] = {"fc-10": (), "fc-200-200-10": (200, 200), "fc-1200-1200-10": (1200, 1200)}
 STRENGTHS = (0.0, 1e-4, 1e-2, 1.0)
-UNITS = 2.0  # the paper's images run from 0 to 2, ours from 0 to 1 until the network scales them
-LIMIT = 0.10  # the paper's mean distortions are below, in its units
+UNITS = 2.0  # pixels are in [0, 2] in the paper; ours are in [0, 1] and scaled by the network
+LIMIT = 0.10  # upper bound of the paper's mean distortions, in its units
 _BOUNDARY = 1e-3
-# What the paper does not state. The smallest perturbations hardly fool other networks, so they go on beyond the
-# boundary: for each set by the first of these margins (in logits) that keeps the mean distortion below the limit, on
-# validation images.
+# Not stated in the paper. The smallest perturbations hardly fool other networks, so ours go beyond the decision
+# boundary: for each set by the first of these margins (in logits) with a mean distortion below the limit on validation
+# images.
 ATTACK: dict[str, Any] = {
     "confidences": [2.0, 1.0, 0.5, 0.25, _BOUNDARY],
     "limit": LIMIT,
@@ -40,13 +41,13 @@ ATTACK: dict[str, Any] = {
 _CHUNK = 1000
 
 
-def set_cells(scale: str, seed: int = 0) -> list[Cell]:
-    """One cell for each set: its network's training, and the attack."""
+def set_jobs(scale: str, seed: int = 0) -> list[Job]:
+    """One job per set: train its network, then attack it."""
     return [
-        Cell(
+        Job(
             f"{name}-{strength:g}",
             {
-                "experiment": weight_sampling.experiment_for("deterministic", strength, "tuned", scale, seed, hidden),
+                "experiment": networks.experiment_for("deterministic", strength, "tuned", scale, seed, hidden),
                 "attack": ATTACK,
             },
         )
@@ -56,27 +57,27 @@ def set_cells(scale: str, seed: int = 0) -> list[Cell]:
 
 
 def set_title(name: str) -> str:
-    """The set's network as the paper writes it."""
+    """Return the name of the set's network as printed in the paper."""
     architecture, _, strength = name.rpartition("-")
     return f"{architecture.upper()} λ={strength}"
 
 
-def make_set(arguments: dict[str, Any], place: Path) -> dict[str, Any]:
-    """Train the network in `place`, perturb the test images for it, and say how far they went and whom they fool."""
-    run = weight_sampling.trained(make_experiment(arguments["experiment"]), place)
+def make_set(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train the network in `folder`, perturb the test images for it, and measure distortion and success."""
+    run = networks.trained(make_experiment(arguments["experiment"]), folder)
     start = time.perf_counter()
-    found = perturbed(arguments, place)
+    found = perturbed(arguments, folder)
     seconds = time.perf_counter() - start
     result, test = run.result(), run.dataset().test
     network = run.posterior().model
-    right, still = _right(network, as_float(test.x), test.y), _right(network, found.inputs, found.labels)
-    moved = found.result.distortion[right]
+    correct, still = _correct(network, as_float(test.x), test.y), _correct(network, found.inputs, found.labels)
+    moved = found.result.distortion[correct]
     numbers = {
-        "source_accuracy": 100 * float(right.double().mean()),
-        "fooled": 100 * float((~still[right]).double().mean()),
+        "source_accuracy": 100 * float(correct.double().mean()),
+        "fooled": 100 * float((~still[correct]).double().mean()),
         "distortion": UNITS * float(found.result.distortion.mean()),
         "distortion_of_moved": UNITS * float(moved.mean()),
-        "gradients": float(found.result.queries[right].double().mean()),
+        "gradients": float(found.result.queries[correct].double().mean()),
         "training_seconds": result["seconds"],
         "seconds": seconds,
     }
@@ -84,12 +85,12 @@ def make_set(arguments: dict[str, Any], place: Path) -> dict[str, Any]:
     return {**kept, "confidence": found.about["options"]["confidence"], "numbers": numbers, "provenance": found.about}
 
 
-def perturbed(arguments: dict[str, Any], place: Path) -> AttackSet:
-    """The set of a cell, made if it is not there: NAME.safetensors beside the cell's record."""
-    path = place.parents[1] / f"{place.name}.safetensors"
+def perturbed(arguments: dict[str, Any], folder: Path) -> AttackSet:
+    """Load the set of a job, NAME.safetensors beside its record, or make it if there is none."""
+    path = folder.parents[1] / f"{folder.name}.safetensors"
     if path.exists():
-        return _same(load_attack_set(path), arguments["attack"]["options"], path)
-    run = weight_sampling.trained(make_experiment(arguments["experiment"]), place)
+        return _checked(load_attack_set(path), arguments["attack"]["options"], path)
+    run = networks.trained(make_experiment(arguments["experiment"]), folder)
     dataset, network = run.dataset(), run.posterior().model
     options = {**arguments["attack"]["options"], "confidence": chosen_confidence(network, run, arguments["attack"])}
     digest = hashlib.sha256((run.folder / MODEL).read_bytes()).hexdigest()
@@ -102,7 +103,7 @@ def perturbed(arguments: dict[str, Any], place: Path) -> AttackSet:
     }
     attack = partial(perturb, network, options=options)
     with make_progress() as bar:
-        task = bar.add_task(f"attacking {place.name}", total=len(dataset.test), text="")
+        task = bar.add_task(f"attacking {folder.name}", total=len(dataset.test), text="")
         return make_attack_set(
             path,
             attack,
@@ -114,7 +115,7 @@ def perturbed(arguments: dict[str, Any], place: Path) -> AttackSet:
         )
 
 
-def _same(found: AttackSet, wanted: dict[str, Any], path: Path) -> AttackSet:
+def _checked(found: AttackSet, wanted: dict[str, Any], path: Path) -> AttackSet:
     made = {key: value for key, value in found.about["options"].items() if key != "confidence"}
     if made != json.loads(json.dumps(wanted)):
         raise ValueError(f"{path} was made with other options, {made}, not {wanted}: delete it, or use another folder.")
@@ -122,7 +123,13 @@ def _same(found: AttackSet, wanted: dict[str, Any], path: Path) -> AttackSet:
 
 
 def chosen_confidence(network: nn.Module, run: Run, attack: dict[str, Any]) -> float:
-    """The first margin that keeps the mean distortion of the first validation images below the limit, or the last."""
+    """Return the first margin whose mean distortion on validation images is below the limit, else the last one.
+
+    Args:
+        network: The network to attack.
+        run: Its run, for the validation images.
+        attack: As `ATTACK`.
+    """
     held_out = prepare(run.experiment()).validation
     assert held_out is not None
     images = held_out.split.subset(range(min(attack["images"], len(held_out.split))))
@@ -136,13 +143,20 @@ def chosen_confidence(network: nn.Module, run: Run, attack: dict[str, Any]) -> f
 
 
 def perturb(network: nn.Module, x: Tensor, y: Tensor, seed: int, *, options: dict[str, Any]) -> AttackResult:
-    """The smallest perturbations of what the network has right; what it has wrong needs none.
+    """Find the smallest perturbations of correctly classified images; the others are left as they are.
 
-    Where the confidence cannot be reached, the perturbation ends at the boundary. `seed` is not needed.
+    Where the margin cannot be reached, the perturbation ends at the decision boundary.
+
+    Args:
+        network: The network to attack.
+        x: Images.
+        y: Their labels.
+        seed: Unused; `make_attack_set` passes one.
+        options: Options of `credo.attacks.minimal`, with the margin as `confidence`.
     """
     inputs, queries = x.clone(), torch.ones(len(x), dtype=torch.int64)
     distortion = torch.zeros(len(x), dtype=torch.float64)
-    rows = _right(network, x, y).nonzero()[:, 0]
+    rows = _correct(network, x, y).nonzero()[:, 0]
     for confidence in (options["confidence"], _BOUNDARY):
         if len(rows) == 0:
             break
@@ -150,25 +164,25 @@ def perturb(network: nn.Module, x: Tensor, y: Tensor, seed: int, *, options: dic
         queries[rows] += found.queries
         inputs[rows], distortion[rows] = found.inputs, found.distortion
         rows = rows[~found.success]
-    return AttackResult(inputs, ~_right(network, inputs, y), distortion, queries)
+    return AttackResult(inputs, ~_correct(network, inputs, y), distortion, queries)
 
 
 @torch.no_grad()
-def _right(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def _correct(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([network(part).argmax(1) for part in x.split(_CHUNK)]) == y
 
 
-def sets_table(records: dict[str, dict[str, Any]], scale: str) -> Table:
-    """What the twelve sets are, and what they did to the networks they were made for."""
+def table(records: dict[str, dict[str, Any]], scale: str) -> ResultTable:
+    """The twelve sets, and how well they fool the networks they were made for."""
     rows = []
-    for cell in set_cells(scale):
-        record = records.get(cell.name)
+    for job in set_jobs(scale):
+        record = records.get(job.name)
         if record is None:
             continue
         numbers = record["numbers"]
         rows.append(
             [
-                set_title(cell.name),
+                set_title(job.name),
                 f"{numbers['source_accuracy']:.2f}",
                 f"{record['confidence']:g}",
                 f"{numbers['fooled']:.2f}",
@@ -179,17 +193,16 @@ def sets_table(records: dict[str, dict[str, Any]], scale: str) -> Table:
             ]
         )
     columns = ["made for", "its accuracy %", "margin", "fooled %", "distortion", "gradients", "training s", "attack s"]
-    deterministic = weight_sampling.SETTINGS["tuned"]["deterministic"]
+    deterministic = networks.SETTINGS["tuned"]["deterministic"]
     notes = [
-        "Smallest perturbations that are a margin, in logits, beyond the boundary (or on it, where that cannot be "
-        f"reached): of {', '.join(f'{c:g}' for c in ATTACK['confidences'])} the first with a mean distortion below "
-        f"{LIMIT:.2f} on {ATTACK['images']} validation images. At most {ATTACK['options']['steps']} gradients. What a "
-        "network has wrong is left as it is.",
-        "fooled: share of the test images that it had right. distortion: mean over all images, images from 0 to 2; the "
-        f"paper says only that its are below {LIMIT:.2f}. gradients: for each image that was changed. Times on one "
-        "thread.",
+        "Smallest perturbations that cross the decision boundary by a margin in logits (or reach it, where the margin "
+        f"cannot be reached): of {', '.join(f'{c:g}' for c in ATTACK['confidences'])} the first with a mean distortion "
+        f"below {LIMIT:.2f} on {ATTACK['images']} validation images. At most {ATTACK['options']['steps']} gradients. "
+        "Misclassified images are left unchanged.",
+        "fooled: fraction of the correctly classified test images. distortion: mean over all images, pixels in [0, 2]; "
+        f"the paper states only that its own are below {LIMIT:.2f}. gradients: per changed image. Times on one thread.",
         f"Networks: SGD, lr {deterministic['lr']:g}, momentum 0.95, batch 128, stop after {deterministic['patience']} "
         "epochs without a better validation accuracy.",
     ]
     notes += smoke_note(scale)
-    return Table("The twelve perturbed test sets (Zhang and Chen 2020)", columns, rows, notes)
+    return ResultTable("The twelve perturbed test sets (Zhang and Chen 2020)", columns, rows, notes)

@@ -1,20 +1,19 @@
-"""Bayesian weight sampling against input perturbations (Zhang and Chen 2020): FC-100-100-10 on MNIST.
+"""The networks of Zhang and Chen (2020), FC-100-100-10 on MNIST, and Table 1: accuracy on unperturbed data.
 
-The networks, and Table 1: accuracy on clean data of Bayesian networks with seven initial deviations and of
-deterministic ones with four strengths of layer-normalised L2. For a Bayesian network: the accuracy of one sampled
-network, averaged over 100.
+Bayesian networks with seven initial standard deviations, deterministic ones with four strengths of layer-normalised L2.
+For a Bayesian network: the accuracy of one sampled network, averaged over 100.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from credo.evaluate import sample_study
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
 from credo.experiments.runs import Run
-from reproductions.jobs import Cell, Table, run_cells, smoke_note
+from reproductions.jobs import Job
+from reproductions.study import ResultTable, smoke_note
 
 RHOS = (-30.0, -10.0, -4.0, -3.0, -2.5, -2.0, -1.5)
 STRENGTHS = (0.0, 1e-4, 1e-2, 1.0)
@@ -30,7 +29,7 @@ PAPER = {
 }
 RUNS = 100
 
-# What the paper does not state, in two versions. "literal" takes its learning rate and patience on the mean loss.
+# Two settings of what the paper does not state. "literal" uses its learning rate and patience with the mean loss.
 SETTINGS: dict[str, dict[str, Any]] = {
     "tuned": {
         "bayesian": {"lr": 0.03, "temperature": 0.1, "mean_init": 0.18, "patience": 20},
@@ -51,7 +50,16 @@ _SCALE: dict[str, dict[str, Any]] = {
 def experiment_for(
     kind: str, value: float, setting: str, scale: str, seed: int = 0, hidden: tuple[int, ...] = (100, 100)
 ) -> dict[str, Any]:
-    """The experiment of one cell, as TOML tables: `kind` is "bayesian" (value = ρ) or "deterministic" (value = λ)."""
+    """Return the experiment of one network as TOML tables.
+
+    Args:
+        kind: "bayesian" or "deterministic".
+        value: The initial ρ of a Bayesian network, λ of a deterministic one.
+        setting: A key of `SETTINGS`.
+        scale: The preset.
+        seed: Seed of weights, batches and draws.
+        hidden: Widths of the hidden layers.
+    """
     chosen, size = dict(SETTINGS[setting][kind]), _SCALE[scale]
     patience = chosen.pop("patience")
     sgd = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.95}}
@@ -74,16 +82,16 @@ def experiment_for(
 
 
 def trained(experiment: Experiment, folder: Path) -> Run:
-    """The run of an experiment, trained to its end if it is not yet."""
+    """Return the run of an experiment, after training it to its end if it is not finished."""
     run = Run(folder)
-    if not run.finished:  # of a finished one nothing is locked: several cells may look at it at once
+    if not run.finished:  # a finished run is not locked, so that several jobs can read it at once
         for _ in run.train(experiment, draws=1):
             pass
     return run
 
 
-def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train one network to its end and measure it as the paper does."""
+def train_job(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train one network and measure it as the paper does."""
     experiment = make_experiment(arguments["experiment"])
     run = trained(experiment, folder)
     posterior, held_out = run.posterior(), prepare(experiment).validation
@@ -107,11 +115,11 @@ def train_cell(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**kept, "kind": arguments["kind"], "value": arguments["value"], "numbers": numbers}
 
 
-def table_1_cells(scale: str, seed: int = 0) -> list[Cell]:
-    """Eleven networks in both settings."""
+def table_1_jobs(scale: str, seed: int = 0) -> list[Job]:
+    """Eleven networks in each of the two settings."""
     wanted = [("bayesian", rho) for rho in RHOS] + [("deterministic", strength) for strength in STRENGTHS]
     return [
-        Cell(
+        Job(
             f"{setting}-{kind}-{value:g}",
             {"kind": kind, "value": value, "experiment": experiment_for(kind, value, setting, scale, seed)},
         )
@@ -120,13 +128,8 @@ def table_1_cells(scale: str, seed: int = 0) -> list[Cell]:
     ]
 
 
-def table_1(folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run what is missing of Table 1; yields each cell's record."""
-    return run_cells(train_cell, table_1_cells(scale), folder / "table1", jobs=jobs)
-
-
-def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
-    """Ours beside the paper's, both settings."""
+def table_1(records: dict[str, dict[str, Any]], scale: str) -> ResultTable:
+    """Both settings beside the paper's numbers."""
     rows: list[list[Any]] = []
     for kind, values, sign in (("bayesian", RHOS, "ρ"), ("deterministic", STRENGTHS, "λ")):
         for value in values:
@@ -154,7 +157,7 @@ def table_1_result(records: dict[str, dict[str, Any]], scale: str) -> Table:
         *(f"{name}: {_describe(setting)}" for name, setting in SETTINGS.items()),
     ]
     notes += smoke_note(scale)
-    return Table("Table 1: accuracy on unperturbed data (Zhang and Chen 2020)", columns, rows, notes)
+    return ResultTable("Table 1: accuracy on unperturbed data (Zhang and Chen 2020)", columns, rows, notes)
 
 
 def _describe(setting: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""What Zhang and Chen (2020) print: accuracies in % on their twelve perturbed test sets, tables 2 to 4.
+"""Numbers printed by Zhang and Chen (2020): accuracies in % on their twelve perturbed test sets, tables 2 to 4.
 
-Rows are named by the network that a set was made for, with its strength of L2.
+Keys are the network that a set was made for, with its strength of L2.
 """
 
 RHOS = (-30.0, -10.0, -4.0, -3.0, -2.5, -2.0, -1.5)

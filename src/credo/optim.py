@@ -19,8 +19,9 @@ from credo import methods
 from credo.core.example_counts import Counted
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.network.inplace_inputs import InputWatch
-from credo.core.per_example.plan import PlanChangedError
+from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.posterior import Posterior, Terms
+from credo.methods.natural.point_estimate import current_names
 from credo.methods.natural.validate import check_loss
 
 Closure = Callable[[], Any]
@@ -116,7 +117,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         state = self.posterior.state_dict()
         own = {key: value for key, value in state.items() if not _belongs_to_network(key)}
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        return {"posterior": copy.deepcopy(own), "param_groups": groups, "by_name": self._by_name}
+        method = type(self.posterior).__name__
+        return {"posterior": copy.deepcopy(own), "param_groups": groups, "by_name": self._by_name, "method": method}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was called, once the network's weights are loaded, too.
@@ -124,7 +126,10 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         At the rate that was saved, whatever `lr` this optimiser was made with; rates by name are this one's own.
         """
         own = {key for key in self.posterior.state_dict() if not _belongs_to_network(key)}
-        given = state_dict.get("posterior", {})
+        methods = [state_dict.get("method", type(self.posterior).__name__), type(self.posterior).__name__]
+        if methods[0] != methods[1]:
+            raise ValueError(f"This state is of another optimiser or network: of {methods[0]}, not of {methods[1]}.")
+        given = current_names(self.posterior, state_dict.get("posterior", {}))
         if set(given) != own:
             wrong = sorted(own.symmetric_difference(given))
             raise ValueError(f"This state is of another optimiser or network; not on both sides: {', '.join(wrong)}.")
@@ -264,7 +269,7 @@ def _wanted(posterior: Any) -> int:
 
 
 def _belongs_to_network(key: str) -> bool:
-    return key.startswith(("model.", "engine.model."))
+    return key.startswith("model.")
 
 
 class VOGN(PosteriorOptimizer):

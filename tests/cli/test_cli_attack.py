@@ -47,7 +47,7 @@ def test_the_smallest_changes(call: Call, digits_run: Path) -> None:
     stored = load_attack_set("m.safetensors")
     assert stored.about["threat"] == "fixed"
     assert float(stored.result.success.double().mean()) == 1.0
-    assert "100.0% succeeded while attacking" in result.stderr
+    assert "100.0% succeeded during the attack" in result.stderr
     assert "all draws averaged" in result.stdout
     assert "40 attacked inputs in m.safetensors" in result.stderr
 
@@ -99,9 +99,9 @@ def test_the_smallest_changes_to_any_other_class(call: Call, refused: Call, digi
     runner_up = json.loads(call(*arguments).stdout)
     assert runner_up["distortion"] != found["distortion"]
     assert json.loads(call(*arguments, "--target", "runner-up").stdout) == runner_up
-    assert "only minimal heads for" in refused("attack", digits_run, "--target", "runner-up")
+    assert "only minimal can target" in refused("attack", digits_run, "--target", "runner-up")
     for wrong in ("three", "-1", "--3", "10", "1.5"):
-        assert "the classes are 0 to 9" in refused("attack", digits_run, "--target", wrong)
+        assert "give a class from 0 to 9" in refused("attack", digits_run, "--target", wrong)
 
 
 def test_any_other_class_is_what_pgd_reaches_anyway(call: Call, digits_run: Path) -> None:
@@ -118,15 +118,15 @@ def test_one_network_is_one_draw(call: Call, digits_run: Path) -> None:
 @pytest.mark.parametrize(
     ("attack", "option", "message"),
     [
-        ("minimal", ("--epsilon", 0.5), "--epsilon 0.5: an option of fgsm and pgd"),
-        ("minimal", ("--norm", "linf"), "--norm linf: an option of fgsm and pgd"),
-        ("minimal", ("--restarts", 2), "--restarts 2: an option of pgd"),
-        ("fgsm", ("--steps", 7), "--steps 7: an option of minimal and pgd"),
-        ("fgsm", ("--confidence", 3), "--confidence 3.0: an option of minimal"),
-        ("pgd", ("--confidence", 3), "--confidence 3.0: an option of minimal"),
+        ("minimal", ("--epsilon", 0.5), "--epsilon 0.5 is an option of fgsm and pgd"),
+        ("minimal", ("--norm", "linf"), "--norm linf is an option of fgsm and pgd"),
+        ("minimal", ("--restarts", 2), "--restarts 2 is an option of pgd"),
+        ("fgsm", ("--steps", 7), "--steps 7 is an option of minimal and pgd"),
+        ("fgsm", ("--confidence", 3), "--confidence 3.0 is an option of minimal"),
+        ("pgd", ("--confidence", 3), "--confidence 3.0 is an option of minimal"),
         # Also what would be the default elsewhere: it was said, and means nothing.
-        ("minimal", ("--epsilon", 0.1), "no meaning for minimal: it looks for the smallest change"),
-        ("pgd", ("--threat", "one", "--draws", 50), "--draws 50: an option of the threats fresh, mixture, fixed"),
+        ("minimal", ("--epsilon", 0.1), "no effect on minimal: it finds the smallest change"),
+        ("pgd", ("--threat", "one", "--draws", 50), "--draws 50 is an option of the threats fresh, mixture, fixed"),
     ],
 )
 def test_options_without_a_meaning_are_refused(

@@ -1,4 +1,4 @@
-"""`credo continual` from a file or from keys, resumed, refused; its report; its reproduction at scale smoke."""
+"""`credo continual` from a file or from keys, resumed, refused; its report."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reproductions.studies import STUDIES
 
 from credo.continual import learn_jointly
 from credo.experiments import continual
@@ -107,7 +106,7 @@ def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refu
         (("continual.draws=0",), "draws"),
         (("none.toml",), "There is no file"),
         ((".",), ". is a folder. Give a TOML file"),
-        (("a.toml", "b.toml"), "One TOML file"),
+        (("a.toml", "b.toml"), "At most one TOML file"),
     ],
 )
 def test_what_makes_no_sequence_is_refused(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
@@ -128,14 +127,3 @@ def test_names_of_tasks_are_escaped_in_the_report() -> None:
     page = render_continual(result)
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
-
-
-@pytest.mark.parametrize("table", ["permuted", "split"])
-def test_the_reproduction_at_scale_smoke(table: str, tmp_path: Path) -> None:
-    study = STUDIES["continual"]
-    records = {cell.name: record for cell, record in study.cells[table](tmp_path, scale="smoke", jobs=1)}
-    assert len(records) == study.count[table]("smoke") == 5
-    made = study.table[table](records, "smoke")
-    assert [row[0] for row in made.rows][:2] == ["VOGN", "VCL (BBB)"]
-    for row, record in zip(made.rows, records.values(), strict=True):
-        assert float(row[2]) == pytest.approx(100 * record["summary"]["accuracy"], abs=0.006)

@@ -95,7 +95,7 @@ def test_an_unknown_name(refused: Refused) -> None:
 
 def test_download_needs_a_name_and_something_to_fetch(refused: Refused) -> None:
     assert "--download needs the name of a data set" in refused("data", "--download")
-    assert "digits is not downloaded" in refused("data", "digits", "--download")
+    assert "digits cannot be downloaded" in refused("data", "digits", "--download")
 
 
 def test_a_failed_download_is_no_traceback(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

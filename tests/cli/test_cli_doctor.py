@@ -28,7 +28,7 @@ def test_json_is_what_the_library_finds_and_what_the_folder_keeps(call: Call, di
 
 def test_a_hardly_trained_run_is_no_success(call: Call, digits_run: Path) -> None:
     result = call("doctor", digits_run, *QUICK)
-    for part in ("Not healthy", "alarm", "not-learned", "→", "mean weights", "fc1.weight", "collapsed"):
+    for part in ("Not healthy", "alarm", "not-learned", "→", "mean weights", "fc1.weight", "collapsed to the prior"):
         assert part in result.stdout
     assert f"written to {digits_run / 'diagnosis.json'}" in result.stderr
     assert "written to" not in result.stdout

@@ -27,7 +27,7 @@ def test_nobody_waits_for_the_study_of_single_networks(first: bool, monkeypatch:
     for name, value in (("evaluate_run", {"accuracy": 1.0}), ("_on_sets", {"a": 1}), ("shift_run", {"fog": 2})):
         note(name, value)
     note("_sample_numbers", {"draws": 3})
-    evaluate.evaluate_command(Path(), samples=3, shift=True, as_json=True)
+    evaluate._command(Path(), samples=3, shift=True, as_json=True)
     together = ["evaluate_run", "_on_sets", "shift_run"]
     assert done == ([*together, "_sample_numbers"] if first else together)
     record = {"accuracy": 1.0, "samples": {"draws": 3}, "attack_sets": {"a": 1}, "shift": {"fog": 2}}

@@ -54,7 +54,7 @@ def test_the_report_of_a_sequence_is_written_again(call: Call, sequence: Path) -
 def test_options_of_runs_have_no_meaning_for_it(
     refused: Refused, sequence: Path, options: tuple[Any, ...], names: str
 ) -> None:
-    assert f"leave out {names}," in refused("report", sequence, *options)
+    assert f"omit {names}." in refused("report", sequence, *options)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_unfinished_run_as_a_file(call: Call, refused: Refused, digits_run: P
 def test_a_pruned_run_as_a_file(call: Call, refused: Refused, digits_run: Path, options: tuple[str, ...]) -> None:
     call("prune", digits_run, "--rate", 0.5, *options, "--out", "pruned")
     message = refused("train", "pruned")
-    assert 'from Python: credo.fit on credo.load("pruned/model.safetensors")' in message
+    assert 'in Python: credo.fit on credo.load("pruned/model.safetensors")' in message
     posterior = credo.load("pruned/model.safetensors")
     zero = {name: mean == 0 for name, mean in posterior.mean().items()}  # type: ignore[attr-defined]
     before = {name: mean.clone() for name, mean in posterior.mean().items()}  # type: ignore[attr-defined]
@@ -128,11 +128,11 @@ def test_an_ensemble_as_a_file(call: Call, refused: Refused) -> None:
     call("train", *quick, "--run", "pair")
     message = refused("train", "pair")
     assert "model.weights" not in message  # these are of one network
-    assert 'from Python: credo.fit on credo.load("pair/model.safetensors")' in message
+    assert 'in Python: credo.fit on credo.load("pair/model.safetensors")' in message
     credo.fit(credo.load("pair/model.safetensors"), Batches(load_dataset("digits").train, batch_size=256), epochs=1)
 
 
 def test_a_folder_that_is_no_run_as_a_file(refused: Refused) -> None:
     Path("empty").mkdir()
     assert "empty is a folder; give a TOML file" in refused("train", "empty")
-    assert "named by --run" in refused("train", "empty", "training.epochs=1")
+    assert "Name the run folder with --run" in refused("train", "empty", "training.epochs=1")

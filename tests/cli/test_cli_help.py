@@ -1,4 +1,4 @@
-"""What `--help` says of options whose values are words or have a unit."""
+"""`--help` explains options whose values are words or have a unit."""
 
 import re
 from collections.abc import Callable

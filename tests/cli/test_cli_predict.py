@@ -94,7 +94,7 @@ def test_the_table(call: Call, digits_run: Path, pixels: Any) -> None:
     for word in ("x.npy", "label", "confidence", "epistemic"):
         assert word in result.stdout
     assert "probs" not in result.stdout
-    assert "10 more rows; --json or --output gives all of them" in result.stderr
+    assert "10 more rows; use --json or --output for all of them" in result.stderr
 
 
 def test_tolerance(rows: Rows, digits_run: Path, pixels: Any) -> None:

@@ -12,10 +12,10 @@ Refused = Callable[..., str]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--rate", 0.5), "--rate has no meaning"),
-        (("--out", "pruned"), "--out has no meaning"),
-        (("--compact",), "--compact has no meaning"),
-        (("--rate", 0.5, "--out", "pruned", "--compact"), "--rate and --compact and --out have no meaning"),
+        (("--rate", 0.5), "--rate has no effect"),
+        (("--out", "pruned"), "--out has no effect"),
+        (("--compact",), "--compact has no effect"),
+        (("--rate", 0.5, "--out", "pruned", "--compact"), "--rate and --compact and --out have no effect"),
         (("--threshold", 0.1), "give one of them"),
     ],
 )

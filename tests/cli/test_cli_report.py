@@ -101,7 +101,7 @@ def test_demo_ends_with_its_report(call: Call, monkeypatch: pytest.MonkeyPatch) 
     last = call("demo", "--folder", "mine").stdout.splitlines()[-1]
     assert last == "mine/report.html"
     page = Path(last).read_text(encoding="utf-8")
-    for heading in ("Single draws", "Accuracies of sampled networks", "Doctor", "Confident about photo-patches"):
+    for heading in ("Sampled networks", "Accuracies of sampled networks", "Doctor", "Confident about photo-patches"):
         assert f">{heading}</h" in page
     assert "the report is mine/report.html" in call("demo", "--folder", "mine", "--json").stderr
 

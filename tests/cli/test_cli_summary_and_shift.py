@@ -1,4 +1,4 @@
-"""`credo summary`, `credo evaluate --shift`, `credo train method.name=node-bnn` and `credo reproduce node-bnn`."""
+"""`credo summary`, `credo evaluate --shift` and `credo train method.name=node-bnn`."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ Refused = Callable[..., str]
 def test_summary_by_name(call: Call) -> None:
     result = call("summary", "resnet50")
     *_, norms, total, ratio, _ = (line.replace("│", " ").split() for line in result.stdout.splitlines())
-    assert total == ["all", "54", "layers", "25,557,032", "24,579"]
-    assert ratio == ["weights", "a", "node", "1,040"]
+    assert total == ["total", "54", "layers", "25,557,032", "24,579"]
+    assert ratio == ["weights", "per", "node", "1,040"]
     assert "layer1.0.downsample.0" in result.stdout
     assert norms == ["others", "53", "BatchNorm2d", "53,120", "–"]
     found = json.loads(call("summary", "mlp", "inputs=[4]", "hidden=[3]", "classes=2", "--json").stdout)
@@ -27,10 +27,10 @@ def test_summary_by_name(call: Call) -> None:
 def test_summary_of_a_run(call: Call, refused: Refused, digits_run: Path) -> None:
     found = json.loads(call("summary", digits_run, "--json").stdout)
     assert (found["name"], found["nodes"]) == ("mlp", 64 + 16)
-    assert "leave out classes=3" in refused("summary", digits_run, "classes=3")
+    assert "omit classes=3" in refused("summary", digits_run, "classes=3")
     assert "Unknown model 'resnet5'" in refused("summary", "resnet5")
-    assert "have no sections" in refused("summary", "mlp", "model.hidden=[3]")
-    assert "'lenet5' is no option: give one network" in refused("summary", "mlp", "lenet5")
+    assert "have no section" in refused("summary", "mlp", "model.hidden=[3]")
+    assert "'lenet5' is not an option: give one network" in refused("summary", "mlp", "lenet5")
 
 
 def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, gap_run: Path) -> None:
@@ -51,10 +51,10 @@ def test_evaluating_under_shift(call: Call, refused: Refused, digits_run: Path, 
         (("--shift", "--shift-kinds", "fogg"), "Did you mean 'fog'"),
         (("--shift", "--shift-kinds", ","), "No kind of corruption in ','"),
         (("--shift", "--shift-kinds", "saturate"), "saturate"),
-        (("--shift", "--shift-examples", 0), "--shift-examples 0: give 1 or more, or leave it out for all 359"),
-        (("--shift-kinds", "fogg"), "--shift-kinds fogg: only for --shift; add it"),
-        (("--shift-kinds", "common"), "--shift-kinds common: only for --shift"),
-        (("--shift-examples", 60), "--shift-examples 60: only for --shift"),
+        (("--shift", "--shift-examples", 0), "--shift-examples 0: give 1 or more, or omit it for all 359"),
+        (("--shift-kinds", "fogg"), "--shift-kinds fogg needs --shift: add it"),
+        (("--shift-kinds", "common"), "--shift-kinds common needs --shift"),
+        (("--shift-examples", 60), "--shift-examples 60 needs --shift"),
     ],
 )
 def test_shift_is_refused_before_anything_is_measured(
@@ -73,13 +73,3 @@ def test_training_and_listing_a_node_based_bnn(call: Call, tmp_path: Path) -> No
     assert result["test"]["mean_draws"] == 4
     assert result["experiment"]["method"]["components"] == 2
     assert "components" in call("list", "node-bnn").stdout
-
-
-def test_reproducing(call: Call, refused: Refused, tmp_path: Path) -> None:
-    asked = ("reproduce", "node-bnn", "--scale", "smoke", "--jobs", 1, "--output", tmp_path / "out")
-    tables = json.loads(call(*asked, "--table", 1, "--json").stdout)
-    assert tables[0]["rows"][4][0] == "ResNet50"
-    assert "belongs to --data" in refused(*asked, "--root", tmp_path)
-    assert "Unknown data of node-bnn 'imagnet'" in refused(*asked, "--data", "imagnet")
-    assert "needs --root" in refused(*asked, "--data", "imagenet")
-    assert "Unknown data of vogn" in refused("reproduce", "vogn", "--data", "imagenet")

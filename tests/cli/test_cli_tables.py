@@ -67,7 +67,7 @@ def test_columns_are_found_by_name(call: Call, refused: Refused, table_run: Path
     with_target = call("predict", table_run, "new.csv", "--json", "--output", "rows.csv")
     Path("new.csv").write_text("50,0\n60,1\n")
     assert swapped == with_target.stdout == call("predict", table_run, "new.csv", "--json").stdout
-    assert "the column 'y' of new.csv is the target and is not looked at" in with_target.stderr
+    assert "the column 'y' of new.csv is the target and is ignored" in with_target.stderr
     assert Path("rows.csv").read_text().startswith("index,mean,total,aleatoric,epistemic\n")
     Path("new.csv").write_text("a,c\n50,0\n")
     assert "the header lacks 'b' and has the unknown 'c'" in refused("predict", table_run, "new.csv")
@@ -80,7 +80,7 @@ def test_classes_of_text_need_no_task(call: Call) -> None:
     result = train(call, rows, "training.epochs=3")
     assert result.stderr.count("the target 'kind' is text: 2 classes, high, low (data.task=classification)") == 1
     assert Run("run").facts()["class_names"] == ["high", "low"]
-    assert "finished already" in train(call, rows, "training.epochs=3").stderr
+    assert "already finished" in train(call, rows, "training.epochs=3").stderr
 
 
 def test_a_target_of_text_in_a_regression_names_the_option(refused: Refused) -> None:
@@ -138,10 +138,10 @@ def test_a_run_of_an_earlier_version_is_still_read(call: Call, offset: float) ->
     train(call, rows, "training.epochs=2")
     wanted = predicted(call, f"a,b\n{offset + 0.5},1\n")
     as_before(Run("run"))
-    assert "finished already" in train(call, rows, "training.epochs=2").stderr
+    assert "already finished" in train(call, rows, "training.epochs=2").stderr
     Path("new.csv").write_text(f"{offset + 0.5},1\n")
     result = call("predict", "run", "new.csv", "--json")
-    assert "without names of columns: those of new.csv are taken in their order" in result.stderr
+    assert "without column names: the columns of new.csv are used in their order" in result.stderr
     assert ("predictions may be off by" in result.stderr) == (offset > 0)
     if offset == 0:
         assert json.loads(result.stdout)[0]["mean"] == pytest.approx(wanted[0]["mean"], rel=1e-4)

@@ -51,7 +51,7 @@ def test_training_again_shows_the_result_without_training(call: Call) -> None:
     first = call("train", *QUICK, "--json", "--run", "here")
     again = call("train", *QUICK, "--json", "--run", "here")
     assert again.stdout == first.stdout
-    assert "finished already" in again.stderr
+    assert "already finished" in again.stderr
     assert "epoch" not in again.stderr
 
 
@@ -71,13 +71,13 @@ def test_more_epochs_go_on_with_a_finished_run(call: Call, refused: Refused) -> 
     call("train", *QUICK, "--run", "here")
     call("evaluate", "here", "--draws", 2)
     more = call("train", *QUICK, "training.epochs=4", "--run", "here", "--json")
-    assert "training.epochs was 2 and is 4 now: the run goes on" in more.stderr
+    assert "training.epochs was 2 and is now 4: the run resumes" in more.stderr
     assert "epoch   4" in more.stderr
-    assert "finished already" not in more.stderr
-    assert "evaluation.json told of the model before and is removed" in more.stderr
+    assert "already finished" not in more.stderr
+    assert "removed evaluation.json of the previous model" in more.stderr
     result = json.loads(more.stdout)
     assert (result["epochs"], result["experiment"]["training"]["epochs"]) == (4, 4)
-    assert "finished already" in call("train", *QUICK, "training.epochs=4", "--run", "here").stderr
+    assert "already finished" in call("train", *QUICK, "training.epochs=4", "--run", "here").stderr
     assert "has already trained 4 epochs" in refused("train", *QUICK, "--run", "here")
 
 
@@ -85,8 +85,8 @@ def test_a_cosine_that_is_planned_anew_is_said(call: Call) -> None:
     cosine = (*QUICK, "training.schedule=cosine", "--run", "here")
     call("train", *cosine)
     said = call("train", *cosine, "training.epochs=4").stderr
-    assert "the cosine schedule is computed anew, so at epoch 2 the learning rate is 0.5 of its largest" in said
-    assert "not that of a run planned with 4 epochs" in said
+    assert "the cosine schedule is recomputed, so at epoch 2 the learning rate is 0.5 of its maximum" in said
+    assert "differs from that of a run planned with 4 epochs" in said
 
 
 def test_a_folder_in_use(refused: Refused) -> None:
@@ -141,7 +141,7 @@ def test_a_signal_saves_and_exits_with_its_code(
     assert said[-1].endswith("the same call or command resumes from there.")
     assert not Run("here").finished
     resumed = call("train", *QUICK, "--json", "--run", "here")
-    assert "going on from the last checkpoint" in resumed.stderr
+    assert "resuming from the last checkpoint" in resumed.stderr
     assert json.loads(resumed.stdout)["test"] == expected["test"]
 
 
@@ -149,17 +149,17 @@ def test_when_to_save_may_change_on_the_way(call: Call) -> None:
     call("train", *QUICK, "--run", "here", "--checkpoint-every", 5, "--checkpoint-minutes", 0)
     training = Run("here").experiment().training
     assert (training.checkpoint_every, training.checkpoint_minutes) == (5, 0.0)
-    assert "finished already" in call("train", *QUICK, "--run", "here").stderr
+    assert "already finished" in call("train", *QUICK, "--run", "here").stderr
 
 
-def test_a_team_of_one_records_how_it_was_asked(call: Call) -> None:
-    """And a process alone goes on with the run of several, whatever their number was."""
+def test_a_process_group_of_one_records_its_options(call: Call) -> None:
+    """And a single process resumes the run of several, whatever their number was."""
     options = ("--mc-groups", 1, "--noise", "shared", "--compress", "bfloat16", "--sync-batchnorm")
     call("train", *QUICK, "--run", "here", *options)
     expected = Distributed(mc_groups=1, noise="shared", compress="bfloat16", batchnorm="sync")
     assert Run("here").experiment().distributed == expected
-    assert "finished already" in call("train", *QUICK, "--run", "here").stderr
-    assert "finished already" in call("train", *QUICK, "distributed.timeout=60", *options, "--run", "here").stderr
+    assert "already finished" in call("train", *QUICK, "--run", "here").stderr
+    assert "already finished" in call("train", *QUICK, "distributed.timeout=60", *options, "--run", "here").stderr
 
 
 def test_a_run_begun_alone_is_not_for_several(call: Call, refused: Refused) -> None:
@@ -184,7 +184,7 @@ def test_bad_options_of_train(refused: Refused, options: tuple[str, ...], messag
 
 
 def test_two_files(refused: Refused) -> None:
-    assert "One TOML file at most, got a.toml, b.toml" in refused("train", "a.toml", "b.toml")
+    assert "At most one TOML file, got a.toml, b.toml" in refused("train", "a.toml", "b.toml")
 
 
 def test_too_few_draws_are_refused_before_training(call: Call) -> None:
@@ -253,10 +253,10 @@ def test_a_point_estimate_is_one_network(call: Call, tmp_path: Path) -> None:
 
 
 def test_an_evaluation_says_what_it_replaces(call: Call, digits_run: Path) -> None:
-    assert "in the place of" not in call("evaluate", digits_run, "--draws", 2, "--samples", 3).stderr
+    assert "replacing" not in call("evaluate", digits_run, "--draws", 2, "--samples", 3).stderr
     again = call("evaluate", digits_run, "--draws", 2).stderr
-    assert "evaluation.json, in the place of one with --samples" in again
-    assert "in the place of" not in call("evaluate", digits_run, "--draws", 2).stderr
+    assert "evaluation.json, replacing one with --samples" in again
+    assert "replacing" not in call("evaluate", digits_run, "--draws", 2).stderr
 
 
 def test_samples_reach_the_report(call: Call, digits_run: Path) -> None:

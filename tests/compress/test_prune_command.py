@@ -52,7 +52,7 @@ def test_a_pruned_run_is_a_run(run: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((3, 8, 8), dtype=np.float32))
     assert len(as_json("predict", str(out), str(tmp_path / "x.npy"))) == 3
     table = call("prune", str(run), "--by", "magnitude", "--scope", "layer", "--out", str(tmp_path / "other"))
-    assert "of these not zero" in table
+    assert "nonzero parameters" in table
     call("prune", str(run), "--out", str(out), code=2)
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from credo.core.errors import ExampleCountWarning
 from credo.core.example_counts import Counted
-from credo.core.per_example.api import gradients_and_squares, per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.api import batch_gradients, per_example_squares
+from credo.core.per_example.plan import PerExamplePlan
 
 ROWS = 8
 X = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0))
@@ -32,11 +32,11 @@ def masked(net: nn.Module) -> Tensor:
 
 def steps(net: nn.Module, loss: Loss, count: int = 1, **options: Any) -> list[str]:
     """What so many passes of one method warn of."""
-    plan = SquarePlan(net, [name for name, _ in net.named_parameters()])
+    plan = PerExamplePlan(net, [name for name, _ in net.named_parameters()])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(count):
-            gradients_and_squares(plan, dict(net.named_parameters()), loss, Counted(**options))
+            batch_gradients(plan, dict(net.named_parameters()), loss, Counted(**options))
     return [str(warning.message) for warning in caught]
 
 
@@ -144,7 +144,7 @@ def whole(net: nn.Module) -> Tensor:
 @pytest.mark.parametrize("build", [Graph, BatchAttention])
 def test_graphs_and_attention_over_the_batch_are_named_once(build: Callable[[], nn.Module]) -> None:
     (found,) = steps(build(), whole, 3)
-    assert "act on each other" in found
+    assert "interact" in found
     assert "graphs" in found
     assert "attention over the batch" in found
 
@@ -209,10 +209,10 @@ def test_looking_for_interaction_leaves_everything_as_it_was() -> None:
     for looks in (True, False):
         net = Odd()
         net.register_forward_hook(lambda *_: heard.append(1))
-        plan = SquarePlan(net, [name for name, _ in net.named_parameters()])
-        plan.first_steps.passes = 3 if looks else 0
+        plan = PerExamplePlan(net, [name for name, _ in net.named_parameters()])
+        plan.first_passes.passes = 3 if looks else 0
         torch.manual_seed(5)
-        gradients_and_squares(plan, dict(net.named_parameters()), lambda model: (model(X.clone()) + 1).square().mean())
+        batch_gradients(plan, dict(net.named_parameters()), lambda model: (model(X.clone()) + 1).square().mean())
         assert all(p.grad is None for p in net.parameters())
         found.append(state(net))
     assert heard == [1, 1]

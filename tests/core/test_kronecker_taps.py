@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import kronecker_layers
-from credo.core.network.flat_layout import aliases
+from credo.core.network.substitute import aliases
 from credo.core.per_example.api import per_example_squares
 
 Loss = Callable[[nn.Module], Tensor]
@@ -27,7 +27,7 @@ def plan_for(model: nn.Module, *, random: Any = None, diagonal: tuple[str, ...] 
 
 
 def watch(model: nn.Module, loss: Loss, **options: Any) -> dict[str, Tensor]:
-    with plan_for(model, **options).watched() as found:
+    with plan_for(model, **options).hooks() as found:
         loss(model).backward()
         return found.result()
 
@@ -270,7 +270,7 @@ def test_a_weight_read_from_outside_of_its_layer_is_refused_with_the_way_out() -
     plan = plan_for(model, diagonal=("encode.*",))
     for _ in range(2):  # the first pass teaches the squares' plan
         try:
-            with plan.watched() as found:
+            with plan.hooks() as found:
                 cross_entropy(model).backward()
                 result = found.result()
         except RuntimeError as error:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.example_counts import Counted
-from credo.core.per_example.api import GradientSums, per_example_squares
+from credo.core.per_example.api import BatchGradients, per_example_squares
 
 ROWS = 6
 WEIGHTS = torch.tensor([2.0, 0.0, 1.0, 3.0, 1.0, 0.0])
@@ -96,7 +96,7 @@ def network(name: str) -> tuple[nn.Module, Tensor]:
     return net, x
 
 
-def same(found: GradientSums, wanted: GradientSums) -> None:
+def same(found: BatchGradients, wanted: BatchGradients) -> None:
     assert found.loss == pytest.approx(wanted.loss, rel=1e-12)
     for name, squares in wanted.squares.items():
         assert squares.max() > 0

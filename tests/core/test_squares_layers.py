@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.per_example.api import GradientSums, per_example_squares
+from credo.core.per_example.api import BatchGradients, per_example_squares
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
@@ -37,7 +37,7 @@ def by_loop(net: nn.Module, x: Tensor) -> tuple[float, dict[str, Tensor], dict[s
     return *gradients(x), squares  # type: ignore[return-value]
 
 
-def check(net: nn.Module, x: Tensor, *, nonzero: bool = True) -> GradientSums:
+def check(net: nn.Module, x: Tensor, *, nonzero: bool = True) -> BatchGradients:
     """Loss, gradients and squares agree with the loop, in double precision."""
     torch.manual_seed(1)
     net = net.double()

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from credo.core.per_example.api import gradients_and_squares, per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.api import batch_gradients, per_example_squares
+from credo.core.per_example.plan import PerExamplePlan
 
 
 def mean_loss(out: Tensor) -> Tensor:
@@ -271,12 +271,12 @@ def test_only_wanted_parameters() -> None:
 
 def test_plans_are_copied_and_pickled_along_with_their_network() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.PReLU())
-    both = {"net": net, "plan": SquarePlan(net, dict(net.named_parameters()))}
+    both = {"net": net, "plan": PerExamplePlan(net, dict(net.named_parameters()))}
     for other in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
         plan = other["plan"]
         assert plan.model is other["net"]
         assert [tap.layer for tap in plan.layers] == [other["net"][0], other["net"][1]]
-        assert list(plan.units) == ["2"]
+        assert list(plan.modules) == ["2"]
 
 
 def test_outputs_may_be_in_any_container() -> None:
@@ -304,16 +304,16 @@ def test_losses_that_call_other_methods_than_forward() -> None:
 def test_a_plan_learns_once() -> None:
     make, t = NETWORKS["a weight read by the parent"]
     net, calls = make(), []
-    plan = SquarePlan(net, dict(net.named_parameters()))
+    plan = PerExamplePlan(net, dict(net.named_parameters()))
 
     def nll(model: nn.Module) -> Tensor:
         calls.append(1)
         return mean_loss(model(t))
 
     weights = {name: p.detach() for name, p in net.named_parameters()}
-    first = gradients_and_squares(plan, weights, nll)
-    assert (len(calls), list(plan.units)) == (2, [""])
-    second = gradients_and_squares(plan, weights, nll)
+    first = batch_gradients(plan, weights, nll)
+    assert (len(calls), list(plan.modules)) == (2, [""])
+    second = batch_gradients(plan, weights, nll)
     assert len(calls) == 3
     for name in weights:
         assert torch.equal(first.squares[name], second.squares[name])

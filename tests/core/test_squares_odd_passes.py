@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.api import per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.hooks import squared_gradients
+from credo.core.per_example.plan import PerExamplePlan
 
 
 def test_gradients_by_the_inputs_are_the_usual_ones() -> None:
@@ -89,7 +89,7 @@ def test_a_reused_layer_in_reentrant_checkpoints_is_refused() -> None:
 
 def test_two_backward_passes_are_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 2))
-    with square_sums(SquarePlan(net, ["0.weight"])):
+    with squared_gradients(PerExamplePlan(net, ["0.weight"])):
         loss = net(torch.randn(4, 3)).square().mean()
         loss.backward(retain_graph=True)
         with pytest.raises(RuntimeError, match="call backward once"):
@@ -98,7 +98,7 @@ def test_two_backward_passes_are_refused() -> None:
 
 def test_no_backward_pass_is_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 2))
-    with square_sums(SquarePlan(net, ["0.weight"])) as sums:
+    with squared_gradients(PerExamplePlan(net, ["0.weight"])) as sums:
         net(torch.randn(4, 3))
     with pytest.raises(RuntimeError, match=r"call loss.backward\(\) inside"):
         sums.result()
@@ -108,14 +108,14 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
     net = small_net()
     with (
         pytest.raises(RuntimeError, match="cannot be differentiated again"),
-        square_sums(SquarePlan(net, ["0.weight"])),
+        squared_gradients(PerExamplePlan(net, ["0.weight"])),
     ):
         nll(net).backward(create_graph=True)
 
 
 def test_frozen_parameters_are_refused_by_name() -> None:
     net = nn.Linear(3, 2).requires_grad_(False)
-    with pytest.raises(ValueError, match="weight, but these"), square_sums(SquarePlan(net, ["weight"])):
+    with pytest.raises(ValueError, match="weight, but these"), squared_gradients(PerExamplePlan(net, ["weight"])):
         pass
 
 
@@ -132,8 +132,8 @@ def test_autocast(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = net(X)
         out = []
-        plan = SquarePlan(net, dict(net.named_parameters()))
-        with square_sums(plan) as sums:
+        plan = PerExamplePlan(net, dict(net.named_parameters()))
+        with squared_gradients(plan) as sums:
             out.append(net(X))
             F.cross_entropy(out[0], Y).backward()
     assert torch.equal(out[0], plain)

@@ -6,10 +6,10 @@ from squares_small import nll, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.network.flat_layout import substituted
-from credo.core.per_example.accumulate import square_sums
-from credo.core.per_example.api import gradients_and_squares, per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.network.substitute import substituted
+from credo.core.per_example.api import batch_gradients, per_example_squares
+from credo.core.per_example.hooks import squared_gradients
+from credo.core.per_example.plan import PerExamplePlan
 
 
 def leaves(net: nn.Module) -> dict[str, Tensor]:
@@ -26,9 +26,9 @@ def state(net: nn.Module) -> list[object]:
 def test_gradients_arrive_at_the_substituted_tensors() -> None:
     net = small_net()
     weights = leaves(net)
-    plan = SquarePlan(net, weights)
+    plan = PerExamplePlan(net, weights)
     before = state(net)
-    with substituted(net, weights, plan.aliases), square_sums(plan) as sums:
+    with substituted(net, weights, plan.aliases), squared_gradients(plan) as sums:
         value = nll(net)
         value.backward()
     plain = small_net()
@@ -52,7 +52,7 @@ def test_running_statistics_move_once_in_a_training_pass_and_not_in_the_public_f
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     per_example_squares(net, nll)
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    gradients_and_squares(SquarePlan(net, leaves(net)), leaves(net), nll)
+    batch_gradients(PerExamplePlan(net, leaves(net)), leaves(net), nll)
     nll(plain)
     for name, buffer in plain.named_buffers():
         torch.testing.assert_close(dict(net.named_buffers())[name], buffer)
@@ -63,7 +63,7 @@ def test_other_parameters_get_their_gradients_added() -> None:
     names = ["0.weight", "7.bias"]
     net[1].weight.grad = torch.ones(4)
     plain[1].weight.grad = torch.ones(4)
-    gradients_and_squares(SquarePlan(net, names), {name: leaves(net)[name] for name in names}, nll)
+    batch_gradients(PerExamplePlan(net, names), {name: leaves(net)[name] for name in names}, nll)
     nll(plain).backward()
     for name, p in plain.named_parameters():
         if name in names:
@@ -83,9 +83,9 @@ def test_other_gradients_are_not_doubled_when_a_pass_runs_again() -> None:
             return F.linear(self.b(x), self.a.weight)
 
     net, plain, x = Net(), Net(), torch.randn(4, 3)
-    plan = SquarePlan(net, ["a.weight"])
-    found = gradients_and_squares(plan, {"a.weight": net.a.weight}, lambda model: model(x).square().mean())
-    assert list(plan.units) == [""]  # it ran again
+    plan = PerExamplePlan(net, ["a.weight"])
+    found = batch_gradients(plan, {"a.weight": net.a.weight}, lambda model: model(x).square().mean())
+    assert list(plan.modules) == [""]  # it ran again
     plain(x).square().mean().backward()
     torch.testing.assert_close(net.b.weight.grad, plain.b.weight.grad)
     torch.testing.assert_close(found.gradients["a.weight"], plain.a.weight.grad)
@@ -128,7 +128,7 @@ def test_everything_is_put_back_after_an_error(when: str) -> None:
     net[0][0].weight.grad = torch.ones_like(net[0][0].weight)
     before = state(net)
     with pytest.raises(KeyError, match="half-way"):
-        gradients_and_squares(SquarePlan(net, ["0.0.bias", "1.weight", "3.weight"]), leaves(net), nll)
+        batch_gradients(PerExamplePlan(net, ["0.0.bias", "1.weight", "3.weight"]), leaves(net), nll)
     assert state(net) == before
     assert (net[0][0].weight.grad == 1).all()
     assert sum(p.grad is not None for p in net.parameters()) == 1

@@ -1,4 +1,4 @@
-"""Recurrent layers inside square_sums: torch's own outputs and gradients, the squares of a loop over examples."""
+"""Recurrent layers inside squared_gradients: torch's own outputs and gradients, the squares of a loop over examples."""
 
 from collections.abc import Callable
 from itertools import product
@@ -11,9 +11,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import credo
-from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.api import per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.hooks import squared_gradients
+from credo.core.per_example.plan import PerExamplePlan
 from credo.core.per_example.rnn_cells import is_recurrent
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
@@ -71,7 +71,7 @@ def check(layer: nn.RNNBase, loss: Callable[[Any, Tensor, slice], Tensor], x: Te
 
     total = gradients(whole)
     single = [gradients(slice(i, i + 1)) for i in range(len(x))]
-    assert SquarePlan(layer, parameters).units == {}
+    assert PerExamplePlan(layer, parameters).modules == {}
     found = per_example_squares(layer, lambda net: loss(net, x, whole))
     for index, name in enumerate(parameters):
         squares = torch.stack([each[index] for each in single]).square().sum(0)
@@ -108,7 +108,7 @@ def test_outputs_and_gradients_by_inputs_and_first_states_are_torchs(
     firsts = [part.requires_grad_() for part in (start if isinstance(start, tuple) else (start,))]
     theirs = layer(x, start)
     expected = torch.autograd.grad(score(theirs).mean(), [x, *firsts])
-    with square_sums(SquarePlan(layer, dict(layer.named_parameters()))):
+    with squared_gradients(PerExamplePlan(layer, dict(layer.named_parameters()))):
         ours = layer(x, start)
         assert [out.shape for out in tensors(ours)] == [out.shape for out in tensors(theirs)]
         torch.testing.assert_close(tensors(ours), tensors(theirs))

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.per_example.accumulate import square_sums
 from credo.core.per_example.api import per_example_squares
-from credo.core.per_example.plan import SquarePlan, check_squares
+from credo.core.per_example.hooks import squared_gradients
+from credo.core.per_example.plan import PerExamplePlan
 
 
 def mean_loss(out: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def test_problems_that_the_modules_show_are_reported_together() -> None:
         }
     )
     with pytest.raises(UnsupportedModelError) as error:
-        check_squares(net, dict(net.named_parameters()))
+        PerExamplePlan(net, dict(net.named_parameters()))
     message = str(error.value)
     for words in (
         "time (LSTM) has batch_first=False",
@@ -63,7 +63,7 @@ def test_problems_that_the_modules_show_are_reported_together() -> None:
     ):
         assert words in message
     net.eval()
-    check_squares(net, [name for name, _ in net.named_parameters() if name.startswith(("drop", "own"))])
+    PerExamplePlan(net, [name for name, _ in net.named_parameters() if name.startswith(("drop", "own"))])
 
 
 def test_modes_are_looked_at_again_in_every_pass() -> None:
@@ -71,9 +71,9 @@ def test_modes_are_looked_at_again_in_every_pass() -> None:
         lambda net, x: net.drop(net.a(x) * net.b), a=nn.Linear(4, 2), drop=nn.Dropout(), b=nn.Parameter(torch.ones(2))
     )
     net.eval()
-    plan = SquarePlan(net, dict(net.named_parameters()))
+    plan = PerExamplePlan(net, dict(net.named_parameters()))
     net.train()
-    with pytest.raises(UnsupportedModelError, match=r"dropout at drop"), square_sums(plan):
+    with pytest.raises(UnsupportedModelError, match=r"dropout at drop"), squared_gradients(plan):
         pass
 
 
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         FLAT,
         "something inside is random",
     ),
-    "examples that act on each other": (
+    "examples that interact": (
         lambda: Run(
             lambda net, x: (net.a(x) - net.a(x).mean(0)) * net.b, a=nn.Linear(4, 2), b=nn.Parameter(torch.ones(2))
         ),
@@ -93,12 +93,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "no batch at all": (
         lambda: Run(lambda net, x: net.a(x.mean(0)).expand(3, 2), a=nn.Linear(4, 2)),
         FLAT,
-        "output does not have the batch in front",
+        "output does not begin with the batch",
     ),
     "an unbatched image": (
         lambda: Run(lambda net, x: net.a(x[0])[None], a=nn.Conv2d(2, 2, 1)),
         numbers(3, 2, 4, 4),
-        "output does not have the batch in front",
+        "output does not begin with the batch",
     ),
 }
 
@@ -133,16 +133,16 @@ def test_compiled_parts_are_refused() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     net[1]._compiled_call_impl = print  # what .compile() sets, without its seconds
     with pytest.raises(UnsupportedModelError, match="1 is compiled"):
-        check_squares(net, ["0.weight", "1.weight"])
-    check_squares(net, ["0.weight"])
+        PerExamplePlan(net, ["0.weight", "1.weight"])
+    PerExamplePlan(net, ["0.weight"])
 
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="Did you mean 'weight'"):
-        check_squares(nn.Linear(2, 2), ["wieght"])
+        PerExamplePlan(nn.Linear(2, 2), ["wieght"])
 
 
 def test_a_loss_in_the_place_of_a_function_is_refused() -> None:
     net = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"nll is a Tensor; a function of the network is wanted.*lambda net: F\."):
+    with pytest.raises(ValueError, match=r"nll is a Tensor; give a function of the network.*lambda net: F\."):
         per_example_squares(net, mean_loss(net(FLAT)))  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.errors import UnsupportedModelError
-from credo.core.per_example.api import gradients_and_squares, per_example_squares
-from credo.core.per_example.plan import SquarePlan
+from credo.core.per_example.api import batch_gradients, per_example_squares
+from credo.core.per_example.plan import PerExamplePlan
 
 RUN, OTHERS = torch.tensor([[3.0, 0.5, -1.0], [4.0, 1.0, 2.0]]), torch.tensor([[4.0, 2.0, 0.1], [2.0, -1.0, 1.0]])
 
@@ -76,21 +76,21 @@ def test_places_are_places_even_if_a_column_of_tokens_equals_them() -> None:
     torch.testing.assert_close(found.squares["place.weight"], torch.stack(each).square().sum(0))
 
 
-def passes(net: nn.Module, plan: SquarePlan, x: Tensor) -> dict[str, Tensor]:
+def passes(net: nn.Module, plan: PerExamplePlan, x: Tensor) -> dict[str, Tensor]:
     weights = {name: p.detach() for name, p in net.named_parameters()}
-    return gradients_and_squares(plan, weights, lambda model: mean_loss(model(x))).squares
+    return batch_gradients(plan, weights, lambda model: mean_loss(model(x))).squares
 
 
 def test_a_plan_that_was_refused_is_as_before() -> None:
     """Tokens that the network computes may be places; where that cannot be settled, only this batch is refused."""
     net = Table(lambda x: x[:, 0].long() - 1)
-    plan = SquarePlan(net, dict(net.named_parameters()))
+    plan = PerExamplePlan(net, dict(net.named_parameters()))
     layers = [tap.path for tap in plan.layers]
     with pytest.raises(UnsupportedModelError, match=r"BatchNorm1d\) in training mode"):
         passes(net, plan, RUN)
     assert [tap.path for tap in plan.layers] == layers
-    assert plan.units == {}
-    wanted = passes(net, SquarePlan(net, dict(net.named_parameters())), OTHERS)
+    assert plan.modules == {}
+    wanted = passes(net, PerExamplePlan(net, dict(net.named_parameters())), OTHERS)
     found = passes(net, plan, OTHERS)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     found = passes(net, plan, RUN)  # known now: places would have risen by one the last time, too
@@ -99,7 +99,7 @@ def test_a_plan_that_was_refused_is_as_before() -> None:
 
 def test_places_beside_batch_norm_are_refused_again_and_again() -> None:
     net = Sentence(nn.BatchNorm1d(4))
-    plan = SquarePlan(net, dict(net.named_parameters()))
+    plan = PerExamplePlan(net, dict(net.named_parameters()))
     t = torch.randint(5, (3, 3), generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         with pytest.raises(UnsupportedModelError, match=r"BatchNorm1d\) in training mode"):

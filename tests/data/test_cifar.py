@@ -106,7 +106,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path, protocol, call
     write_layout(tmp_path / "cifar10", CIFAR10_LAYOUTS[1], classes=10)
     poisoned = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
     poisoned.write_bytes(pickle.dumps(batch, protocol))
-    with pytest.raises(DataCorruptError, match=rf"data_batch_3 .* asks for \w+\.{call}, which is refused"):
+    with pytest.raises(DataCorruptError, match=rf"data_batch_3 .* the name \w+\.{call} is not allowed"):
         load_dataset("cifar10", root=tmp_path)
     assert not trace.exists()
     pickle.loads(pickle.dumps(attacks[call], protocol))  # and the attack is a real one
@@ -118,9 +118,9 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path, protocol, call
     [
         (np.zeros(3), "dtype 'f8'"),
         (np.array([object], dtype=object), "refused|dtype 'O8'"),
-        (np.float64(1.0), "numpy.*scalar, which is refused"),
-        (complex(1, 2), "builtin.*complex, which is refused"),
-        (slice(1), "slice, which is refused"),
+        (np.float64(1.0), "numpy.*scalar is not allowed"),
+        (complex(1, 2), "builtin.*complex is not allowed"),
+        (slice(1), "slice is not allowed"),
     ],
 )
 def test_only_bytes_and_containers_are_read(tmp_path, value, message):

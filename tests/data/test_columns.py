@@ -63,7 +63,7 @@ def test_a_category_that_only_test_rows_have_is_said(tmp_path):
     rows = colored(20)
     held_out = round(float(raw_inputs(*_test_split(tmp_path, rows))[0, 0]))
     rows[held_out] = (held_out, "violet", 1)
-    with pytest.warns(DataWarning, match=r"1 categories are in test rows alone \(color=violet\)"):
+    with pytest.warns(DataWarning, match=r"1 categories are in test rows only \(color=violet\)"):
         load_dataset("csv", path=write(tmp_path, rows))
 
 
@@ -135,7 +135,7 @@ def test_a_class_among_numbers_names_the_option(tmp_path, task):
 def test_a_table_of_text_alone_may_lack_its_header(tmp_path):
     rows = [(COLORS[i % 3], ("big", "small")[i % 2], ("yes", "no")[i % 2]) for i in range(30)]
     path = write(tmp_path, rows[1:], header="red,big,yes")
-    with pytest.raises(ValueError, match=r"'red', 'big', 'yes' of its first row comes again below.*data\.header"):
+    with pytest.raises(ValueError, match=r"'red', 'big', 'yes' of its first row recurs below.*data\.header"):
         load_dataset("csv", path=path)
     dataset = load_dataset("csv", path=path, header=False)
     assert len(dataset.train) + len(dataset.test) == 30

@@ -169,5 +169,5 @@ def test_links_and_missing_members_are_refused(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["digits", "csv"])
 def test_what_needs_no_download_says_so(tmp_path, name):
-    with pytest.raises(ValueError, match=f"{name} is not downloaded"):
+    with pytest.raises(ValueError, match=f"{name} cannot be downloaded"):
         download(name, tmp_path)

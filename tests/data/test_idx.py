@@ -42,7 +42,7 @@ def test_arrays_come_back_exactly(tmp_path, suffix, shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b[:-1], "truncated.*promises \\[5, 4\\] \\(32 bytes\\), it has 31 bytes"),
+        (lambda b: b[:-1], "truncated.*states \\[5, 4\\] \\(32 bytes\\), it has 31 bytes"),
         (lambda b: b[:6], "truncated"),
         (lambda b: b[:3], "not an idx file"),
         (lambda b: b"", "not an idx file"),
@@ -115,5 +115,5 @@ def test_an_empty_file_of_impossible_dimensions_is_named(tmp_path):
     dimensions = [0, *[2**32 - 1] * 5]
     content = bytes([0, 0, 8, len(dimensions)]) + b"".join(n.to_bytes(4, "big") for n in dimensions)
     (tmp_path / "a-idx").write_bytes(content)
-    with pytest.raises(DataCorruptError, match=r"a-idx is no idx file"):
+    with pytest.raises(DataCorruptError, match=r"a-idx is not an idx file"):
         read_idx(tmp_path / "a-idx")

@@ -66,7 +66,7 @@ def check_seeds(names: dict[str, Any]) -> None:
     split = Split(torch.rand(128, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.zeros(128))
 
     def begun(seed: int) -> list[torch.Tensor]:
-        pair, seen = names["twins"](128, seed), Brightness()
+        pair, seen = names["make_discriminators"](128, seed), Brightness()
         plain, bayesian = (flat(pair[name].model) for name in ("plain", "Bayesian"))
         assert torch.equal(plain, bayesian)
         draw = torch.cat([w.detach().flatten() for w in pair["Bayesian"].draw().values()])

@@ -9,8 +9,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.network.flat_layout import substituted
 from credo.core.network.layer_hooks import tapped
+from credo.core.network.substitute import substituted
 from credo.core.prior import ScaleMixture
 from credo.methods import BBB
 from credo.methods.bbb.activation_noise import NOISES
@@ -164,7 +164,7 @@ def test_temperature_zero_leaves_the_kl_out_but_reports_it() -> None:
     ("options", "words"),
     [
         ({"noise": "flip-out"}, "Did you mean 'flipout'"),
-        ({"noise": {"steps": 3}}, "noise={'steps': 3} does not say which"),
+        ({"noise": {"steps": 3}}, "noise={'steps': 3} has no kind"),
         ({"noise": {"kind": "lrtt"}}, "Unknown noise 'lrtt'. Did you mean 'lrt'"),
         ({"noise": {"kind": "adversarial", "step": 2}}, "Unknown option of the noise adversarial 'step'. Did you mean"),
         ({"kl": "montecarlo"}, "Did you mean 'monte-carlo'"),

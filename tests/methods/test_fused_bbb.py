@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.core.kernels import flat
 from credo.core.kernels.build import library
-from credo.methods.bbb.gradient_buffers import FusedSlopes
+from credo.methods.bbb import bbb
 
 needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
 
@@ -50,7 +51,7 @@ def trained(steps: int, **options: Any) -> tuple[credo.BBB, list[credo.Terms]]:
 )
 def test_compiled_steps_equal_torch_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     fused, fused_terms = trained(8, **options)
-    monkeypatch.setattr(FusedSlopes, "covers", staticmethod(lambda *_: False))
+    monkeypatch.setattr(flat, "fused", lambda *_: False)
     plain, plain_terms = trained(8, **options)
     for (name, a), b in zip(fused.state_dict().items(), plain.state_dict().values(), strict=True):
         if isinstance(a, Tensor):
@@ -62,14 +63,14 @@ def test_compiled_steps_equal_torch_steps(options: dict[str, Any], monkeypatch: 
 
 @needs_kernels
 def test_the_compiled_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credo.BBB, "_slopes", lambda *_: pytest.fail("torch's path"))
+    monkeypatch.setattr(bbb, "TorchGradients", lambda *_: pytest.fail("torch's path"))
     trained(1)
 
 
 @pytest.mark.parametrize("options", [{}, {"draws": 2}, {"noise": "lrt"}, {"prior": credo.priors.ScaleMixture()}])
 def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDO_KERNELS", "0")
-    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    monkeypatch.setattr(flat, "CompiledGradients", lambda *_: pytest.fail("compiled path"))
     posterior, terms = trained(40, **options)
     assert terms[-1].nll < terms[0].nll
     again, _ = trained(40, **options)
@@ -87,7 +88,7 @@ def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.Monk
     ],
 )
 def test_what_the_compiled_path_leaves_to_torch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    monkeypatch.setattr(flat, "CompiledGradients", lambda *_: pytest.fail("compiled path"))
     trained(1, **options)
 
 
@@ -155,8 +156,8 @@ def test_what_a_loss_takes_from_the_means_past_the_draw_counts(
     fused, blind = trained_past_the_draw(5, std, **options), trained_past_the_draw(5, std, factor=0.0, **options)
     if without == "any kernel":
         monkeypatch.setenv("CREDO_KERNELS", "0")
-    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
-    monkeypatch.setattr(FusedSlopes, "covers", staticmethod(lambda *_: False))
+    monkeypatch.setattr(flat, "CompiledGradients", lambda *_: pytest.fail("compiled path"))
+    monkeypatch.setattr(flat, "fused", lambda *_: False)
     plain = trained_past_the_draw(5, std, **options)
     for (name, a), b in zip(fused.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")

@@ -61,7 +61,7 @@ def test_steps_do_not_depend_on_the_order_of_memory(method: str) -> None:
 
 @needs_kernels
 def test_compiled_passes_are_for_parameters_in_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credo.BBB, "_fused_slopes", lambda *_: pytest.fail("compiled path"))
+    monkeypatch.setattr(flat, "CompiledGradients", lambda *_: pytest.fail("compiled path"))
     posterior = METHODS["bbb"](network(rearranged=True))
     steps(posterior, 1)
     for name, tensor in posterior.model.named_parameters():

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from examples.dcgan import dcgan_discriminator, dcgan_generator
-from examples.espcn import enlarged, espcn, reduced
 from torch import nn
 from torch.nn import functional as F
+
+from examples.dcgan import dcgan_discriminator, dcgan_generator
+from examples.espcn import enlarged, espcn, reduced
 
 
 def count(model: nn.Module) -> int:

@@ -94,7 +94,7 @@ def test_alexnet_takes_dropout_before_its_last_layers(count, before):
 
 @pytest.mark.parametrize("count", [0, 6, 1.5])
 def test_alexnet_has_five_layers_that_can_have_dropout(count):
-    with pytest.raises(ValueError, match="of alexnet 1 to 5 layers can have it"):
+    with pytest.raises(ValueError, match="alexnet has 1 to 5 layers for it"):
         build_model("alexnet", dropout_layers=count)
 
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
-from reproductions.node_bnn.rows import SIZES
 from torch import nn
 
 import credo
 from credo.models import build_model, load_named_weights, model_names, summary
+from reproductions.node_bnn.rows import SIZES
 
 
 def of(name: str) -> credo.models.Summary:
@@ -60,13 +60,13 @@ def test_what_a_summary_says() -> None:
     assert (found.name, found.weights, found.nodes) == ("Sequential", 30 + 12 + 26, 12)
     assert found.ratio == 68 / 12
     assert [(layer.path, layer.inputs, layer.outputs) for layer in found.layers] == [("0", 4, 6), ("2", 8, 2)]
-    assert "2 layers, 68 weights, 12 nodes, 6 weights a node" in str(found)
+    assert "2 layers, 68 weights, 12 nodes, 6 weights per node" in str(found)
     assert json.loads(json.dumps(found.to_dict()))["layers"][1]["kind"] == "Conv1d"
     assert found.to_dict()["others"] == [{"kind": "BatchNorm1d", "count": 1, "weights": 12}]
     assert re.search(r"^others +1 BatchNorm1d +12 +–$", str(found), flags=re.MULTILINE)
     none = summary(nn.BatchNorm1d(3))
     assert (none.nodes, none.to_dict()["ratio"]) == (0, None)
-    assert "weights a node" not in str(none)
+    assert "weights per node" not in str(none)
     with pytest.raises(ValueError, match="needs a network"):
         summary("resnet50")  # type: ignore[arg-type]
 

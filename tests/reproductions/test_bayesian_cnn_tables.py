@@ -9,12 +9,6 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
-from reproductions.bayesian_cnn import networks as bayesian_cnn
-from reproductions.bayesian_cnn import rows
-from reproductions.bayesian_cnn.tables import draw_figures
-from reproductions.bayesian_cnn.uncertainty import class_split, snapshot
-from reproductions.jobs import SCALES, Cell, run_cells
-from reproductions.studies import STUDIES
 
 from credo.compress import prune
 from credo.data import DataMissingError, as_float, load_dataset
@@ -23,19 +17,25 @@ from credo.experiments.config import make_experiment, prepare
 from credo.models import build_model
 from credo.predict import predict
 from credo.training.schedule import Plateau
+from reproductions.bayesian_cnn import networks, rows
+from reproductions.bayesian_cnn.tables import draw_figures
+from reproductions.bayesian_cnn.uncertainty import class_split, snapshot
+from reproductions.jobs import Job, run_jobs
+from reproductions.studies import STUDIES
+from reproductions.study import SCALES
 
 STUDY = STUDIES["bayesian-cnn"]
-TABLES = list(bayesian_cnn.CELLS)
+TABLES = list(STUDY.tables)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("table", TABLES)
-def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: int | str) -> None:
-    cells = bayesian_cnn.CELLS[table](scale)
-    assert len({cell.name for cell in cells}) == len(cells) == STUDY.count[table](scale)
-    for cell in cells:
-        json.dumps(cell.arguments)
-        for experiment in cell.arguments.get("experiments", {"": cell.arguments.get("experiment")}).values():
+def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: str) -> None:
+    jobs = networks.JOBS[table](scale)
+    assert len({job.name for job in jobs}) == len(jobs) == STUDY.tables[table].count(scale)
+    for job in jobs:
+        json.dumps(job.arguments)
+        for experiment in job.arguments.get("experiments", {"": job.arguments.get("experiment")}).values():
             found = make_experiment(experiment)
             build_model(**{**found.model, "inputs": [1, 28, 28] if found.data["name"] == "mnist" else [3, 32, 32]})
 
@@ -61,17 +61,17 @@ def test_the_forms_of_noise_and_deviation() -> None:
         "weights-relative": ("weights", "relative", "ard"),
     }
     for scale in ("cpu", "paper"):
-        cells = {cell.arguments["form"]: cell for cell in bayesian_cnn.form_cells(scale)}
-        methods = {form: make_experiment(cell.arguments["experiment"]).method for form, cell in cells.items()}
+        jobs = {job.arguments["form"]: job for job in networks.form_jobs(scale)}
+        methods = {form: make_experiment(job.arguments["experiment"]).method for form, job in jobs.items()}
         assert {form: (m["noise"], m["spread"], m["kl"]) for form, m in methods.items()} == wanted
 
 
 def test_tables_share_their_networks() -> None:
-    first = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("cpu")}
-    others = [cell for table in TABLES[1:-1] for cell in bayesian_cnn.CELLS[table]("cpu")]
-    shared = [cell for cell in others if cell.name in first]
-    assert all(first[cell.name] == cell.arguments for cell in shared)
-    assert {cell.name for cell in others} - set(first) == {
+    first = {job.name: job.arguments for job in networks.accuracy_jobs("cpu")}
+    others = [job for table in TABLES[1:-1] for job in networks.JOBS[table]("cpu")]
+    shared = [job for job in others if job.name in first]
+    assert all(first[job.name] == job.arguments for job in shared)
+    assert {job.name for job in others} - set(first) == {
         "lenet5-bayesian-mnist-weights-free",
         "lenet5-bayesian-mnist-lrt-relative",
         "lenet5-bayesian-mnist-weights-relative",
@@ -82,7 +82,7 @@ def test_tables_share_their_networks() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As cells run: several threads may sum the same numbers in another order, and differ in the last digits."""
+    """As jobs run: several threads may sum the same numbers in another order, and differ in the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -95,13 +95,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("study")
     wanted = ("lenet5-bayesian-mnist", "alexnet-frequentist-cifar100", "alexnet-bayesian-cifar100")
     found = {}
-    for cell in bayesian_cnn.accuracy_cells("smoke"):
-        if cell.name in wanted:
-            record = bayesian_cnn.train_cell(cell.arguments, folder / cell.name)
-            found[cell.name] = {**json.loads(json.dumps(record)), "arguments": cell.arguments, "folder": str(folder)}
+    for job in networks.accuracy_jobs("smoke"):
+        if job.name in wanted:
+            record = networks.train_job(job.arguments, folder / job.name)
+            found[job.name] = {**json.loads(json.dumps(record)), "arguments": job.arguments, "folder": str(folder)}
     return found
 
 
+@pytest.mark.slow
 def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
     record = records["lenet5-bayesian-mnist"]
     assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2]
@@ -120,10 +121,11 @@ def test_a_watched_network(records: dict[str, dict[str, Any]]) -> None:
     assert record["parameters"]["needed"] == 2 * (weights + biases)
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str, Any]]) -> None:
     """Everything once more from the stored run, by hand."""
     record = records["lenet5-bayesian-mnist"]
-    run = bayesian_cnn.Run(Path(record["folder"]) / "lenet5-bayesian-mnist" / "run")
+    run = networks.Run(Path(record["folder"]) / "lenet5-bayesian-mnist" / "run")
     posterior, dataset, draws = run.posterior(), run.dataset(), record["arguments"]["draws"]
 
     def accuracy(trained: Any, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -138,36 +140,37 @@ def test_what_was_measured_is_of_the_trained_network(records: dict[str, dict[str
     assert pruned != record["numbers"]["accuracy"]
     assert record["numbers"]["pruned"]["0"]["accuracy"] == record["numbers"]["accuracy"], "as many draws, all weights"
 
-    twin = records["alexnet-frequentist-cifar100"]
-    plain = bayesian_cnn.Run(Path(twin["folder"]) / "alexnet-frequentist-cifar100" / "run").posterior()
-    both = twin["numbers"]["by_draws"]["1"]
+    plain_record = records["alexnet-frequentist-cifar100"]
+    plain = networks.Run(Path(plain_record["folder"]) / "alexnet-frequentist-cifar100" / "run").posterior()
+    both = plain_record["numbers"]["by_draws"]["1"]
     assert both["test"] == pytest.approx(accuracy(plain, test.x, test.y))
     assert both["train"] == pytest.approx(accuracy(plain, dataset.train.x, dataset.train.y))
     assert both["train"] != both["test"]
 
     first, last = ({k: v for k, v in epoch.items() if k != "epoch"} for epoch in record["epochs"])
-    parts = (bayesian_cnn._first(dataset.train), bayesian_cnn._first(test))
+    parts = (networks._first(dataset.train), networks._first(test))
     assert last == json.loads(json.dumps(snapshot(posterior, *parts, draws=10)))
     assert first["softmax"] != last["softmax"]
 
     found = record["uncertainty"]["softmax"]
     own = class_split(posterior, test.x, draws=draws)
-    foreign = class_split(posterior, load_dataset("photo-patches").test.x, draws=draws)
+    ood = class_split(posterior, load_dataset("photo-patches").test.x, draws=draws)
     for index, name in enumerate(("aleatoric", "epistemic")):
-        mine, other = own.each()[index], foreign.each()[index]
+        mine, other = own.each()[index], ood.each()[index]
         higher = (other[:, None] > mine[None, :]).double() + 0.5 * (other[:, None] == mine[None, :]).double()
         assert found["foreign"]["photo-patches"]["auroc"][name] == pytest.approx(float(higher.mean()), abs=1e-6)
         of_threes = mine[test.y == 3].double().mean()
         assert found["by_class"][name][3] == pytest.approx(float(of_threes), rel=1e-5)
-    table = STUDY.table["uncertainty"]({"lenet5-bayesian-mnist": record}, "smoke")
+    table = STUDY.tables["uncertainty"].finish({"lenet5-bayesian-mnist": record}, "smoke")
     auroc = found["foreign"]["photo-patches"]["auroc"]
     assert f"AUROC {auroc['epistemic']:.3f} ({auroc['aleatoric']:.3f})" in table.rows[0][-1]
 
 
+@pytest.mark.slow
 def test_held_out_images_are_no_training_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At scale paper a fifth is held out: accuracy in training is of the others."""
-    cell = next(cell for cell in bayesian_cnn.dropout_cells("smoke") if cell.arguments["kind"] == "frequentist")
-    experiment = {**cell.arguments["experiment"]}
+    job = next(job for job in networks.dropout_jobs("smoke") if job.arguments["kind"] == "frequentist")
+    experiment = {**job.arguments["experiment"]}
     experiment["training"] = {**experiment["training"], "validation": 0.2}
     measured: list[int] = []
 
@@ -175,36 +178,37 @@ def test_held_out_images_are_no_training_images(tmp_path: Path, monkeypatch: pyt
         measured.append(len(batches.split))
         return ensemble_study(posterior, batches, sizes, **options)
 
-    monkeypatch.setattr(bayesian_cnn, "ensemble_study", study)
-    arguments = {**cell.arguments, "experiment": experiment, "watched": True}
-    record = bayesian_cnn.train_cell(arguments, tmp_path)
+    monkeypatch.setattr(networks, "ensemble_study", study)
+    arguments = {**job.arguments, "experiment": experiment, "watched": True}
+    record = networks.train_job(arguments, tmp_path)
     prepared = prepare(make_experiment(experiment))
     assert measured == [len(prepared.loader.split), 359] == [1150, 359]
-    run = bayesian_cnn.Run(tmp_path / "run")
-    parts = (bayesian_cnn._first(prepared.loader.split), bayesian_cnn._first(run.dataset().test))
+    run = networks.Run(tmp_path / "run")
+    parts = (networks._first(prepared.loader.split), networks._first(run.dataset().test))
     assert record["epochs"][-1]["train_accuracy"] == snapshot(run.posterior(), *parts, draws=10)["train_accuracy"]
 
 
-def test_foreign_data_that_are_not_there_are_named(
+@pytest.mark.slow
+def test_missing_ood_data_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, records: dict[str, dict[str, Any]]
 ) -> None:
     monkeypatch.setenv("CREDO_DATA", str(tmp_path))
     digits = load_dataset("digits")
-    found, missing = bayesian_cnn._foreign(digits)
+    found, missing = networks._ood_images(digits)
     assert (list(found), missing) == (["photo-patches"], [])
-    assert bayesian_cnn._foreign(replace(digits, name="mnist")) == ({}, ["fashion-mnist", "notmnist"])
+    assert networks._ood_images(replace(digits, name="mnist")) == ({}, ["fashion-mnist", "notmnist"])
     record = records["lenet5-bayesian-mnist"]
     assert record["uncertainty"]["missing"] == []
     lacking = {**record, "uncertainty": {**record["uncertainty"], "missing": ["notmnist"]}}
     for one, told in ((record, False), (lacking, True)):
-        notes = " ".join(STUDY.table["uncertainty"]({"lenet5-bayesian-mnist": one}, "smoke").notes)
-        assert ("MNIST: no files of notmnist" in notes) is told
+        notes = " ".join(STUDY.tables["uncertainty"].finish({"lenet5-bayesian-mnist": one}, "smoke").notes)
+        assert ("MNIST: missing files of notmnist" in notes) is told
 
 
 def test_missing_data_are_missed_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CREDO_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digits, cifar = (Cell(name, {"experiment": {"data": {"name": name}}}) for name in ("digits", "cifar100"))
+    digits, cifar = (Job(name, {"experiment": {"data": {"name": name}}}) for name in ("digits", "cifar100"))
     run: list[str] = []
 
     def work(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -212,38 +216,40 @@ def test_missing_data_are_missed_before_anything_is_trained(monkeypatch: pytest.
         return {}
 
     with pytest.raises(DataMissingError, match="cifar100"):
-        list(run_cells(work, [digits, cifar], tmp_path / "records", jobs=1))
+        list(run_jobs(work, [digits, cifar], tmp_path / "records", workers=1))
     assert run == []
-    list(run_cells(work, [digits], tmp_path / "records", jobs=1))
+    list(run_jobs(work, [digits], tmp_path / "records", workers=1))
     assert run == ["digits"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_measures_the_epochs_it_lacks(tmp_path: Path, records: dict[str, dict[str, Any]]) -> None:
-    cell = next(cell for cell in bayesian_cnn.uncertainty_cells("smoke") if cell.arguments["data"] == "mnist")
-    whole = records[cell.name]["epochs"]
-    run = bayesian_cnn.Run(tmp_path / "run")
-    stopped = run.train(make_experiment(cell.arguments["experiment"]), draws=5)
+    job = next(job for job in networks.uncertainty_jobs("smoke") if job.arguments["data"] == "mnist")
+    whole = records[job.name]["epochs"]
+    run = networks.Run(tmp_path / "run")
+    stopped = run.train(make_experiment(job.arguments["experiment"]), draws=5)
     next(stopped)
     stopped.close()  # type: ignore[attr-defined]
-    assert not (run.folder / bayesian_cnn.EPOCHS).exists()
-    assert bayesian_cnn._train(run, cell.arguments) == whole
-    assert bayesian_cnn._train(run, cell.arguments) == whole, "a finished run only reads its file"
+    assert not (run.folder / networks.EPOCHS).exists()
+    assert networks._train(run, job.arguments) == whole
+    assert networks._train(run, job.arguments) == whole, "a finished run only reads its file"
 
 
+@pytest.mark.slow
 def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    sizes = {cell.name: bayesian_cnn.size_cell(cell.arguments, tmp_path) for cell in bayesian_cnn.size_cells("smoke")}
-    made = {key: STUDY.table[key](sizes if key == "parameters" else records, "smoke") for key in TABLES}
+    sizes = {job.name: networks.size_job(job.arguments, tmp_path) for job in networks.size_jobs("smoke")}
+    made = {key: STUDY.tables[key].finish(sizes if key == "parameters" else records, "smoke") for key in TABLES}
     for table in made.values():
         assert table.rows
         assert all(len(row) == len(table.columns) for row in table.rows)
-    assert [row[0] for row in made[1].rows] == ["AlexNet, Bayesian", "AlexNet, frequentist", "LeNet-5, Bayesian"]
+    assert [row[0] for row in made["1"].rows] == ["AlexNet, Bayesian", "AlexNet, frequentist", "LeNet-5, Bayesian"]
     record = records["lenet5-bayesian-mnist"]
     alexnet, plain = (records[f"alexnet-{kind}-cifar100"]["numbers"] for kind in ("bayesian", "frequentist"))
-    row = made[1].rows[2]
+    row = made["1"].rows[2]
     assert row[1] == 98
     assert row[2].startswith(f"{record['numbers']['accuracy']:.2f} (")
     assert (row[3], row[4]) == (69, None)
-    assert made[1].rows[0][6].startswith(f"{alexnet['accuracy']:.2f} (")
+    assert made["1"].rows[0][6].startswith(f"{alexnet['accuracy']:.2f} (")
 
     of_draws = [plain["by_draws"]["1"], alexnet["by_draws"]["25"], alexnet["by_draws"]["100"]]
     ours = [f"{numbers['train']:.2f} / {numbers['test']:.2f}" for numbers in of_draws]
@@ -251,15 +257,15 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
         [theirs, mine] for theirs, mine in zip(("83 / 38", "54 / 37", "48 / 37"), ours, strict=True)
     ]
     assert made["forms"].rows[0][1:4] == [
-        made[1].rows[2][2],
+        made["1"].rows[2][2],
         f"{record['test']['nll']:.4f}",
         f"{record['test']['ece']:.4f}",
     ]
     assert made["uncertainty"].rows[0][1] == 0.0096
     epochs = [epoch["softmax"]["epistemic"] for epoch in record["epochs"]]
     assert made["uncertainty"].rows[0][6:9] == [f"{e:.4f}" for e in (epochs[0], max(epochs), epochs[-1])]
-    foreign = record["uncertainty"]["softmax"]["foreign"]["photo-patches"]
-    assert f"photo-patches {foreign['epistemic']:.4f}, AUROC" in made["uncertainty"].rows[0][-1]
+    ood = record["uncertainty"]["softmax"]["foreign"]["photo-patches"]
+    assert f"photo-patches {ood['epistemic']:.4f}, AUROC" in made["uncertainty"].rows[0][-1]
     assert made["pruning"].columns[2:] == ["whole", "−50 %", "−75 %", "−90 %"]
     for row, numbers in zip(made["pruning"].rows, (alexnet, record["numbers"]), strict=True):
         assert row[1:] == [None, *(f"{pruned['accuracy']:.2f}" for pruned in numbers["pruned"].values())]
@@ -271,19 +277,20 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
             for kind in ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
         ),
     ]
-    for key in (1, "forms", "dropout", "pruning", "uncertainty"):
+    for key in ("1", "forms", "dropout", "pruning", "uncertainty"):
         told = " ".join(made[key].notes)
         assert "bbb, lr 0.005, prior 0.1, temperature 0.01, noise" in told, key
         assert "softplus of β = 10; batch_size 64, validation 0.0; " in told, key
         assert "2 epochs, augmentation none" in told, key
 
 
+@pytest.mark.slow
 def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[str, dict[str, Any]]) -> None:
     first = records["lenet5-bayesian-mnist"]
     assert first["arguments"]["experiment"]["method"]["std_init"] == 0.05
-    cells = {cell.name: cell.arguments for cell in bayesian_cnn.accuracy_cells("smoke")}
-    other = {**first, "arguments": cells["lenet5-bayesian-cifar10"]}
-    table = STUDY.table["pruning"]({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
+    jobs = {job.name: job.arguments for job in networks.accuracy_jobs("smoke")}
+    other = {**first, "arguments": jobs["lenet5-bayesian-cifar10"]}
+    table = STUDY.tables["pruning"].finish({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
     (told,) = [note for note in table.notes if note.startswith("LeNet-5, Bayesian")]
     assert told.endswith(
         "MNIST: 2 epochs, augmentation none, std_init 0.05; CIFAR-10: 2 epochs, augmentation none, std_init 0.01"
@@ -291,6 +298,7 @@ def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[
     assert "temperature 0.01, noise lrt; softplus" in told
 
 
+@pytest.mark.slow
 def test_the_pictures_say_what_was_trained(
     records: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,18 +309,18 @@ def test_the_pictures_say_what_was_trained(
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
-    cell = next(cell for cell in bayesian_cnn.size_cells("smoke") if cell.name == "lenet5")
-    counts = bayesian_cnn.size_cell(cell.arguments, tmp_path)["counts"]
+    job = next(job for job in networks.size_jobs("smoke") if job.name == "lenet5")
+    counts = networks.size_job(job.arguments, tmp_path)["counts"]
     network = sum(
         p.numel()
-        for p in prepare(make_experiment(cell.arguments["experiments"]["frequentist"])).posterior.model.parameters()
+        for p in prepare(make_experiment(job.arguments["experiments"]["frequentist"])).posterior.model.parameters()
     )
     assert counts["frequentist"]["needed"] == network
     assert counts["bayesian"]["needed"] == counts["relative"]["needed"] == 2 * network
     assert counts["relative-layer"]["needed"] == network + 8
     weights = sum(
         p.numel()
-        for p in prepare(make_experiment(cell.arguments["experiments"]["bayesian"])).posterior.model.parameters()
+        for p in prepare(make_experiment(job.arguments["experiments"]["bayesian"])).posterior.model.parameters()
         if p.dim() > 1
     )
     assert counts["pruned"]["needed"] == 2 * (network - round(0.5 * weights))

@@ -1,101 +1,106 @@
-"""`credo reproduce` and `credo demo`, with fewer and shorter trainings than they really have."""
+"""`python -m reproductions PAPER`, with fewer and shorter trainings than it really has."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reproductions.adversarial_sampling import networks as adversarial_cells
-from reproductions.jobs import Cell, Table
-from reproductions.studies import STUDIES, Study
-from reproductions.weight_sampling import attack_sets as weight_sampling_sets
-from reproductions.weight_sampling import networks as weight_sampling
 
 from credo.attacks import load_attack_set
-from credo.cli.commands import demo
+from reproductions.adversarial_sampling.networks import jobs_of
+from reproductions.jobs import Job
+from reproductions.studies import STUDIES
+from reproductions.study import ResultTable, Stage, Study, Table
+from reproductions.weight_sampling import attack_sets, networks
 
 Call = Callable[..., Any]
-Refused = Callable[..., str]
-STUDY = ("reproduce", "weight-sampling", "--table", 1, "--scale", "smoke", "--jobs", 1, "--output", "out")
+Rejected = Callable[..., str]
+STUDY = ("weight-sampling", "--table", 1, "--scale", "smoke", "--jobs", 1, "--output", "out")
 
 
 @pytest.fixture
-def few_cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two networks in both settings; the list fills with the cells that are trained."""
-    monkeypatch.setattr(weight_sampling, "RHOS", (-3.0,))
-    monkeypatch.setattr(weight_sampling, "STRENGTHS", (0.01,))
-    monkeypatch.setattr(weight_sampling, "RUNS", 3)
+def few_jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two networks in both settings; the list fills with the jobs that are trained."""
+    monkeypatch.setattr(networks, "RHOS", (-3.0,))
+    monkeypatch.setattr(networks, "STRENGTHS", (0.01,))
+    monkeypatch.setattr(networks, "RUNS", 3)
     trained: list[str] = []
-    original = weight_sampling.train_cell
+    original = networks.train_job
 
     def counted(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         trained.append(folder.name)
         return original(arguments, folder)
 
-    monkeypatch.setattr(weight_sampling, "train_cell", counted)
+    monkeypatch.setattr(networks, "train_job", counted)
     return trained
 
 
-CELLS = ["tuned-bayesian--3", "tuned-deterministic-0.01", "literal-bayesian--3", "literal-deterministic-0.01"]
+JOBS = ["tuned-bayesian--3", "tuned-deterministic-0.01", "literal-bayesian--3", "literal-deterministic-0.01"]
 
 
-def test_a_table_from_end_to_end(call: Call, few_cells: list[str]) -> None:
+@pytest.mark.slow
+def test_a_table_from_end_to_end(call: Call, few_jobs: list[str]) -> None:
     result = call(*STUDY)
-    assert few_cells == CELLS
+    assert few_jobs == JOBS
     assert "Table 1: accuracy on unperturbed data" in result.stdout
     assert "4/4 literal-deterministic-0.01" in result.stderr
-    assert "Scale smoke: digits, a tiny network" in result.stderr
+    assert "Preset smoke: digits, a tiny network" in result.stderr
     table = json.loads(Path("out/table1.json").read_text())
     assert table["scale"] == "smoke"
     assert [row[0] for row in table["rows"]] == ["bayesian ρ=-3", "deterministic λ=0.01"]
-    for row, cell in zip(table["rows"], CELLS[:2], strict=True):
-        record = json.loads(Path(f"out/table1/{cell}.json").read_text())
+    for row, job in zip(table["rows"], JOBS[:2], strict=True):
+        record = json.loads(Path(f"out/table1/{job}.json").read_text())
         mean = record["numbers"]["test"]["mean"]
-        paper = weight_sampling.PAPER["test"][record["value"]]
+        paper = networks.PAPER["test"][record["value"]]
         assert row[4:6] == [f"{paper:.2f}", f"{mean:.2f}"]
         assert float(row[-1]) == pytest.approx(mean - paper, abs=0.011)
         assert record["numbers"]["test"]["lowest"] <= mean <= record["numbers"]["test"]["highest"]
         assert all(value in result.stdout for value in row)
 
 
-def test_records_are_not_trained_again_and_json_is_json(call: Call, few_cells: list[str]) -> None:
+@pytest.mark.slow
+def test_records_are_not_trained_again_and_json_is_json(call: Call, few_jobs: list[str]) -> None:
     first = json.loads(call(*STUDY, "--json").stdout)
-    few_cells.clear()
+    few_jobs.clear()
     again = json.loads(call(*STUDY, "--json").stdout)
-    assert few_cells == []
+    assert few_jobs == []
     assert again == first
     assert first[0]["columns"][0] == "network"
     assert len(first[0]["rows"]) == 2
 
 
-def test_interrupted_and_started_again(call: Call, few_cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = weight_sampling.train_cell
+@pytest.mark.slow
+def test_interrupted_and_started_again(call: Call, few_jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = networks.train_job
 
     def interrupted(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-        if len(few_cells) == 2:
+        if len(few_jobs) == 2:
             raise KeyboardInterrupt
         return counted(arguments, folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weight_sampling, "train_cell", interrupted)
+        patch.setattr(networks, "train_job", interrupted)
         assert "Run the same command again" in call(*STUDY, code=130).stderr
-    assert few_cells == CELLS[:2]
+    assert few_jobs == JOBS[:2]
     call(*STUDY)
-    assert few_cells == CELLS
+    assert few_jobs == JOBS
 
 
-def test_records_of_another_scale_are_not_taken(call: Call, refused: Refused, few_cells: list[str]) -> None:
+@pytest.mark.slow
+def test_records_of_another_scale_are_not_taken(call: Call, rejected: Rejected, few_jobs: list[str]) -> None:
     call(*STUDY)
     other = [part if part != "smoke" else "cpu" for part in STUDY]
-    assert "is the record of other settings or another scale" in refused(*other)
+    assert "is the record of other settings or another scale" in rejected(*other)
 
 
+@pytest.mark.slow
 def test_a_table_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sampling_sets, "ARCHITECTURES", {"fc-10": ()})
-    monkeypatch.setattr(weight_sampling_sets, "STRENGTHS", (0.01,))
-    study = ("reproduce", "weight-sampling", "--table", "attacks", "--jobs", 1, "--output", "out")
+    monkeypatch.setattr(attack_sets, "ARCHITECTURES", {"fc-10": ()})
+    monkeypatch.setattr(attack_sets, "STRENGTHS", (0.01,))
+    study = ("weight-sampling", "--table", "attacks", "--jobs", 1, "--output", "out")
     result = call(*study)
     assert "1/1 fc-10-0.01" in result.stderr
     assert "FC-10 λ=0.01" in result.stdout
@@ -103,45 +108,55 @@ def test_a_table_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_attack_set("out/attacks/fc-10-0.01.safetensors").about["data"] == "digits, test"
 
 
-def test_tables_set_aside_and_tables_run_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int | str] = []
+def test_tables_on_request_and_tables_run_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
 
-    def cells(key: int | str, folder: Path, *, scale: str, jobs: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-        ran.append(key)
-        yield Cell("one", {}), {}
+    def stages(key: str, scale: str) -> list[Stage]:
+        return [Stage(key, lambda arguments, folder: ran.append(key) or {}, [Job("one", {})])]  # type: ignore[func-returns-value]
 
-    keys: tuple[int | str, ...] = (1, "all", "extra")
-    study = Study(
-        "some",
-        count=dict.fromkeys(keys, lambda scale: 1),
-        cells={key: partial(cells, key) for key in keys},
-        table={
-            key: lambda records, scale, key=key: Table(f"of {key}", ["a column as wide as the title"], [["b"]], [])
-            for key in keys
-        },
-        together="all",
-        aside=("extra",),
-    )
+    def table(key: str, **options: bool) -> Table:
+        result = ResultTable(f"of {key}", ["a column as wide as the title"], [["b"]], [])
+        return Table("", partial(stages, key), lambda records, scale: result, **options)
+
+    study = Study("some", {"1": table("1"), "all": table("all", first=True), "extra": table("extra", on_request=True)})
     monkeypatch.setitem(STUDIES, "some", study)
-    shown = call("reproduce", "some").stdout
-    assert ran == ["all", 1]
+    shown = call("some").stdout
+    assert ran == ["all", "1"]
     assert shown.index("of 1") < shown.index("of all")
-    assert "of extra" in call("reproduce", "some", "--table", "extra").stdout
-    assert ran == ["all", 1, "extra"]
-    sampling = STUDIES["adversarial-sampling"]
-    every = {cell.name for key in (1, 2, 3, 4) for cell in adversarial_cells.cells_of(key, "cpu")}
-    assert sampling.together == "differences"
-    assert {cell.name for cell in adversarial_cells.cells_of("differences", "cpu")} == every
+    assert "of extra" in call("some", "--table", "extra").stdout
+    assert ran == ["all", "1", "extra"]
+
+
+def test_the_table_that_is_run_first_has_the_networks_of_the_others() -> None:
+    tables = STUDIES["adversarial-sampling"].tables
+    assert [key for key, table in tables.items() if table.first] == ["differences"]
+    every = {job.name for key in ("1", "2", "3", "4") for job in jobs_of(key, "cpu")}
+    assert {job.name for job in jobs_of("differences", "cpu")} == every
 
 
 def test_what_there_is(call: Call) -> None:
-    assert "weight-sampling" in call("reproduce", "list").stdout
-    titles = json.loads(call("reproduce", "list", "--json").stdout)
-    assert {"weight-sampling", "vogn", "adversarial-sampling"} <= set(titles)
+    shown = call("list").stdout
+    assert all(name in shown for name in STUDIES)
+    assert json.loads(call("list", "--json").stdout) == {name: study.title for name, study in STUDIES.items()}
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_help_describes_every_table(call: Call, name: str) -> None:
+    text = re.sub(r"[│•\s]+", " ", call(name, "--help").stdout)
+    for key, table in STUDIES[name].tables.items():
+        assert f"{key}: {table.about}" in text
+    assert f"python -m reproductions {name} --scale smoke" in text
+
+
+def test_an_unknown_paper(call: Call) -> None:
+    result = call("weight-smpling", code=2)
+    assert "Did you mean 'weight-sampling'" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.slow
 def test_chosen_rows(call: Call) -> None:
-    study = ("reproduce", "vogn", "--jobs", 1, "--output", "out", "--json")
+    study = ("vogn", "--jobs", 1, "--output", "out", "--json")
     first = json.loads(call(*study, "--rows", "lenet5-vogn").stdout)[0]
     assert [row[0] for row in first["rows"]] == ["LeNet-5 (no DA) VOGN"]
     result = call(*study, "--rows", "resnet18-vogn, lenet5-vogn")
@@ -160,56 +175,16 @@ def test_chosen_rows(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("weight-smpling",), "Unknown study 'weight-smpling'. Did you mean 'weight-sampling'?"),
         (("weight-sampling", "--scale", "smok"), "Unknown scale 'smok'. Did you mean 'smoke'?"),
         (
             ("weight-sampling", "--table", "99"),
             "Unknown table of weight-sampling '99'. Possible: 1, 2, 3, 4, attacks, white-box",
         ),
         (("weight-sampling", "--table", "1", "--table", "99"), "Unknown table of weight-sampling '99'"),
-        (("weight-sampling", "--rows", "bayesian"), "--rows bayesian: weight-sampling has no rows to choose"),
+        (("weight-sampling", "--rows", "bayesian"), "--rows bayesian: weight-sampling has no rows to select"),
         (("vogn", "--rows", "lenet5,alexnett"), "Unknown row 'alexnett'. Did you mean 'alexnet'?"),
     ],
 )
-def test_unknown_names(refused: Refused, few_cells: list[str], arguments: tuple[str, ...], message: str) -> None:
-    assert message in refused("reproduce", *arguments, "--output", "out")
-    assert few_cells == []
-
-
-@pytest.fixture
-def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = {**demo._COMMON["training"], "epochs": 1, "batch_size": 256}
-    model = {**demo._COMMON["model"], "hidden": [8]}
-    monkeypatch.setattr(demo, "_COMMON", {**demo._COMMON, "training": training, "model": model})
-    monkeypatch.setattr(demo, "DRAWS", 5)
-
-
-METHODS_SHOWN = ["map", "mc-dropout", "ensemble", "bbb"]
-
-
-@pytest.mark.usefixtures("short_demo")
-def test_demo(call: Call) -> None:
-    result = call("demo")
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    assert [line.split("│")[1].strip() for line in lines] == METHODS_SHOWN
-    for line in lines:
-        accuracy, nll, ece, auroc, seconds = (float(cell) for cell in line.split("│")[2:7])
-        assert 0 <= accuracy <= 1
-        assert 0 <= ece <= 1
-        assert 0 <= auroc <= 1
-        assert min(nll, seconds) >= 0
-    assert all(f"training {name}" in result.stderr for name in METHODS_SHOWN)
-    found = call("demo", "--json")
-    assert list(json.loads(found.stdout)) == METHODS_SHOWN
-    assert "training" not in found.stderr
-    assert all(Path(f"runs/demo/{name}/result.json").exists() for name in METHODS_SHOWN)
-
-
-@pytest.mark.usefixtures("short_demo")
-def test_demo_does_not_take_runs_with_other_settings(
-    call: Call, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "_METHODS", {"map": demo._METHODS["map"]})
-    call("demo", "--folder", "mine")
-    monkeypatch.setattr(demo, "_METHODS", {"map": {"name": "map", "lr": 0.5}})
-    assert "method.lr is 0.002 there, 0.5 now" in refused("demo", "--folder", "mine")
+def test_unknown_names(rejected: Rejected, few_jobs: list[str], arguments: tuple[str, ...], message: str) -> None:
+    assert message in rejected(*arguments, "--output", "out")
+    assert few_jobs == []

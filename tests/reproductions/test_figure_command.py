@@ -9,22 +9,24 @@ from typing import Any
 import matplotlib.font_manager  # noqa: F401 - looks for fonts once, before the cache folder is an empty one
 import pytest
 import torch
-from reproductions.vogn import boundary_figure as figures
-from reproductions.vogn.boundary_figure import FIGURES, BoundaryFigure, Panel, boundary, boundary_numbers
 
 from credo.methods import MAP
+from reproductions.figures import FIGURES
+from reproductions.vogn import boundary_figure
+from reproductions.vogn.boundary_figure import BoundaryFigure, Panel, boundary, boundary_numbers
 
 Call = Callable[..., Any]
-Refused = Callable[..., str]
+Rejected = Callable[..., str]
 SMOKE = ("figure", "boundary", "--scale", "smoke")
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def figure() -> BoundaryFigure:
-    """Made first, so that kernels, too, are found in the real cache."""
+    """Trained once for all tests of the arrays."""
     return boundary(epochs=4, step_draws=2, draws=6, grid=30, points=60)
 
 
+@pytest.mark.slow
 def test_a_picture_and_its_path(call: Call) -> None:
     result = call(*SMOKE)
     assert result.stdout == "boundary.png\n"
@@ -36,6 +38,7 @@ def test_a_picture_and_its_path(call: Call) -> None:
     assert Path("other.png").read_bytes() != first
 
 
+@pytest.mark.slow
 def test_a_vector_picture_is_the_same_bytes_each_time(call: Call) -> None:
     found = json.loads(call(*SMOKE, "--out", "a.svg", "--json").stdout)
     assert (found["figure"], found["scale"], found["seed"]) == ("a.svg", "smoke", 0)
@@ -50,6 +53,7 @@ def test_what_there_is(call: Call) -> None:
     assert list(json.loads(call("figure", "list", "--json").stdout)) == list(FIGURES)
 
 
+@pytest.mark.slow
 def test_uncertainty_as_a_picture_with_its_numbers(call: Call) -> None:
     asked = ("figure", "uncertainty", "--scale", "smoke")
     found = json.loads(call(*asked, "--out", "u.svg", "--json").stdout)
@@ -72,8 +76,8 @@ def test_uncertainty_as_a_picture_with_its_numbers(call: Call) -> None:
         (("boundary", "--out", "picture.bmp"), "--out picture.bmp: the name must end in .png, .svg, .pdf"),
     ],
 )
-def test_wrong_names(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
-    assert message in refused("figure", *arguments)
+def test_wrong_names(rejected: Rejected, arguments: tuple[str, ...], message: str) -> None:
+    assert message in rejected("figure", *arguments)
     assert list(Path().glob("*.png")) == []
 
 
@@ -87,7 +91,7 @@ def test_the_arrays(figure: BoundaryFigure) -> None:
     averaged = vogn.draws.double().mean(0)
     entropy = -(averaged * averaged.log() + (1 - averaged) * (1 - averaged).log())
     torch.testing.assert_close(vogn.entropy.double(), entropy, rtol=1e-4, atol=1e-6)
-    assert float(vogn.entropy.max()) <= math.log(2) + 1e-6 < figures.LEVELS[-1]
+    assert float(vogn.entropy.max()) <= math.log(2) + 1e-6 < boundary_figure.LEVELS[-1]
 
 
 def test_the_same_seed_the_same_arrays(figure: BoundaryFigure) -> None:
@@ -112,6 +116,6 @@ def test_axes_are_not_swapped() -> None:
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[5.0, 0.0]]))
         net.bias.zero_()
-    panel = figures._panel("", MAP(net, data_size=1, likelihood="bernoulli"), torch.linspace(-1, 1, 4), 1, 0)
+    panel = boundary_figure._panel("", MAP(net, data_size=1, likelihood="bernoulli"), torch.linspace(-1, 1, 4), 1, 0)
     assert (panel.mean[:, 0] < 0.1).all()
     assert (panel.mean[:, -1] > 0.9).all()

@@ -8,12 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reproductions.jobs import SCALES, run_cells
-from reproductions.node_bnn import imagenet as node_imagenet
-from reproductions.node_bnn import rows as node_rows
-from reproductions.node_bnn import tables as node_bnn
-from reproductions.node_bnn import train as node_train
-from reproductions.studies import STUDIES
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
@@ -25,20 +19,26 @@ from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.runs import CHECKPOINT, Run
 from credo.models import build_model
 from credo.training.files.checkpoint import load_checkpoint
+from reproductions.jobs import run_jobs
+from reproductions.node_bnn import imagenet, tables
+from reproductions.node_bnn import rows as node_rows
+from reproductions.node_bnn import train as node_train
+from reproductions.studies import STUDIES
+from reproductions.study import SCALES
 
 STUDY = STUDIES["node-bnn"]
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
-    for cells in (node_bnn.tuned_cells(scale), node_bnn.scratch_cells(scale), node_bnn.gamma_cells(scale)):
-        assert len({cell.name for cell in cells}) == len(cells)
-        for cell in cells:
-            make_experiment(cell.arguments["experiment"])
-            json.dumps(cell.arguments)
-    assert {c.arguments["variant"] for c in node_bnn.tuned_cells(scale)} == set(node_rows.VARIANTS)
-    for key, count in STUDY.count.items():
-        assert count(scale) > 0, key
+    for jobs in (tables.tuned_jobs(scale), tables.scratch_jobs(scale), tables.gamma_jobs(scale)):
+        assert len({job.name for job in jobs}) == len(jobs)
+        for job in jobs:
+            make_experiment(job.arguments["experiment"])
+            json.dumps(job.arguments)
+    assert {job.arguments["variant"] for job in tables.tuned_jobs(scale)} == set(node_rows.VARIANTS)
+    for key, table in STUDY.tables.items():
+        assert table.count(scale) > 0, key
 
 
 def cost(given: dict[str, Any]) -> int:
@@ -48,46 +48,47 @@ def cost(given: dict[str, Any]) -> int:
 
 
 def test_budgets_are_equal() -> None:
-    cells = {cell.name: cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet20",))}
-    costs = {name: cost(given) for name, given in cells.items()}
+    jobs = {job.name: job.arguments for job in tables.tuned_jobs("cpu", ("resnet20",))}
+    costs = {name: cost(given) for name, given in jobs.items()}
     assert {count for name, count in costs.items() if not name.endswith("sgd")} == {2 * 38_400}
-    assert cells["resnet20-mc-dropout"]["passes"] == [4, 8, 16, 32]
-    assert cells["resnet20-ensemble"]["passes"] == [4]
-    assert cells["resnet20-ibnn-16"]["passes"] == [16]
-    large = [cell.arguments for cell in node_bnn.tuned_cells("cpu", ("resnet56",))]
+    assert jobs["resnet20-mc-dropout"]["passes"] == [4, 8, 16, 32]
+    assert jobs["resnet20-ensemble"]["passes"] == [4]
+    assert jobs["resnet20-ibnn-16"]["passes"] == [16]
+    large = [job.arguments for job in tables.tuned_jobs("cpu", ("resnet56",))]
     assert {cost(given) for given in large if given["variant"] != "sgd"} == {25_600}
-    full = [cell.arguments for cell in node_bnn.tuned_cells("paper")]
+    full = [job.arguments for job in tables.tuned_jobs("paper")]
     assert {cost(given) for given in full if given["variant"] != "sgd"} == {100_000}
-    scratch = [cell.arguments for cell in node_bnn.scratch_cells("cpu")]
+    scratch = [job.arguments for job in tables.scratch_jobs("cpu")]
     assert len({cost(given) for given in scratch}) == 1
 
 
-def test_all_rows_begin_with_one_network() -> None:
-    twins = [cell.arguments["twin"] for cell in node_bnn.tuned_cells("smoke")]
-    assert twins[0]["training"] == node_rows.PRETRAINED["smoke"]["convnet"].training
-    assert all(twin == twins[0] for twin in twins)
-    assert all(cell.arguments["twin"] is None for cell in node_bnn.tuned_cells("cpu")), "public weights"
+def test_all_rows_start_from_one_network() -> None:
+    baselines = [job.arguments["twin"] for job in tables.tuned_jobs("smoke")]
+    assert baselines[0]["training"] == node_rows.PRETRAINED["smoke"]["convnet"].training
+    assert all(other == baselines[0] for other in baselines)
+    assert all(job.arguments["twin"] is None for job in tables.tuned_jobs("cpu")), "public weights"
 
 
 def test_which_rows_are_run() -> None:
-    names = [cell.name for cell in node_bnn.tuned_cells("cpu", ("resnet56-ibnn-4", "resnet20-sgd"))]
+    names = [job.name for job in tables.tuned_jobs("cpu", ("resnet56-ibnn-4", "resnet20-sgd"))]
     assert names == ["resnet20-sgd", "resnet56-ibnn-4"]
     with pytest.raises(ValueError, match="Unknown row 'resnet20-ibnn-5'"):
-        node_bnn.tuned_cells("cpu", ("resnet20-ibnn-5",))
+        tables.tuned_jobs("cpu", ("resnet20-ibnn-5",))
 
 
 def test_the_sizes(tmp_path: Path) -> None:
-    records = {cell.name: record for cell, record in STUDY.cells[1](tmp_path, scale="smoke", jobs=1)}
-    table = STUDY.table[1](records, "smoke")
+    records = {job.name: record for job, record in STUDY.tables["1"].run(tmp_path, scale="smoke", workers=1)}
+    table = STUDY.tables["1"].finish(records, "smoke")
     assert [row[5] for row in table.rows][1:] == [row[6] for row in table.rows][1:], "the paper's nodes are ours"
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
+@pytest.mark.slow
 def test_pretrained_rows(tmp_path: Path) -> None:
     """Every kind of row once, on digits; and again from its records."""
     wanted = ("convnet-sgd", "convnet-mc-dropout", "convnet-ensemble", "convnet-ibnn-4")
-    found = list(node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted))
-    records = {cell.name: record for cell, record in found}
+    found = list(STUDY.tables["2"].run(tmp_path, scale="smoke", workers=1, rows=wanted))
+    records = {job.name: record for job, record in found}
     assert set(records) == set(wanted)
     assert set(records["convnet-sgd"]["numbers"]) == {"1", "scaled"}
     assert set(records["convnet-mc-dropout"]["numbers"]) == {"4", "8"}
@@ -108,14 +109,14 @@ def test_pretrained_rows(tmp_path: Path) -> None:
     starts = [Run(tmp_path / "pretrained" / "runs" / name / "twin").posterior().model.state_dict() for name in wanted]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
-    order = [cell.name for cell, _ in found]
+    order = [job.name for job, _ in found]
     assert (order[0], order[-1], len(order)) == ("convnet-mc-dropout", "convnet-sgd", 4), "the longest first"
-    table = node_bnn.tuned_table(node_bnn.tuned_records(tmp_path, "smoke"), "smoke")
+    table = tables.tuned_table(STUDY.tables["2"].records(tmp_path, "smoke"), "smoke")
     assert [row[1] for row in table.rows] == ["1", "1", "4", "8", "4", "4"]
     assert table.rows[0][2] == "23.87"
     assert table.rows[1][2] is None
     assert all(len(row) == len(table.columns) for row in table.rows)
-    again = {c.name: r for c, r in node_bnn.run_tuned(tmp_path, scale="smoke", jobs=1, rows=wanted)}
+    again = {job.name: record for job, record in STUDY.tables["2"].run(tmp_path, scale="smoke", workers=1, rows=wanted)}
     assert again == records
 
 
@@ -141,20 +142,21 @@ def test_more_passes_are_added_to_those_made() -> None:
     assert torch.equal(found[2][2], test.y)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_shifted_rows(tmp_path: Path) -> None:
-    cells = {cell.name: cell for cell in (*node_bnn.scratch_cells("smoke"), *node_bnn.gamma_cells("smoke"))}
+    jobs = {job.name: job for job in (*tables.scratch_jobs("smoke"), *tables.gamma_jobs("smoke"))}
     records = {}
-    # With several jobs they may arrive in any order.
+    # With several workers they may arrive in any order.
     for name in ("convnet-node-bnn-10", "convnet-node-bnn-0", "convnet-ensemble"):
-        ((_, records[name]),) = run_cells(node_train.shift_cell, [cells[name]], tmp_path, jobs=1)
+        ((_, records[name]),) = run_jobs(node_train.shift_job, [jobs[name]], tmp_path, workers=1)
         assert set(records[name]["shift"]["severities"]) == set("12345")
-    assert node_bnn.scratch_cells("smoke")[3] == node_bnn.gamma_cells("smoke")[0], "trained once for both tables"
-    table = node_bnn.scratch_table({n: records[n] for n in list(records)[1:]}, "smoke")
+    assert tables.scratch_jobs("smoke")[3] == tables.gamma_jobs("smoke")[0], "trained once for both tables"
+    table = tables.scratch_table({n: records[n] for n in list(records)[1:]}, "smoke")
     assert [row[0] for row in table.rows] == ["convnet ensemble of 4", "convnet node-BNN"]
-    swept = node_bnn.gamma_table({n: records[n] for n in list(records)[:2]}, "smoke")
+    swept = tables.gamma_table({n: records[n] for n in list(records)[:2]}, "smoke")
     assert [row[0] for row in swept.rows] == ["0", "10"]
     assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
-    experiment = make_experiment(cells["convnet-node-bnn-0"].arguments["experiment"])
+    experiment = make_experiment(jobs["convnet-node-bnn-0"].arguments["experiment"])
     trained = prepare(experiment).posterior
     trained.load_state_dict(load_checkpoint(tmp_path / "runs" / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
     assert trained.steps == 4 * 10, "1238 images, 128 a batch"
@@ -188,20 +190,20 @@ def folder(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
     for part, count in (("train", 5), ("val", 3)):
         for label, name in enumerate(("cat", "dog")):
-            place = tmp_path / "images" / part / name
-            place.mkdir(parents=True)
+            class_folder = tmp_path / "images" / part / name
+            class_folder.mkdir(parents=True)
             for index in range(count):
                 pixels = generator.integers(0, 128, (40 + index, 50, 3)) + 120 * label
-                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index}.JPEG")
-            (place / "notes.txt").write_text("no image")
+                Image.fromarray(pixels.astype(np.uint8)).save(class_folder / f"{index}.JPEG")
+            (class_folder / "notes.txt").write_text("no image")
     return tmp_path / "images"
 
 
 def test_folders_of_images_repeat_by_seed_and_epoch(folder: Path) -> None:
-    images = node_imagenet.FolderImages(folder / "train")
+    images = imagenet.FolderImages(folder / "train")
     assert (len(images), images.class_names) == (10, ["cat", "dog"])
     sizes: dict[str, Any] = {"batch_size": 4, "crop": 32, "resize": 36}
-    loader = node_imagenet.FolderBatches(images, **sizes, seed=1)
+    loader = imagenet.FolderBatches(images, **sizes, seed=1)
     first, second = list(loader), list(loader)
     loader.set_epoch(0)
     again = list(loader)
@@ -209,7 +211,7 @@ def test_folders_of_images_repeat_by_seed_and_epoch(folder: Path) -> None:
     assert (len(loader), loader.data_size) == (3, 10)
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0][0], second[0][0])
-    in_order = node_imagenet.FolderBatches(images, **sizes, seed=None)
+    in_order = imagenet.FolderBatches(images, **sizes, seed=None)
     x, y = (torch.cat(parts) for parts in zip(*in_order, strict=True))
     assert y.tolist() == [0] * 5 + [1] * 5
     assert x.shape == (10, 3, 32, 32)
@@ -217,42 +219,42 @@ def test_folders_of_images_repeat_by_seed_and_epoch(folder: Path) -> None:
 
 
 def test_boxes() -> None:
-    assert node_imagenet.centre_box((100, 50), 0.5) == (37.5, 12.5, 62.5, 37.5)
+    assert imagenet.centre_box((100, 50), 0.5) == (37.5, 12.5, 62.5, 37.5)
     generator = torch.Generator().manual_seed(0)
     for size in ((100, 50), (20, 300), (64, 64)):
         for _ in range(200):
-            (left, top, right, bottom), _ = node_imagenet.random_box(size, generator)
+            (left, top, right, bottom), _ = imagenet.random_box(size, generator)
             assert 0 <= left < right <= size[0] + 1e-6
             assert 0 <= top < bottom <= size[1] + 1e-6
 
 
+@pytest.mark.slow
 def test_resnet50_on_a_folder(folder: Path, tmp_path: Path) -> None:
-    rows = ("resnet50-sgd", "resnet50-ibnn-4")
-    run = node_bnn.run_tuned(tmp_path / "out", scale="smoke", jobs=1, rows=rows, data="imagenet", root=str(folder))
-    records = {cell.name: record for cell, record in run}
-    stored = node_bnn.tuned_records(tmp_path / "out", "smoke", data="imagenet", root=str(folder))
+    rows, on_folder = ("resnet50-sgd", "resnet50-ibnn-4"), {"data": "imagenet", "root": str(folder)}
+    run = STUDY.tables["2"].run(tmp_path / "out", scale="smoke", workers=1, rows=rows, **on_folder)
+    records = {job.name: record for job, record in run}
+    stored = STUDY.tables["2"].records(tmp_path / "out", "smoke", **on_folder)
     assert stored == records
-    table = node_bnn.tuned_table(stored, "smoke", data="imagenet")
+    table = tables.tuned_table(stored, "smoke", data="imagenet")
     assert [row[0] for row in table.rows] == ["resnet50 SGD", "resnet50 SGD, temperature scaled", "resnet50 iBNN-4"]
-    assert node_bnn.tuned_records(tmp_path / "out", "smoke") == {}
-    (cell,) = node_imagenet.cells("smoke", rows[1:], str(folder))
-    given, side = cell.arguments, cell.arguments["crop"]
+    assert STUDY.tables["2"].records(tmp_path / "out", "smoke") == {}
+    (job,) = imagenet.jobs("smoke", rows[1:], str(folder))
+    given, side = job.arguments, job.arguments["crop"]
     net = build_model("resnet50", inputs=(3, side, side), classes=2, width=given["width"], seed=0)
     trained = credo.NodeBNN(net, data_size=10, **given["method"])
     state = load_checkpoint(tmp_path / "out" / "imagenet" / "runs" / "resnet50-ibnn-4" / "checkpoint.pt")["posterior"]
     trained.load_state_dict(state)
-    images = node_imagenet.FolderImages(folder / "val")
-    test = node_imagenet.FolderBatches(
-        images, seed=None, **{key: given[key] for key in ("batch_size", "crop", "resize")}
-    )
+    images = imagenet.FolderImages(folder / "val")
+    test = imagenet.FolderBatches(images, seed=None, **{key: given[key] for key in ("batch_size", "crop", "resize")})
     expected = credo.predict(trained, test, draws=4)
     assert records["resnet50-ibnn-4"]["numbers"] == {
         "4": pytest.approx(node_train.scores(expected.probs, expected.targets), rel=1e-4)
     }
-    assert len(node_imagenet.cells("paper", (), str(folder))) == 5
+    assert len(imagenet.jobs("paper", (), str(folder))) == 5
 
 
-@pytest.mark.parametrize("name", node_imagenet.WEIGHTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", imagenet.WEIGHTS)
 def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, name: str) -> None:
     """Torchvision's names; what is measured of SGD is the network with these weights, by hand."""
     net = build_model("resnet50", inputs=[3, 64, 64], classes=2, width=4, seed=7).eval()
@@ -261,17 +263,17 @@ def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, na
         torch.save(weights, folder / name)
     else:
         save_file(weights, folder / name)
-    images = node_imagenet.FolderImages(folder / "val")
-    loader = node_imagenet.FolderBatches(images, batch_size=6, crop=64, resize=72, seed=None)
+    images = imagenet.FolderImages(folder / "val")
+    loader = imagenet.FolderBatches(images, batch_size=6, crop=64, resize=72, seed=None)
     ((x, y),) = loader
     with torch.no_grad():
         wanted = float(F.cross_entropy(net(x), y))
     small = {"width": 4, "crop": 64, "resize": 72, "batch_size": 4}
-    sgd, tuned = node_imagenet.cells("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
-    found = node_imagenet.tune_cell({**sgd.arguments, **small}, tmp_path / "sgd")
+    sgd, tuned = imagenet.jobs("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
+    found = imagenet.tune_job({**sgd.arguments, **small}, tmp_path / "sgd")
     assert found["numbers"]["1"]["nll"] == pytest.approx(wanted, rel=1e-4)
     still = {**tuned.arguments["method"], "lr": 1e-12, "node_lr": 1e-12, "spread": 0.01, "std_init": 1e-3}
-    node_imagenet.tune_cell({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
+    imagenet.tune_job({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
     state = load_checkpoint(tmp_path / "tuned" / "checkpoint.pt")["posterior"]
     (trained,) = [value for key, value in state.items() if key.endswith("layer4.2.conv3.weight")]
     torch.testing.assert_close(trained, weights["layer4.2.conv3.weight"])
@@ -279,61 +281,55 @@ def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, na
 
 def test_what_a_folder_must_have(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs --root"):
-        node_imagenet.cells("smoke", (), None)
+        imagenet.jobs("smoke", (), None)
     with pytest.raises(ValueError, match="Unknown row 'resnet20'"):
-        node_imagenet.cells("smoke", ("resnet20",), str(folder))
+        imagenet.jobs("smoke", ("resnet20",), str(folder))
     with pytest.raises(DataMissingError, match="holds no images"):
-        node_imagenet.FolderImages(tmp_path / "nowhere")
-    (cell,) = node_imagenet.cells("cpu", ("resnet50-sgd",), str(folder))
+        imagenet.FolderImages(tmp_path / "nowhere")
+    (job,) = imagenet.jobs("cpu", ("resnet50-sgd",), str(folder))
     with pytest.raises(DataMissingError, match=r"resnet50\.safetensors or resnet50\.pth"):
-        node_imagenet.tune_cell({**cell.arguments, "width": 4, "crop": 32}, tmp_path / "run")
+        imagenet.tune_job({**job.arguments, "width": 4, "crop": 32}, tmp_path / "run")
     (folder / "val" / "dog").rename(folder / "val" / "fox")
     with pytest.raises(ValueError, match=r"other classes .*\(2\): dog, fox"):
-        node_imagenet.tune_cell(cell.arguments, tmp_path / "run")
+        imagenet.tune_job(job.arguments, tmp_path / "run")
     (folder / "val" / "goat").mkdir()
     with pytest.raises(DataMissingError, match=r"classes without images \(1\): goat"):
-        node_imagenet.FolderImages(folder / "val")
+        imagenet.FolderImages(folder / "val")
 
 
 def test_a_damaged_image_is_named(folder: Path) -> None:
-    images = node_imagenet.FolderImages(folder / "train")
+    images = imagenet.FolderImages(folder / "train")
     damaged = images.files[0][0]
     damaged.write_bytes(damaged.read_bytes()[:60])
     with pytest.raises(ValueError, match=f"{damaged.name} cannot be read as an image"):
-        list(node_imagenet.FolderBatches(images, batch_size=4, crop=8, resize=9, seed=None))
+        list(imagenet.FolderBatches(images, batch_size=4, crop=8, resize=9, seed=None))
 
 
 def test_a_root_is_the_same_however_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    assert node_imagenet.cells("smoke", (), folder.name) == node_imagenet.cells("smoke", (), str(folder))
+    assert imagenet.jobs("smoke", (), folder.name) == imagenet.jobs("smoke", (), str(folder))
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_notes_tell_of_their_own_rows(scale: str) -> None:
-    ours, images = (" ".join(node_bnn.tuned_table({}, scale, data=data).notes) for data in (None, "imagenet"))
+    ours, images = (" ".join(tables.tuned_table({}, scale, data=data).notes) for data in (None, "imagenet"))
     assert "MC-dropout and the 4 networks" in ours
     assert ("digits, a tiny network" in ours) == (scale == "smoke")
-    assert not any(word in images for word in ("MC-dropout", "4 networks", "digits", "whatever the network"))
-    given = node_imagenet.cells(scale, (), "X")[0].arguments
+    assert not any(word in images for word in ("MC-dropout", "4 networks", "digits", "for every row"))
+    given = imagenet.jobs(scale, (), "X")[0].arguments
     assert f"at {given['crop']} pixels" in images
     assert f"for {given['epochs']} epoch" in images
     assert ("torchvision's weights" in images) == given["weights"]
-    assert ("random weights" in images) == (scale == "smoke") == ("Scale smoke" in images)
+    assert ("random weights" in images) == (scale == "smoke") == ("Preset smoke" in images)
 
 
 def test_training_sizes_are_those_of_the_data() -> None:
     assert node_rows.TRAIN_SIZES["digits"] == len(load_dataset("digits").train)
 
 
-def test_the_longest_rows_are_run_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names: list[str] = []
-
-    def run(work: Any, cells: Any, folder: Path, *, jobs: int) -> Any:
-        names.extend(cell.name for cell in cells)
-        return iter(())
-
-    monkeypatch.setattr(node_bnn, "run_cells", run)
-    list(node_bnn.run_tuned(tmp_path, scale="cpu", jobs=2))
+def test_the_longest_rows_are_run_first() -> None:
+    (stage,) = tables.tuned_stages("cpu")
+    names = [job.name for job in stage.jobs]
     assert names[:2] == ["resnet56-ibnn-32", "resnet56-ibnn-16"]
     assert [name.partition("-")[0] for name in names] == ["resnet56"] * 7 + ["resnet20"] * 7
     assert set(names[7:9]) == {"resnet20-mc-dropout", "resnet20-ibnn-32"}

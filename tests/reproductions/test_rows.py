@@ -1,4 +1,4 @@
-"""`credo reproduce --rows` and `--data`: which tables they run, which they are refused for, and what the files hold."""
+"""`--rows` and `--data`: which tables they run, which they are rejected for, and what the files hold."""
 
 import json
 from collections.abc import Callable
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from reproductions.jobs import Cell
-from reproductions.studies import STUDIES, Study, Table
+
+from reproductions.studies import STUDIES
+from reproductions.study import ResultTable, Stage, Study, Table
 
 Call = Callable[..., Any]
-Refused = Callable[..., str]
-NODE = ("reproduce", "node-bnn", "--jobs", 1, "--output", "out")
+Rejected = Callable[..., str]
+NODE = ("node-bnn", "--jobs", 1, "--output", "out")
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def titles(path: str) -> list[str]:
     return [row[0] for row in json.loads(Path(path).read_text())["rows"]]
 
 
+@pytest.mark.slow
 def test_only_tables_with_rows_are_run_and_their_files_keep_all_rows(call: Call, root: Path) -> None:
     tables = json.loads(call(*NODE, "--rows", "convnet-ibnn-4", "--json").stdout)
     assert [table["title"][:7] for table in tables] == ["Table 2"]
@@ -50,21 +52,31 @@ def test_only_tables_with_rows_are_run_and_their_files_keep_all_rows(call: Call,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--table", 1, "--rows", "typo"), "--rows typo: table 1 of node-bnn has no such choice; tables that have: 2."),
-        (("--table", "scratch", "--rows", "convnet-sgd"), "table scratch of node-bnn has no such choice"),
-        (("--table", 2, "--table", "gamma", "--rows", "convnet-sgd"), "table gamma of node-bnn has no such choice"),
+        (
+            ("--table", 1, "--rows", "typo"),
+            "Table 1 of node-bnn does not take --rows; tables that do: 2. Name only these, or omit --rows.",
+        ),
+        (("--table", "scratch", "--rows", "convnet-sgd"), "Table scratch of node-bnn does not take --rows"),
+        (("--table", 2, "--table", "gamma", "--rows", "convnet-sgd"), "Table gamma of node-bnn does not take --rows"),
         (
             ("--table", 1, "--data", "imagenet", "--root", "X"),
-            "--data imagenet: table 1 of node-bnn has no such choice",
+            "Table 1 of node-bnn does not take --data; tables that do: 2.",
         ),
-        (("--table", 1, "--rows", "a", "--data", "imagenet", "--root", "X"), "or leave out --rows and --data."),
+        (("--table", 1, "--rows", "a", "--data", "imagenet", "--root", "X"), "or omit --rows and --data."),
         (("--rows", "typo"), "Unknown row 'typo'"),
         (("--rows", ","), "--rows ',' names no row"),
     ],
 )
-def test_what_a_table_does_not_have_is_refused(refused: Refused, options: tuple[Any, ...], message: str) -> None:
-    assert message in refused(*NODE, *options)
+def test_what_a_table_does_not_have_is_rejected(rejected: Rejected, options: tuple[Any, ...], message: str) -> None:
+    assert message in rejected(*NODE, *options)
     assert not Path("out").exists()
+
+
+def test_data_and_root(rejected: Rejected, tmp_path: Path) -> None:
+    assert "belongs to --data" in rejected(*NODE, "--root", tmp_path)
+    assert "Unknown data of node-bnn 'imagnet'" in rejected(*NODE, "--data", "imagnet")
+    assert "needs --root" in rejected(*NODE, "--data", "imagenet")
+    assert "Unknown data of vogn" in rejected("vogn", "--data", "imagenet")
 
 
 @pytest.fixture
@@ -72,28 +84,30 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """A study whose tables a and b have rows, b and c other data, d neither; the list fills with what is run."""
     done: list[tuple[str, dict[str, Any]]] = []
 
-    def cells(name: str) -> Callable[..., list[tuple[Cell, dict[str, Any]]]]:
-        def run(folder: Path, *, scale: str, jobs: int, **choice: Any) -> list[tuple[Cell, dict[str, Any]]]:
-            done.append((name, choice))
-            return []
+    class Recorded(Table):
+        def run(self, folder: Path, *, scale: str, workers: int, **choice: Any) -> Any:
+            done.append((self.about, choice))
+            return iter(())
 
-        return run
+    def stages(scale: str, **choice: Any) -> list[Stage]:
+        return []
 
-    names = ("a", "b", "c", "d")
-    study = Study(
-        "made up",
-        count={name: lambda scale, **choice: 0 for name in names},
-        cells={name: cells(name) for name in names},  # type: ignore[misc]
-        table={name: lambda records, scale, **data: Table(f"on {data}", [], [], []) for name in names},
-        rows={name: lambda folder, scale, **data: {} for name in ("a", "b")},
-        data={"more": ("b", "c"), "most": ("c",)},
-    )
-    monkeypatch.setitem(STUDIES, "made-up", study)
+    def finish(records: Any, scale: str, **data: str) -> ResultTable:
+        return ResultTable(f"on {data}", [], [], [])
+
+    rows: dict[str, Any] = {"all_rows": ()}
+    tables = {
+        "a": Recorded("a", stages, finish, **rows),
+        "b": Recorded("b", stages, finish, **rows, data=("more",)),
+        "c": Recorded("c", stages, finish, data=("more", "most")),
+        "d": Recorded("d", stages, finish),
+    }
+    monkeypatch.setitem(STUDIES, "made-up", Study("made up", tables))
     return done
 
 
-def test_tables_get_what_they_know(call: Call, refused: Refused, ran: list[tuple[str, dict[str, Any]]]) -> None:
-    asked = ("reproduce", "made-up", "--output", "out")
+def test_tables_get_what_they_take(call: Call, rejected: Rejected, ran: list[tuple[str, dict[str, Any]]]) -> None:
+    asked = ("made-up", "--output", "out")
     data = ("--data", "more", "--root", "X")
     cases: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
         ((), "abcd", {}),
@@ -108,18 +122,15 @@ def test_tables_get_what_they_know(call: Call, refused: Refused, ran: list[tuple
         assert ran == [(name, choice) for name in tables]
     assert json.loads(Path("out/c-more.json").read_text())["title"] == "on {'data': 'more'}"
     ran.clear()
-    assert "no table of made-up has both" in refused(*asked, "--data", "most", "--rows", "x")
-    assert "tables that have: a, b. Name only these" in refused(*asked, "--table", "a", "--table", "d", "--rows", "x")
+    assert "No table of made-up takes --rows and --data" in rejected(*asked, "--data", "most", "--rows", "x")
+    assert "tables that do: a, b. Name only these" in rejected(*asked, "--table", "a", "--table", "d", "--rows", "x")
     assert ran == []
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_table_ignores_rows(name: str, tmp_path: Path) -> None:
-    """Those that have some know their names, the others take none."""
-    study = STUDIES[name]
-    for key, count in study.count.items():
-        with pytest.raises(ValueError if key in study.rows else TypeError, match="row"):
-            count("smoke", rows=("no-such-row",))
-        if key in study.rows:
-            assert study.rows[key](tmp_path, "smoke") == {}
-    assert {key for keys in study.data.values() for key in keys} <= set(study.table)
+    """Tables with rows validate their names, the others take none."""
+    for table in STUDIES[name].tables.values():
+        with pytest.raises(TypeError if table.all_rows is None else ValueError, match="row"):
+            table.count("smoke", rows=("no-such-row",))
+        assert table.records(tmp_path, "smoke") == {}

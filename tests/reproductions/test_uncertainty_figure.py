@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.bayesian_cnn.uncertainty import (
-    LINKS,
-    ClassSplit,
-    class_split,
-    foreign_auroc,
-    normalised_softplus,
-    snapshot,
-    turned,
-    typical,
-)
-from reproductions.bayesian_cnn.uncertainty_figure import (
-    UNCERTAINTY_SCALES,
-    UncertaintyFigure,
-    uncertainty,
-    uncertainty_numbers,
-)
 from torch import Tensor, nn
 
 import credo
 from credo.data import Split
+from reproductions.bayesian_cnn.uncertainty import (
+    LINKS,
+    ClassSplit,
+    class_split,
+    normalised_softplus,
+    ood_auroc,
+    rotated,
+    snapshot,
+    typical,
+)
+from reproductions.bayesian_cnn.uncertainty_figure import (
+    SCALES,
+    UncertaintyFigure,
+    uncertainty,
+    uncertainty_numbers,
+)
 
 
 def posterior(std: float = 0.5) -> credo.BBB:
@@ -59,6 +59,7 @@ def test_the_formula_of_kwon_et_al(link: str) -> None:
     torch.testing.assert_close(found.aleatoric + found.epistemic, mean * (1 - mean))
 
 
+@pytest.mark.slow
 def test_the_softmax_split_is_that_of_predict() -> None:
     one, x = posterior(), torch.rand(5, 1, 2, 2)
     found, wanted = class_split(one, x, draws=4000, seed=1), credo.predict(one, x, draws=4000, seed=2)
@@ -67,15 +68,15 @@ def test_the_softmax_split_is_that_of_predict() -> None:
     torch.testing.assert_close(found.aleatoric, wanted.aleatoric_by_class.double(), atol=0.01, rtol=0)
 
 
-def test_copies_of_an_image_in_one_batch_have_the_doubt_of_one() -> None:
-    """The published program took copies in one pass for draws, and found no doubt at all."""
+def test_copies_of_an_image_in_one_batch_have_the_uncertainty_of_one() -> None:
+    """The published program took copies in one pass for draws, and found no uncertainty at all."""
     one, image = posterior(), torch.rand(1, 1, 2, 2)
     alone, copies = class_split(one, image), class_split(one, image.expand(8, 1, 2, 2))
     assert float(alone.epistemic.sum()) > 1e-3
     torch.testing.assert_close(copies.epistemic, alone.epistemic.expand(8, 3))
 
 
-def test_looking_changes_nothing() -> None:
+def test_measuring_changes_nothing() -> None:
     one, x = posterior(), torch.randint(0, 255, (5, 1, 2, 2), dtype=torch.uint8)
     before = one.generator.get_state()
     first = class_split(one, x, draws=3)
@@ -115,10 +116,10 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r"labels are \[3\], one for each image, got \[2\]"):
         class_split(one, x).by_class(torch.zeros(2), 3)
     with pytest.raises(ValueError, match=r"one image \[channels, height, width\], got \[3, 1, 2, 2\]"):
-        turned(x, torch.zeros(1))
+        rotated(x, torch.zeros(1))
 
 
-def test_one_output_a_class_is_wanted() -> None:
+def test_one_output_per_class_is_required() -> None:
     yes_or_no = credo.BBB(nn.Linear(2, 1), data_size=10, likelihood=credo.Bernoulli())
     with pytest.raises(TypeError, match="likelihood of this posterior is Bernoulli"):
         class_split(yes_or_no, torch.zeros(3, 2))
@@ -129,22 +130,22 @@ def split_of(epistemic: list[float]) -> ClassSplit:
     return ClassSplit(torch.stack([1 - values[:, 0], values[:, 0]], -1), 2 * values, values)
 
 
-def test_means_by_class_and_foreign_images() -> None:
+def test_means_by_class_and_ood_images() -> None:
     own, other = split_of([0.1, 0.2, 0.6]), split_of([0.3, 0.7])
     assert own.means() == pytest.approx({"aleatoric": 0.6, "epistemic": 0.3})
     by_class = own.by_class(torch.tensor([0, 0, 1]), 2)
     assert by_class["epistemic"] == pytest.approx([0.15, 0.6])
-    # Of the six pairs, five have the foreign image above.
-    assert foreign_auroc(own, other) == pytest.approx({"aleatoric": 5 / 6, "epistemic": 5 / 6})
+    # Of the six pairs, five have the OOD image above.
+    assert ood_auroc(own, other) == pytest.approx({"aleatoric": 5 / 6, "epistemic": 5 / 6})
     images = Split(torch.zeros(3, 1, 2, 2), torch.tensor([1, 1, 0]))
     assert typical(images, own, 1) == 1
     with pytest.raises(ValueError, match="no image of class 7"):
         typical(images, own, 7)
 
 
-def test_a_turned_image() -> None:
+def test_a_rotated_image() -> None:
     image = torch.rand(1, 6, 6, generator=torch.Generator().manual_seed(0))
-    found = turned(image, torch.tensor([0.0, 90.0, 180.0, 45.0]))
+    found = rotated(image, torch.tensor([0.0, 90.0, 180.0, 45.0]))
     for quarter in range(3):
         torch.testing.assert_close(found[quarter], torch.rot90(image, quarter, (1, 2)), atol=1e-5, rtol=0)
     assert float(found[3, 0, 0, 0]) < 1e-6, "black comes in at the corners"
@@ -163,20 +164,22 @@ def test_a_snapshot_counts_right_answers() -> None:
 @pytest.fixture(scope="module")
 def figure() -> UncertaintyFigure:
     # Digits are not learned in three epochs; with these, the networks come to agree again.
-    return uncertainty(**{**UNCERTAINTY_SCALES["smoke"], "epochs": 24, "foreign": ("photo-patches", "digits")})
+    return uncertainty(**{**SCALES["smoke"], "epochs": 24, "ood": ("photo-patches", "digits")})
 
 
+@pytest.mark.slow
 def test_uncertainty_falls_while_digits_are_learned(figure: UncertaintyFigure) -> None:
     first, last = figure.epochs[0], figure.epochs[-1]
     assert last["accuracy"] > 0.8 > first["accuracy"]
     assert last["softmax"]["aleatoric"] < 0.5 * first["softmax"]["aleatoric"]
-    doubts = [epoch["softmax"]["epistemic"] for epoch in figure.epochs]
+    uncertainties = [epoch["softmax"]["epistemic"] for epoch in figure.epochs]
     # It begins low, before anything is learned, rises, and falls again.
-    assert doubts[0] < 0.1 * max(doubts)
-    assert sum(doubts[-3:]) / 3 < 0.85 * max(doubts)
+    assert uncertainties[0] < 0.1 * max(uncertainties)
+    assert sum(uncertainties[-3:]) / 3 < 0.85 * max(uncertainties)
     assert last["softmax"]["aleatoric"] < last["normalised-softplus"]["aleatoric"]
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_arrays(figure: UncertaintyFigure) -> None:
     numbers = json.loads(json.dumps(uncertainty_numbers(figure)))
     assert set(numbers) == {"training", "classes", "foreign", "turned"}
@@ -189,6 +192,7 @@ def test_the_numbers_are_those_of_the_arrays(figure: UncertaintyFigure) -> None:
     assert len(figure.images) == len(numbers["turned"]["label"]) == 7
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_bytes_each_time(figure: UncertaintyFigure, tmp_path: Path) -> None:
     from reproductions.bayesian_cnn.uncertainty_figure import draw_uncertainty
 

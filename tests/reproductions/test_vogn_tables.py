@@ -6,10 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.jobs import SCALES
-from reproductions.studies import STUDIES
-from reproductions.vogn import rows as vogn_rows
-from reproductions.vogn import tables as vogn
 from torch import nn
 
 from credo.evaluate import misclassification_auroc
@@ -18,19 +14,23 @@ from credo.experiments.runs import Run
 from credo.methods import MAP
 from credo.predict import predict
 from credo.training import train
+from reproductions.studies import STUDIES
+from reproductions.study import SCALES
+from reproductions.vogn import rows as vogn_rows
+from reproductions.vogn import tables as vogn
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_is_an_experiment_that_can_be_made(scale: str) -> None:
     rows = tuple(vogn_rows.NETWORKS)
-    cells = vogn.table_1_cells(scale, rows)
-    assert len({cell.name for cell in cells}) == len(cells) == STUDIES["vogn"].count[1](scale, rows=rows)
-    for cell in cells:
-        experiment = make_experiment(cell.arguments["experiment"])
+    jobs = vogn.table_1_jobs(scale, rows)
+    assert len({job.name for job in jobs}) == len(jobs) == STUDIES["vogn"].tables["1"].count(scale, rows=rows)
+    for job in jobs:
+        experiment = make_experiment(job.arguments["experiment"])
         assert experiment.training.validation == 0, "all training images, as in the paper"
         assert experiment.data["name"] == ("digits" if scale == "smoke" else "cifar10")
-        json.dumps(cell.arguments)
-    assert {(c.arguments["network"], c.arguments["optimiser"]) for c in cells} >= set(vogn_rows.PRINTED)
+        json.dumps(job.arguments)
+    assert {(job.arguments["network"], job.arguments["optimiser"]) for job in jobs} >= set(vogn_rows.PRINTED)
 
 
 def test_which_rows_are_run() -> None:
@@ -44,7 +44,7 @@ def test_which_rows_are_run() -> None:
 
 
 def test_the_papers_numbers_for_vogn() -> None:
-    """Its published configurations, with our name for its β₂: the weight of the old curvature."""
+    """Those of its published configurations; `curvature_decay` is its β₂."""
     cases: dict[str, dict[str, Any]] = {
         "lenet5": {"prior_precision": 100.0, "draws": 6, "temperature_start": 0.1, "warmup_steps": 11_719},
         "alexnet": {"prior_precision": 0.5, "draws": 3, "warmup_steps": 1954, "augmentation": 10.0},
@@ -59,18 +59,18 @@ def test_the_papers_numbers_for_vogn() -> None:
     assert make_experiment(vogn_rows.experiment_for("resnet18", "vogn", "paper")).model["stem"] == "imagenet"
 
 
-def test_the_larger_networks_at_scale_cpu_fit_their_fewer_epochs() -> None:
-    """Warm-ups keep their share of the training; IVON's curvature forgets its first value."""
+def test_the_larger_networks_with_preset_cpu_fit_their_fewer_epochs() -> None:
+    """Warm-ups keep their fraction of the training; IVON's curvature forgets its initial value."""
     larger = [row for row in vogn_rows.chosen_rows("cpu", tuple(vogn_rows.NETWORKS)) if row[0] != "lenet5"]
     warm = 0
     for network, optimiser in larger:
         short, whole = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)) for s in ("cpu", "paper"))
         steps = short.training.epochs * -(-vogn_rows.TRAIN_SIZE // short.training.batch_size)
-        share = short.training.epochs / whole.training.epochs
+        fraction = short.training.epochs / whole.training.epochs
         assert short.training.epochs == 32
         if whole.method.get("warmup_steps"):
             warm += 1
-            assert short.method["warmup_steps"] == pytest.approx(whole.method["warmup_steps"] * share, abs=1)
+            assert short.method["warmup_steps"] == pytest.approx(whole.method["warmup_steps"] * fraction, abs=1)
             assert short.method["warmup_steps"] <= steps
         if optimiser == "ivon":
             assert steps * (1 - short.method["curvature_decay"]) == pytest.approx(2, rel=0.02)
@@ -99,13 +99,14 @@ def test_weight_decay_is_given_as_a_prior() -> None:
 
 
 def small(network: str, optimiser: str) -> dict[str, Any]:
-    (cell,) = vogn.table_1_cells("smoke", (f"{network}-{optimiser}",))
-    return {**cell.arguments, "draws": 4}
+    (job,) = vogn.table_1_jobs("smoke", (f"{network}-{optimiser}",))
+    return {**job.arguments, "draws": 4}
 
 
+@pytest.mark.slow
 def test_a_row_is_measured_as_it_was_trained(tmp_path: Path) -> None:
     arguments = small("lenet5", "vogn")
-    record = vogn.train_cell(arguments, tmp_path / "run")
+    record = vogn.train_job(arguments, tmp_path / "run")
     experiment = make_experiment(arguments["experiment"])
     prepared = prepare(experiment)
     for _ in train(prepared.posterior, prepared.loader, epochs=2, schedule=experiment.training.make_schedule()):
@@ -125,16 +126,17 @@ def test_a_row_is_measured_as_it_was_trained(tmp_path: Path) -> None:
     assert (record["network"], record["optimiser"], record["draws"]) == ("lenet5", "vogn", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimiser", ["vogn", "ivon"])
-def test_a_row_goes_on_from_its_checkpoint(tmp_path: Path, optimiser: str) -> None:
+def test_a_row_resumes_from_its_checkpoint(tmp_path: Path, optimiser: str) -> None:
     """Killed after the first epoch, or after training and before the record."""
     arguments = small("lenet5", optimiser)
-    whole = vogn.train_cell(arguments, tmp_path / "whole")
+    whole = vogn.train_job(arguments, tmp_path / "whole")
     broken = Run(tmp_path / "broken").train(make_experiment(arguments["experiment"]), draws=4)
     next(broken)
     broken.close()  # type: ignore[attr-defined]
     for _ in range(2):
-        record = vogn.train_cell(arguments, tmp_path / "broken")
+        record = vogn.train_job(arguments, tmp_path / "broken")
         for timing in ("seconds", "seconds_per_epoch"):
             record.pop(timing, None)
             record["numbers"].pop(timing, None)
@@ -155,7 +157,7 @@ def record_for(network: str, optimiser: str) -> dict[str, Any]:
 def test_ours_beside_the_papers() -> None:
     wanted = [("lenet5", "ogn"), ("lenet5", "vogn"), ("resnet18", "adam")]
     records = {f"{network}-{optimiser}": record_for(network, optimiser) for network, optimiser in wanted}
-    table = vogn.table_1_result(records, "cpu")
+    table = vogn.table_1(records, "cpu")
     assert table.columns[:5] == ["row", "train / val % paper", "train / val %", "val NLL paper", "val NLL"]
     assert all(len(row) == len(table.columns) for row in table.rows)
     vogn_row, ogn_row, resnet_row = table.rows
@@ -170,6 +172,6 @@ def test_ours_beside_the_papers() -> None:
 
 
 def test_a_table_without_records() -> None:
-    table = vogn.table_1_result({}, "smoke")
+    table = vogn.table_1({}, "smoke")
     assert table.rows == []
     assert "digits" in table.notes[-1]

@@ -41,7 +41,7 @@ def test_equal_is_not_better() -> None:
     posterior = walker()
     with torch.no_grad():
         posterior.model.weight.fill_(-1.0)
-    for group in posterior.descent.optimizer.param_groups:
+    for group in posterior.optimizer_step.optimizer.param_groups:
         group["initial_lr"] = 0.0
     records = walk(posterior, -3.0, patience=2)
     assert [record.best for record in records] == [True, False, False]

@@ -48,6 +48,16 @@ def test_a_checkpoint_goes_on_with_the_same_step(name: str) -> None:
     assert terms.loss == pytest.approx(EXPECTED[name]["next_loss"], rel=1e-4)
 
 
+def given(options: dict[str, object]) -> dict[str, object]:
+    """Options without those that are empty: 0.1 wrote `{}` where no options were given, and now it is null."""
+    return {name: value for name, value in options.items() if value not in (None, {})}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_constructor_arguments_come_back(name: str) -> None:
+    assert given(loaded(name).config()) == given(EXPECTED[name]["config"])
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_files_need_no_old_name(name: str, recwarn: pytest.WarningsRecorder) -> None:
     loaded(name)

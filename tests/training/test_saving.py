@@ -203,8 +203,8 @@ def test_arguments_can_be_changed_when_loading(tmp_path: Path) -> None:
     posterior = trained(credo.MAP(mlp(), data_size=12, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)))
     path = credo.save(posterior, tmp_path / "p.safetensors")
     loaded = credo.load(path, optimizer="sgd", lr=0.25)
-    assert type(loaded.descent.optimizer) is torch.optim.SGD
-    assert loaded.descent.optimizer.param_groups[0]["lr"] == 0.25
+    assert type(loaded.optimizer_step.optimizer) is torch.optim.SGD
+    assert loaded.optimizer_step.optimizer.param_groups[0]["lr"] == 0.25
     with pytest.raises(ValueError, match="learning_rate"):
         credo.load(path, learning_rate=1.0)
 

@@ -2,7 +2,6 @@
 
 from credo.attacks.balls import NORMS
 from credo.attacks.common import AttackResult
-from credo.attacks.foolbox import foolbox_attack
 from credo.attacks.gradient import fgsm, pgd
 from credo.attacks.masking import MaskingReport, check_masking
 from credo.attacks.minimal import minimal
@@ -18,7 +17,6 @@ __all__ = [
     "MaskingReport",
     "check_masking",
     "fgsm",
-    "foolbox_attack",
     "load_attack_set",
     "make_attack_set",
     "minimal",

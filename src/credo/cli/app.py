@@ -1,46 +1,65 @@
-"""The `credo` command: its groups in the order a user meets them."""
+"""The `credo` command. Only the module of the command that runs is imported."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from credo.cli.commands import (
-    attack,
-    continual,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    listing,
-    predict,
-    prune,
-    report,
-    summary,
-    train,
-)
+from credo.cli import moved
 from credo.core.distributed.setup import leave
 from credo.core.support.denormals import flush_denormals
 from credo.version import __version__
 
-# In the help of all commands, a line that is not indented must follow the examples: typer would indent those less.
-HELP = """Bayesian neural networks: train once, know how sure you are.
+# Each command and its module in `credo.cli.commands`, in the order of the help.
+COMMANDS = {
+    "list": "listing",
+    "data": "data",
+    "train": "train",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "prune": "prune",
+    "attack": "attack",
+    "continual": "continual",
+    "doctor": "doctor",
+    "summary": "summary",
+    "report": "report",
+    "demo": "demo",
+}
 
-To begin, on data that is bundled:
+# In the help of all commands, an unindented line must follow the examples: typer would indent those less otherwise.
+HELP = """Bayesian neural networks: predictions with calibrated uncertainty.
+
+Get started on bundled data:
 
     credo demo
     credo train method.name=bbb --run runs/first
     credo evaluate runs/first --ood photo-patches
     credo doctor runs/first
 
-Every command has a --help with examples, and --json for scripts.
+Every command has --help with examples, and --json for scripts.
 """
 
+
+class _LazyGroup(TyperGroup):
+    """Import the module of a command when it is run, or when the help lists it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": {**dict.fromkeys(COMMANDS), **(options.get("commands") or {})}})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return typer.main.get_command(import_module(f"credo.cli.commands.{COMMANDS[cmd_name]}").app)
+
+
 app = typer.Typer(
+    cls=_LazyGroup,
     name="credo",
     help=HELP,
-    epilog="Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted, 143 stopped (SIGTERM). "
+    epilog="Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted, 143 terminated (SIGTERM). "
     "CREDO_DEBUG=1 shows tracebacks.",
     no_args_is_help=True,
     add_completion=False,
@@ -68,18 +87,8 @@ def _options(
     pass
 
 
-app.command("list")(listing.list_command)
-app.command("data")(data.data_command)
-app.command("train")(train.train_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.command("predict")(predict.predict_command)
-app.command("prune")(prune.prune_command)
-app.command("attack")(attack.attack_command)
-app.command("continual")(continual.continual_command)
-app.command("doctor")(doctor.doctor_command)
-app.command("summary")(summary.summary_command)
-app.command("report")(report.report_command)
-app.command("demo")(demo.demo_command)
+for _name in moved.MOVED:
+    app.command(_name, hidden=True, context_settings=moved.SETTINGS)(moved.moved_command(_name))
 
 
 def main() -> None:

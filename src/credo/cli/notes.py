@@ -1,4 +1,4 @@
-"""What `credo train` says of a decision that was made for the user."""
+"""Notes of `credo train` about choices that it made for the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST = 5
 
 
 def table_notes(settings: Mapping[str, Any], dataset: Dataset) -> Iterator[str]:
-    """How a table was understood, where it is not numbers alone."""
+    """How the text columns of a table were interpreted."""
     columns, names = dataset.columns, dataset.class_names
     if columns is None:
         return
@@ -26,17 +26,17 @@ def table_notes(settings: Mapping[str, Any], dataset: Dataset) -> Iterator[str]:
 
 
 def epochs_notes(planned: int, training: Training) -> Iterator[str]:
-    """What more epochs than a run was begun with mean for it."""
+    """The effect of changing the number of epochs of an existing run."""
     if training.epochs == planned:
         return
-    more = f"training.epochs was {planned} and is {training.epochs} now"
+    more = f"training.epochs was {planned} and is now {training.epochs}"
     if training.schedule != "cosine":
-        yield f"{more}: the run goes on"
+        yield f"{more}: the run resumes"
         return
     rate = training.make_schedule()(planned)
     yield (
-        f"{more}: the cosine schedule is computed anew, so at epoch {planned} the learning rate is {rate:.2g} of its "
-        f"largest. The result is not that of a run planned with {training.epochs} epochs."
+        f"{more}: the cosine schedule is recomputed, so at epoch {planned} the learning rate is {rate:.2g} of its "
+        f"maximum. The result differs from that of a run planned with {training.epochs} epochs."
     )
 
 

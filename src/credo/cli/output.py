@@ -1,4 +1,4 @@
-"""What all commands share: tables and JSON on stdout, everything else on stderr, errors without a traceback."""
+"""Shared by all commands: tables and JSON on stdout, everything else on stderr, errors without traceback."""
 
 from __future__ import annotations
 
@@ -23,31 +23,49 @@ from credo.data import DownloadError
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
+def new_app() -> typer.Typer:
+    """The Typer app of one command, which `credo.cli.app` loads when it is needed."""
+    return typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
 def notes() -> Console:
-    """Console for everything that is not the result."""
+    """Console on stderr for everything but results."""
     return Console(stderr=True, emoji=False)
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     notes().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def say_stored(path: Path, error: OSError | None, *, note: str = "", quiet: bool = False) -> None:
-    """Where the numbers that were printed are kept, unless `quiet`; always that they are not, if `error` is why."""
+def say_stored(path: Path, error: OSError | None, *, note: str = "", silent: bool = False) -> None:
+    """Report on stderr where results were written, or that they could not be.
+
+    Args:
+        path: File of the results.
+        error: Why it could not be written, if so; always reported.
+        note: Appended to the message.
+        silent: Do not report success.
+    """
     if error is not None:
-        say(f"warning: {path} could not be written ({error}): the numbers were printed but are not stored.")
-    elif not quiet:
+        say(f"warning: {path} could not be written ({error}): the results were printed but not stored.")
+    elif not silent:
         say(f"written to {path}{note}")
 
 
 def print_json(value: Any) -> None:
-    """The result as JSON on stdout, and nothing else there."""
+    """Print the result as JSON, the only output on stdout."""
     sys.stdout.write(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stdout; columns of numbers are right-aligned, those of text are not."""
+    """Print a table on stdout, with numeric columns right-aligned.
+
+    Args:
+        title: Title above the table.
+        columns: Headings.
+        rows: One value per column each; floats are printed with four digits, None as a dash.
+    """
     table = Table(title=Text(title, style="table.title"), title_justify="left")
     shown = [[show(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
@@ -55,13 +73,44 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in shown:
         table.add_row(*row)
-    # Piped into a file the table must not be cut at 80 columns.
+    # When piped into a file, do not cut at 80 columns.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, emoji=False).print(table, highlight=False, markup=False)
 
 
+def print_metrics(title: str, metrics: dict[str, Any]) -> None:
+    """Print every metric with its interval; nested metrics are named by their path."""
+    intervals = _intervals(metrics)
+    rows: list[list[Any]] = []
+    for key, value in metrics.items():
+        if key == "intervals":
+            continue
+        for name, number in _flat(key, value):
+            low, high = intervals.get(name, (None, None))
+            rows.append([name.replace("_", " "), number, "" if low is None else f"{low:.4f} … {high:.4f}"])
+    print_table(title, ["metric", "value", "95 % interval"], rows)
+
+
+def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Intervals by metric, those of nested metrics by path."""
+    found = dict(metrics.get("intervals", {}))
+    for key, value in metrics.items():
+        if isinstance(value, dict) and key != "intervals":
+            found |= {f"{key} {name}": ends for name, ends in value.get("intervals", {}).items()}
+    return found
+
+
+def _flat(key: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, list):
+        return []  # in the JSON only
+    if not isinstance(value, dict):
+        return [(key, value)]
+    inside = {inner: entry for inner, entry in value.items() if inner != "intervals"}
+    return [pair for inner, entry in inside.items() for pair in _flat(f"{key} {inner}", entry)]
+
+
 def show(value: Any) -> str:
-    """A cell as text: numbers with four digits, nothing as a dash."""
+    """Format a table cell: floats with four digits, None as a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -70,15 +119,15 @@ def show(value: Any) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a cell begins as numbers do; it may go on with a unit or an interval."""
+    """Whether a cell starts with a number; a unit or an interval may follow."""
     return text in ("", "–") or text.lstrip("+-−±≤≥<>").lstrip()[:1].isdigit()
 
 
 @contextmanager
 def errors_explained() -> Iterator[None]:
-    """Expected errors become one message and an exit code; `CREDO_DEBUG=1` shows the traceback.
+    """Turn expected errors into a message and an exit code; `CREDO_DEBUG=1` shows the traceback.
 
-    An error that all processes of torchrun have alike is printed by one of them.
+    An error that all processes of torchrun share is printed by one of them.
     """
     if os.environ.get("CREDO_DEBUG"):
         yield
@@ -86,7 +135,7 @@ def errors_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("Stopped. Run the same command again to go on from the last checkpoint.")
+        say("Interrupted. Run the same command again to resume from the last checkpoint.")
         raise typer.Exit(130) from None
     except (CredoError, DownloadError, ValueError, TypeError, OSError) as error:
         if is_first_to_print(str(error)):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.optimizer_step import scalar_loss
 
 _MEANING = "the number that the mean loss was divided by, in the units of data_size"
 
@@ -95,6 +94,18 @@ def weighed(
     (mean,) = process_group.average_([], [own])
     fraction = own / mean
     return lambda net: fraction * scalar_loss(nll(net))
+
+
+def scalar_loss(value: object) -> Tensor:
+    """What a user's `nll` returned, as a scalar tensor; raises ValueError if gradients cannot flow from it."""
+    wanted = "nll(net) must return the batch's mean negative log-likelihood, one number computed with `net`"
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{wanted}; got a {type(value).__name__}.")
+    if value.numel() != 1:
+        raise ValueError(f"{wanted}; got a tensor of shape {list(value.shape)}: take its mean.")
+    if not value.requires_grad:
+        raise ValueError(f"{wanted}; got a tensor that depends on no parameter.")
+    return value.reshape(())
 
 
 def _checked_examples(given: Any) -> float:

@@ -1,39 +1,38 @@
-"""One step of a torch optimiser, with the checks that every method wants around it."""
+"""Training by a torch optimiser: one step with its checks, and the base class of methods trained this way."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import NonFiniteError, UnsupportedModelError, unknown
-
-OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "radam": torch.optim.RAdam,
-    "nadam": torch.optim.NAdam,
-}
-_DECAYS = {"adamw": 0.01}  # those that decay weights without being asked
-_FUSED = {"sgd", "adam", "adamw", "adagrad"}
+from credo.core.errors import NonFiniteError, UnsupportedModelError
+from credo.core.example_counts import Counted, weighed
+from credo.core.example_counts import scalar_loss as scalar_loss
+from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.optimizers import DECAYS, ForgottenOptimizer, OptimizerChoice, make_optimizer
+from credo.core.posterior import Nll, Posterior, Terms
 
 
-class Descent:
-    """Gradient descent on named parameters by any torch optimiser: clipping, rate scale, and NaN stopped in time.
+class OptimizerStep:
+    """One step of a torch optimiser: gradients are averaged over processes, checked and clipped before it moves.
 
-    `optimizer` is a name of `OPTIMIZERS` (with `lr` and `options`), a function from parameters to an optimiser, or None
-    where it is not known any more: then a step is an error.
-    Parameters in `undecayed` are spared by a weight decay among the options.
+    Args:
+        parameters: What the optimiser updates, by the name that messages use.
+        optimizer: A key of `OPTIMIZERS`, a function from parameters to an optimiser, or None where it is unknown (a
+            file cannot hold a function): then a step raises ValueError.
+        lr: Learning rate of an optimiser given by name.
+        options: Further arguments of an optimiser given by name.
+        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        locate: `locate(name, tensor)` describes for messages where a tensor of that name is not finite.
+        undecayed: Names of parameters without weight decay.
     """
 
     def __init__(
@@ -52,47 +51,21 @@ class Descent:
         self.choice, self.clip_norm = optimizer, clip_norm
         self.locate = locate
         self._process_group: ProcessGroup | None = None
-        self._gone: dict[str, Tensor] = {}
-        decays = callable(optimizer) or (options or {}).get("weight_decay", _DECAYS.get(optimizer or ""))
+        self._pruned: dict[str, Tensor] = {}
+        decays = callable(optimizer) or (options or {}).get("weight_decay", DECAYS.get(optimizer or ""))
         spared = undecayed if decays else ()
         groups = [[p for n, p in self.parameters.items() if (n in spared) == apart] for apart in (False, True)]
-        self.optimizer = _build(optimizer, groups[0], groups[1], lr, options)
+        self.optimizer = make_optimizer(optimizer, groups[0], groups[1], lr, options)
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
-    def keep_(self, masks: Mapping[str, Tensor]) -> None:
-        """Parameters stay zero from now on where these masks are False."""
-        self._gone.update({name: ~mask for name, mask in masks.items() if name in self.parameters and not mask.all()})
-
-    def narrow_(self, name: str, chosen: Tensor) -> None:
-        """Leave only the chosen entries of a vector among the parameters, and of what the optimiser knows of it."""
-        parameter = self.parameters[name]
-        state = self.optimizer.state.get(parameter, {})
-        own = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
-        state.update({key: value[chosen] for key, value in own.items()})
-        parameter.data = parameter.data[chosen]
-        parameter.grad = None
-
-    def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
-        """Backward and update; parameters stay as they were if loss or gradient is not finite."""
-        self.backward(loss, at=at)
-        self.apply(at=at, scale=scale)
-
-    def backward(self, loss: Tensor, *, at: int) -> None:
-        """Gradients of the loss, in the place of all that were there."""
-        self.clear()
-        self.check(loss.item(), at=at)
-        loss.backward()
-
-    def clear(self) -> None:
-        """Forget all gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+    # -- a step ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def cleared_on_error(self, process_group: ProcessGroup | None = None) -> Iterator[None]:
-        """A step, which is the process group's, if there is one; if what is inside fails, no gradients stay behind."""
+    def guarded(self, process_group: ProcessGroup | None = None) -> Iterator[None]:
+        """A step: clear all gradients on entry, and again if the body raises, of which the process group is told."""
         self._process_group = process_group
+        self.clear()
         try:
             yield
         except BaseException as error:
@@ -103,78 +76,127 @@ class Descent:
         finally:
             self._process_group = None
 
+    def clear(self) -> None:
+        """Set all gradients to None."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def backward(
+        self, loss: object, *, at: int, fraction: float = 1.0, drawn: Mapping[str, Tensor] | None = None
+    ) -> float:
+        """Add the gradients of `fraction` of the loss; returns the loss.
+
+        Args:
+            loss: What `nll(net)` returned. Raises ValueError if gradients cannot flow from it.
+            at: Number of the step, for messages.
+            fraction: What this pass contributes to the objective.
+            drawn: Weights that were put into the network. Raises UnsupportedModelError if their gradients are sparse.
+        """
+        value = loss if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad else scalar_loss(loss)
+        number = value.item()
+        self.check(number, at=at)
+        (value if fraction == 1 else value * fraction).backward()
+        if drawn is not None:
+            check_dense({name: weight.grad for name, weight in drawn.items()})
+        return number
+
     def check(self, loss: float, *, at: int) -> None:
         """Raise NonFiniteError for a NaN or infinite loss before anything has changed; distributed, on all ranks."""
         if self._process_group is not None and self._process_group.defers:
             self._process_group.doubt(loss)
         else:
-            self._refuse(loss, at)
+            self._check_finite(loss, at)
 
-    def _refuse(self, loss: float, at: int) -> None:
+    def _check_finite(self, loss: float, at: int) -> None:
         if not math.isfinite(loss):
             tensors = ((name, p.detach()) for name, p in self.parameters.items())
             raise NonFiniteError(loss_message(loss, at, self._first_bad(tensors)))
-
-    def apply(
-        self, *, at: int, scale: float = 1.0, squares: float = 0.0, squared: Collection[nn.Parameter] = ()
-    ) -> None:
-        """Update from the gradients that are there; `squares` is the known sum of squares of those in `squared`."""
-        self.ready(at=at, squares=squares, squared=squared)
-        self.move(scale=scale)
 
     def ready(
         self,
         *,
         at: int,
-        squares: float = 0.0,
-        squared: Collection[nn.Parameter] = (),
         losses: Sequence[float] = (),
+        squared_norm: float = 0.0,
+        normed: Collection[nn.Parameter] = (),
     ) -> Sequence[float]:
-        """All of an update that may fail: gradients checked and clipped, no parameter changed yet.
+        """Do all of an update that may fail: average, check and clip the gradients, without changing a parameter.
 
-        In a process group, gradients and what is returned of the losses are means over all processes.
+        Args:
+            at: Number of the step, for messages.
+            losses: What was differentiated. Returned as means over all processes, like the gradients.
+            squared_norm: Sum of squares of the gradients of `normed`, where the caller knows it.
+            normed: Parameters that `squared_norm` covers.
         """
-        if isinstance(self.optimizer, _Forgotten):
+        if isinstance(self.optimizer, ForgottenOptimizer):
             self.optimizer.step()
-        check_dense({plain_name(name): p.grad for name, p in self.parameters.items()})
+        check_dense({name: p.grad for name, p in self.parameters.items()})
         if self._process_group is not None and self._process_group.defers:
-            squares, squared = 0.0, ()  # they were of our gradients alone
+            squared_norm, normed = 0.0, ()  # of this process' gradients alone
             losses = self._process_group.average_step_([], losses or (0.0,), [*self.parameters.values()])
             for loss in losses:
-                self._refuse(loss, at)
+                self._check_finite(loss, at)
         for parameter in self.parameters.values():
             if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
                 # Fused optimisers walk both in the order of memory.
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
-        self._clear_gone([(name, self.parameters[name].grad) for name in self._gone])
-        known = {id(p) for p in squared}
+        for name in self._pruned:
+            self._zero_pruned(name, self.parameters[name].grad)
+        known = {id(p) for p in normed}
         grads = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in known]
         if not grads and not known:
             raise RuntimeError("No parameter has a gradient: the loss does not depend on the network.")
-        norm = math.hypot(math.sqrt(squares), torch.nn.utils.get_total_norm(grads).item() if grads else 0.0)
+        norm = math.hypot(math.sqrt(squared_norm), torch.nn.utils.get_total_norm(grads).item() if grads else 0.0)
         if not math.isfinite(norm):
             raise NonFiniteError(f"{self._culprit()} is not finite at step {at}; {_ADVICE}")
         if self.clip_norm is not None:
-            # Where it is said: a default device need not be the network's.
+            # On the CPU by name: a default device need not be the network's.
             total = torch.tensor(norm, dtype=torch.float64, device="cpu")
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip_norm, total)
         return losses
 
     def move(self, *, scale: float = 1.0) -> None:
-        """The update itself, from gradients that are `ready`."""
+        """Update the parameters from gradients that are `ready`, with `scale` times the learning rates."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.step()
-        # Also without a gradient an optimiser may move them, by what it remembers.
-        self._clear_gone([(name, self.parameters[name]) for name in self._gone])
-        # Not kept until the next step: its forward pass would hold them beside the activations.
+        for name in self._pruned:
+            # Also without a gradient an optimiser may move them, by its momentum.
+            self._zero_pruned(name, self.parameters[name])
+        # Not left until the next step: its forward pass would hold them beside the activations.
         self.clear()
 
+    def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
+        """Backpropagate `loss` and update with `scale` times the learning rates; nothing changes if that fails.
+
+        Messages call it step number `at`.
+        """
+        self.clear()
+        self.backward(loss, at=at)
+        self.ready(at=at)
+        self.move(scale=scale)
+
+    # -- pruning ---------------------------------------------------------------------------------------------------
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Hold parameters at zero from now on where these masks are False."""
+        self._pruned.update({n: ~mask for n, mask in masks.items() if n in self.parameters and not mask.all()})
+
+    def narrow_(self, name: str, chosen: Tensor) -> None:
+        """Drop the entries of a vector among the parameters that are not chosen, and their optimiser state."""
+        parameter = self.parameters[name]
+        state = self.optimizer.state.get(parameter, {})
+        own = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+        state.update({key: value[chosen] for key, value in own.items()})
+        parameter.data = parameter.data[chosen]
+        parameter.grad = None
+
     @torch.no_grad()
-    def _clear_gone(self, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        for name, tensor in tensors:
-            if tensor is not None:
-                tensor.masked_fill_(self._gone[name].to(tensor.device), 0.0)
+    def _zero_pruned(self, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            tensor.masked_fill_(self._pruned[name].to(tensor.device), 0.0)
+
+    # -- messages --------------------------------------------------------------------------------------------------
 
     def _culprit(self) -> str:
         where = self._first_bad((name, p.grad) for name, p in self.parameters.items() if p.grad is not None)
@@ -187,110 +209,85 @@ class Descent:
         return None
 
 
+class GradientPosterior(Posterior):
+    """A posterior whose parameters a torch optimiser updates; a method computes their gradients in `_gradients`."""
+
+    averages_over_processes = True
+    optimizer_step: OptimizerStep
+
+    @abstractmethod
+    def _gradients(self, nll: Nll) -> Terms:
+        """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated."""
+
+    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
+        """Make one step of the optimiser, with `nll`, `examples` and `weights` as in `Posterior.step`."""
+        with self._prepared(nll, examples, weights) as update:
+            return update()
+
+    @contextmanager
+    def prepared(
+        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
+    ) -> Iterator[Callable[[], Terms]]:
+        """Prepare a step, with `nll`, `examples` and `weights` as in `step`; yields the function that updates."""
+        with self._prepared(nll, examples, weights) as update:
+            yield update
+
+    @contextmanager
+    def _prepared(self, nll: Nll, examples: float | None, weights: Tensor | None) -> Iterator[Callable[[], Terms]]:
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.model.modules())
+        statistics = statistics_kept_on_error(self.model) if has_statistics else nullcontext()
+        with statistics, self.optimizer_step.guarded(self.process_group):
+            if examples is not None or weights is not None:
+                nll = weighed(nll, Counted(examples, weights), self.process_group)
+            yield partial(self._update, self._gradients(nll))
+
+    def _update(self, terms: Terms) -> Terms:
+        self.optimizer_step.move(scale=self.lr_scale)
+        return self._stepped(terms)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer_step.optimizer
+
+
+def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that an optimiser updates, by name: the network's, the likelihood's, the posterior's own."""
+    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all entries are finite."""
     return bool(torch.isfinite(tensor).all())
 
 
 def plain_name(name: str) -> str:
-    """The name that a parameter has in the network, as all messages have it."""
+    """The name of a parameter in the network, which messages use."""
     return name.removeprefix("model.")
 
 
 def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a smaller lr or clip_norm") -> str:
-    """What to say of a loss that is not finite: which tensor of the posterior is not finite either, if any."""
+    """The message for a `loss` that is not finite in step `at`.
+
+    It names the `culprit`, the first parameter that is not finite either, and as `remedy` the arguments to change.
+    """
     if culprit is None:
         return (
-            f"The loss is {loss} at step {at}, though all parameters are finite, and still those before it. Look at "
-            f"the inputs and targets of this batch; if they are right, try {remedy}."
+            f"The loss is {loss} at step {at}; all parameters are finite and unchanged. Check the inputs and targets "
+            f"of this batch; if they are right, try {remedy}."
         )
     return (
-        f"The loss is {loss} at step {at}, since {culprit} is not finite: it began so, or an earlier update was too "
-        f"large. Go back to earlier weights, and try {remedy}."
+        f"The loss is {loss} at step {at}, since {culprit} is not finite: from the start, or by an earlier update that "
+        f"was too large. Restore earlier weights, and try {remedy}."
     )
 
 
-def scalar_loss(value: object) -> Tensor:
-    """What a user's `nll` returned, if it is a mean that gradients can flow from; else an error that says so."""
-    wanted = "nll(net) must return the batch's mean negative log-likelihood, one number computed with `net`"
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{wanted}; got a {type(value).__name__}.")
-    if value.numel() != 1:
-        raise ValueError(f"{wanted}; got a tensor of shape {list(value.shape)}: take its mean.")
-    if not value.requires_grad:
-        raise ValueError(f"{wanted}; got a tensor that depends on no parameter.")
-    return value.reshape(())
-
-
 def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
-    """Refuse gradients that are sparse, as `F.embedding(..., sparse=True)` makes them."""
+    """Raise UnsupportedModelError if a gradient is sparse, as those of `F.embedding(..., sparse=True)` are."""
     for name, gradient in gradients.items():
         if gradient is not None and gradient.layout is not torch.strided:
             raise UnsupportedModelError(
-                f"The gradient of {name} is sparse ({gradient.layout}): only dense ones are possible. Look its rows up "
-                "with sparse=False."
+                f"The gradient of {plain_name(name)} is sparse ({gradient.layout}): only dense ones are possible. "
+                "Look its rows up with sparse=False."
             )
 
 
-_ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
-
-
-class _Forgotten(torch.optim.Optimizer):
-    """The optimiser of a posterior from a file, where it was a function: known to nobody, so there is no step."""
-
-    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    def step(self, closure: Any = None) -> Any:
-        """An error, which says what to give."""
-        raise ValueError(
-            "This posterior has no optimizer to train with: it was given as a function, which a file cannot hold. Give "
-            "it again, credo.load(path, optimizer=...)."
-        )
-
-
-def _build(
-    choice: OptimizerChoice | None,
-    parameters: list[nn.Parameter],
-    undecayed: list[nn.Parameter],
-    lr: float,
-    options: Mapping[str, Any] | None,
-) -> torch.optim.Optimizer:
-    if choice is None:
-        return _Forgotten([*parameters, *undecayed], lr)
-    if callable(choice):
-        return _checked(choice([*parameters, *undecayed]))
-    if choice not in OPTIMIZERS:
-        raise ValueError(unknown("optimizer", choice, OPTIMIZERS))
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not (math.isfinite(lr) and lr >= 0):
-        raise ValueError(f"lr={lr!r} must be a non-negative number.")
-    chosen = dict(options or {})
-    floating = all(p.dtype.is_floating_point for p in [*parameters, *undecayed])
-    if choice in _FUSED and floating and not {"foreach", "differentiable"} & {*chosen}:
-        chosen.setdefault("fused", True)  # one pass over memory: several times faster than torch's default on CPU
-    try:
-        groups: list[dict[str, Any]] = [{"params": parameters}] if parameters else []
-        if undecayed:
-            groups.append({"params": undecayed, "weight_decay": 0.0})
-        made = OPTIMIZERS[choice](groups, lr=lr, **chosen)  # type: ignore[call-arg]
-    except (TypeError, IndexError, RuntimeError) as error:
-        text = str(error).rstrip(".")
-        raise ValueError(f"Optimizer {choice!r} with options {dict(options or {})}: {text}.") from error
-    return _checked(made)
-
-
-def _checked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimiser, if a step of it is one update in place."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates the loss several times a step: use an optimiser that steps once.")
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise ValueError(
-            "An optimizer with differentiable=True cannot be used: a step changes the parameters in place and nothing "
-            "can be differentiated through it. Leave the option out."
-        )
-    return optimizer
-
-
-def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that an optimizer moves, by name: the network's, the likelihood's, the posterior's own."""
-    return {name: p for name, p in posterior.named_parameters() if p.requires_grad}
+_ADVICE = "parameters are unchanged. Try a smaller lr or clip_norm, or check the inputs of this batch."

@@ -70,6 +70,9 @@ class _Located(Prior):
         super().__init__()
         self._given = {"mean": mean, "scale": scale}
         self._entries: int | None = None
+        is_uniform = not any(isinstance(value, Mapping | Tensor) for value in self._given.values())
+        # Mean and scale where they are one number each for all weights.
+        self.numbers = (float(mean), float(scale)) if is_uniform else None  # type: ignore[arg-type]
         for key, value in self._given.items():
             _check_value(key, value, positive=key == "scale")
             setattr(self, f"_{key}", None if isinstance(value, Mapping | Tensor) else float(value))
@@ -109,8 +112,8 @@ class _Located(Prior):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all weights have the same mean and scale."""
-        return not any(isinstance(value, Mapping | Tensor) for value in self._given.values())
+        """Whether one mean and one scale are those of all weights, however many there are."""
+        return self.numbers is not None
 
     def _read(self, key: str) -> float | Tensor:
         number: float | None = getattr(self, f"_{key}")
@@ -161,7 +164,7 @@ class _GaussianKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, std: Tensor, scale: float | Tensor) -> Tensor:
-        """KL(N(offset, std²) ‖ N(0, scale²)); `ctx` saves the arguments."""
+        """KL from a Gaussian with mean `offset` and std `std` to one with mean 0 and std `scale`; `ctx` saves them."""
         ctx.save_for_backward(offset, std)
         ctx.scale = scale
         if isinstance(scale, Tensor):

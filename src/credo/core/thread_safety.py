@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from credo.core.distributed.wrapped_networks import check_alone
-from credo.core.network.flat_layout import Draw, parameters_at, substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
+from credo.core.network.substitute import Draw, parameters_at, substituted
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior

@@ -1,4 +1,4 @@
-"""Data sets in memory, and batches of them: bundled toys, idx and CIFAR files, tables; nothing hidden, no workers."""
+"""Data sets in memory and batches of them: toy data, idx and CIFAR files, tables."""
 
 from credo.data.augment import AUGMENTATIONS, Augment, augment_flip, augment_flip_crop
 from credo.data.batches import Batches, as_float

@@ -1,4 +1,4 @@
-"""Random flips and shifts of a batch of images, without a loop over images."""
+"""Random flips and crops of a batch of images, vectorised."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def augment_flip_crop(x: Tensor, generator: torch.Generator, *, pad: int = 4, flip: bool = True) -> Tensor:
-    """Each image mirrored with probability one half, padded by `pad` zeros and cropped back at a random place.
+    """Flip images with probability one half, pad them with zeros and crop them back at random positions.
 
-    The usual augmentation for CIFAR (He et al., 2016). `x` is `[batch, channels, height, width]`; zero must mean
-    black, so normalise inside the model. Draws come from the generator's device, so they repeat on any device.
+    The usual augmentation for CIFAR (He et al., 2016).
+
+    Args:
+        x: Images [batch, channels, height, width] in which zero is black: normalise inside the model.
+        generator: Source of the draws, which repeat on any device.
+        pad: Pixels of padding on each side.
+        flip: Whether to flip.
     """
     if x.dim() != 4:
         raise ValueError(f"images are [batch, channels, height, width]; got shape {list(x.shape)}")
@@ -24,17 +29,24 @@ def augment_flip_crop(x: Tensor, generator: torch.Generator, *, pad: int = 4, fl
 
 
 def augment_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image mirrored left to right with probability one half; nothing is shifted."""
+    """Flip images left to right with probability one half, without cropping."""
     return augment_flip_crop(x, generator, pad=0)
 
 
 def no_augmentation(x: Tensor, generator: torch.Generator) -> Tensor:
-    """The batch as it is; the generator is not used."""
+    """Return the batch unchanged."""
     return x
 
 
 def draw_flip_crop(count: int, generator: torch.Generator, *, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Which images to mirror `bool [count]`, and where each crop begins in the padded image (row, column)."""
+    """Draw which images to flip (bool [count]), and the row and column where each crop begins in the padded image.
+
+    Args:
+        count: Number of images.
+        generator: Source of the draws.
+        pad: Pixels of padding.
+        flip: Whether to flip at all.
+    """
     device = generator.device
     mirrored = torch.rand(count, generator=generator, device=device) < (0.5 if flip else 0.0)
     down, right = torch.randint(0, 2 * pad + 1, (2, count), generator=generator, device=device)
@@ -42,12 +54,20 @@ def draw_flip_crop(count: int, generator: torch.Generator, *, pad: int, flip: bo
 
 
 def flip_crop(x: Tensor, mirrored: Tensor, down: Tensor, right: Tensor, *, pad: int) -> Tensor:
-    """The images mirrored where asked, padded and cropped at `down`, `right`."""
+    """Flip, pad and crop images.
+
+    Args:
+        x: Images [batch, channels, height, width].
+        mirrored: Which images to flip.
+        down: First row of each crop.
+        right: First column of each crop.
+        pad: Pixels of padding.
+    """
     mirrored, down, right = (values.to(x.device) for values in (mirrored, down, right))
     x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
     if pad == 0:
         return x
-    # All crops of all images as a view; picking one crop an image copies only what is kept.
+    # All crops of all images as a view; picking one crop per image copies only that.
     crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, x.shape[2], 1).unfold(3, x.shape[3], 1)
     return crops[torch.arange(len(x), device=x.device), :, down, right]
 

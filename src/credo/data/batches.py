@@ -1,4 +1,4 @@
-"""Batches straight from memory: no worker processes, and every batch a pure function of seed and epoch."""
+"""Batches from memory, without worker processes; every batch is a pure function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,30 @@ from credo.data.augment import (
 )
 from credo.data.splits import Split
 
-# Augmentations whose draws can be made apart from the images, and their padding.
+# Augmentations whose draws can be made without the images, and their padding.
 _PADS: tuple[tuple[Augment, int], ...] = ((augment_flip_crop, 4), (augment_flip, 0))
 
 
 class Batches:
-    """Batches `(x float32, y)` of a split, to be iterated as often as wanted; images arrive in [0, 1].
+    """Batches `(x float32, y)` of a split, iterable any number of times; images are in [0, 1].
 
-    Order and augmentation depend on seed and epoch alone, so a resumed run that calls `set_epoch` sees the batches
-    of the uninterrupted one. Each iteration, even a broken-off one, moves on to the next epoch.
+    Order and augmentation depend on seed and epoch only, so a resumed run that calls `set_epoch` sees the batches of
+    the uninterrupted one. Each iteration, even an unfinished one, advances to the next epoch.
 
-    Of `world` ranks, each takes every world-th example of the common order: batch i of all ranks together is batch i
-    of one process with a batch size `world` times as large, augmented alike (a function of your own as `augment` draws
-    for each rank apart). The order is padded with examples from its beginning to a multiple of `world`, so that no rank
-    waits for another; to count every test example exactly once, evaluate with `world=1`.
+    With `world` ranks, each takes every world-th example of the common order: batch i of all ranks together is batch i
+    of one process with a batch size `world` times as large, augmented alike. The order is padded with examples from its
+    beginning to a multiple of `world`; to count every test example exactly once, evaluate with `world=1`.
+
+    Args:
+        split: The examples.
+        batch_size: Examples per batch, of one rank.
+        shuffle: Whether every epoch has its own order.
+        seed: Seed of order and augmentation.
+        augment: A name in `AUGMENTATIONS`, or a function of images and generator (which draws separately on each rank).
+        rank: Index of this process.
+        world: Number of processes.
+        drop_last: Leave out a last batch that is smaller.
+        device: Where batches are moved to.
     """
 
     def __init__(
@@ -76,33 +86,33 @@ class Batches:
 
     @property
     def data_size(self) -> int:
-        """Number of examples in the whole split, over all ranks: the N of the objective."""
+        """Number of examples in the split, over all ranks: N of the objective."""
         return len(self.split)
 
     @property
-    def _share(self) -> int:
+    def _shard_size(self) -> int:
         return -(-len(self.split) // self.world)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration the one of that epoch."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def skip(self, batches: int) -> None:
-        """Makes the next iteration begin behind that many batches of its epoch; they are not loaded."""
+        """Start the next iteration after that many batches of its epoch, without loading them."""
         if not 0 <= batches <= len(self):
             raise ValueError(f"skip({batches}): an epoch has {len(self)} batches")
         self._skipped = batches
 
     def shard(self, rank: int, world: int) -> Batches:
-        """What rank `rank` of `world` loads, so that all of them together load the batches of this one."""
+        """Return the batches of rank `rank` of `world`; all ranks together load the batches of this one."""
         if self.world != 1:
-            raise ValueError(f"these batches are the share of rank {self.rank} of {self.world} already")
+            raise ValueError(f"these batches are the shard of rank {self.rank} of {self.world} already")
         if self.batch_size % world:
             raise ValueError(
-                f"batch_size={self.batch_size} is the batch of all processes together and cannot be shared equally by "
+                f"batch_size={self.batch_size} is the batch of all processes together and cannot be divided equally by "
                 f"{world}: choose a multiple of {world}"
             )
-        share = Batches(
+        shard = Batches(
             self.split,
             batch_size=self.batch_size // world,
             shuffle=self.shuffle,
@@ -113,46 +123,46 @@ class Batches:
             drop_last=self.drop_last,
             device=self.device,
         )
-        share.epoch = self.epoch
-        return share
+        shard.epoch = self.epoch
+        return shard
 
     @property
     def last_size(self) -> int:
         """Number of examples in this rank's last batch of an epoch."""
-        return min(self.batch_size, self._share - (len(self) - 1) * self.batch_size)
+        return min(self.batch_size, self._shard_size - (len(self) - 1) * self.batch_size)
 
     def __len__(self) -> int:
-        # Batches of all ranks together, so that the number of ranks does not matter.
+        # Over all ranks, so that the number of ranks does not matter.
         full, rest = divmod(len(self.split), self.batch_size * self.world)
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # Not a generator function: the epoch moves on when the iteration is asked for, not at its first batch.
+        # Not a generator function: the epoch advances when the iterator is made, not at its first batch.
         epoch, self.epoch = self.epoch, self.epoch + 1
         skipped, self._skipped = self._skipped, 0
         return self._batches(epoch, skipped)
 
     def indices(self, epoch: int) -> Tensor:
-        """Which examples this rank sees in that epoch, in order."""
+        """Return the indices of the examples that this rank sees in that epoch, in order."""
         count = len(self.split)
         order = torch.arange(count)
         if self.shuffle:
             order = torch.randperm(count, generator=_generator(self.seed, epoch, "order"))
-        padded = order[torch.arange(self._share * self.world) % count]
+        padded = order[torch.arange(self._shard_size * self.world) % count]
         return padded[self.rank :: self.world]
 
     def _batches(self, epoch: int, skipped: int) -> Iterator[tuple[Tensor, Tensor]]:
         indices = self.indices(epoch)
-        # A function of one's own draws what it wants, for each rank apart, and skipping runs it all the same.
-        foreign = self._pad is None and self.augment is not no_augmentation
-        generator = _generator(self.seed, epoch, f"augment {self.rank if foreign else 0}")
+        # A custom function may draw anything, separately on each rank, so it also runs on skipped batches.
+        custom = self._pad is None and self.augment is not no_augmentation
+        generator = _generator(self.seed, epoch, f"augment {self.rank if custom else 0}")
         for number in range(len(self)):
             chosen = indices[number * self.batch_size : (number + 1) * self.batch_size]
             draws = None if self._pad is None else self._drawn(len(chosen), self._pad, generator)
-            if number < skipped and not foreign:
+            if number < skipped and not custom:
                 continue
             chosen = chosen.to(self.split.x.device)
-            # Bytes are moved before they become floats: a quarter of the transfer.
+            # Moved before they become floats: a quarter of the transfer.
             x, y = (part[chosen].to(device=self.device) for part in (self.split.x, self.split.y))
             x = as_float(x)
             x = self.augment(x, generator) if draws is None else flip_crop(x, *draws, pad=self._pad or 0)
@@ -160,14 +170,14 @@ class Batches:
                 yield x, y
 
     def _drawn(self, count: int, pad: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's share of what one process draws for the batch of all ranks."""
+        """Return this rank's part of the draws for the batch of all ranks."""
         mine = slice(self.rank, None, self.world)
         mirrored, down, right = draw_flip_crop(count * self.world, generator, pad=pad, flip=True)
         return mirrored[mine], down[mine], right[mine]
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Images from bytes to float32 in [0, 1]; what is float already stays as it is."""
+    """Convert bytes to float32 in [0, 1]; floats are returned unchanged."""
     return x.float().div_(255) if x.dtype == torch.uint8 else x
 
 
@@ -176,11 +186,11 @@ def _augmentation(augment: Augment | str | None) -> Augment:
         return augment
     name = "none" if augment is None else augment
     if name not in AUGMENTATIONS:
-        raise ValueError(f"augment={name!r}: possible are {', '.join(AUGMENTATIONS)}, or a function of your own")
+        raise ValueError(f"augment={name!r}: possible are {', '.join(AUGMENTATIONS)}, or your own function")
     return AUGMENTATIONS[name]
 
 
 def _generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
-    """A generator of its own for each seed, epoch and purpose; hashed, since nearby seeds give related streams."""
+    """Return a generator for this seed, epoch and purpose; hashed, since nearby seeds give related streams."""
     digest = hashlib.sha256(f"{seed} {epoch} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

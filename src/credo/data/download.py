@@ -1,4 +1,4 @@
-"""Fetching data sets: into a file beside, checked, then put in place in one move."""
+"""Download data sets: into a temporary file, checked, then renamed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ from credo.data.files import DatasetSpec, Download, data_root, md5_of, missing_m
 from credo.data.registry import find_spec
 from credo.data.status import file_status
 
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
+Progress = Callable[[int, int | None], None]  # bytes so far, total bytes if known
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 
 
 def download(name: str, root: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Fetches what is missing or damaged and returns the data set's folder.
+    """Download missing or damaged files; return the data set's folder.
 
-    Files are checked against the published md5 before they get their names, so an interrupted download leaves
-    nothing half done, nor an empty folder. `progress` starts anew with each file.
+    Files are compared with the published MD5 before they get their names, so an interrupted download leaves neither
+    partial files nor an empty folder.
+
+    Args:
+        name: Name of the data set.
+        root: Folder of all data sets; see `data_root`.
+        progress: Called with the bytes so far and in total, for each file.
     """
     spec = find_spec(name)
     if not spec.downloads:
-        raise ValueError(f"{name} is not downloaded: it is bundled, made on the fly or a file of your own")
+        raise ValueError(f"{name} cannot be downloaded: it is bundled, generated, or a file of your own")
     folder = data_root(root) / name
     with folder_for(folder):
         for one in spec.downloads:
@@ -58,7 +63,7 @@ def _fetch_into(name: str, spec: DatasetSpec, one: Download, folder: Path, progr
         if found != one.md5:
             raise DownloadError(
                 f"{one.url} arrived damaged or is another file now: md5 is {found}, should be {one.md5}. "
-                "Nothing was put in place; try again later"
+                "Nothing was changed; try again later"
             )
         if one.members:
             _unpack(part, one, folder)
@@ -79,9 +84,9 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def _unpack(archive: Path, one: Download, folder: Path) -> None:
-    """Puts the expected members, and no others, into the folder.
+    """Extract the expected members, and no others.
 
-    The archive's paths, links and permissions are never used: bytes of regular files go to names that we chose.
+    The archive's paths, links and permissions are not used: contents of regular files go to names of our own.
     """
     with tarfile.open(archive) as tar:
         for member in one.members:
@@ -108,7 +113,7 @@ def _member(tar: tarfile.TarFile, member: str, url: str) -> IO[bytes]:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """A name in the folder, so that the final move stays on one disk; its file is gone afterwards unless moved."""
+    """Yield a temporary path in the folder, on the same disk; its file is removed afterwards unless renamed."""
     path = folder / f".download-{secrets.token_hex(8)}.part"
     try:
         yield path

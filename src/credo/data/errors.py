@@ -1,13 +1,13 @@
-"""What can go wrong with data files."""
+"""Errors about data files."""
 
 
 class DataMissingError(FileNotFoundError):
-    """Files of a data set are not there; the message says which ones, where they go and how to fetch them."""
+    """Files of a data set are missing; the message lists them, where they go and how to download them."""
 
 
 class DataCorruptError(ValueError):
-    """A file is not what its name promises: wrong format, truncated, or unsafe to read."""
+    """A file has the wrong format, is truncated, or is unsafe to read."""
 
 
 class DownloadError(RuntimeError):
-    """A download failed or arrived damaged; nothing was put in place."""
+    """A download failed or arrived damaged; nothing was changed."""

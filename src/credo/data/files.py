@@ -1,4 +1,4 @@
-"""What a data set is made of on disk, where it is looked for, and whether it is all there."""
+"""The files of a data set: which ones, where they are searched, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, by its path inside the data set's folder.
+    """One file of a data set.
 
-    `digests` are `kind:hex`, any one of which proves the file: `md5` of the bytes as published, `sha256` of the
-    contents after decompression (repackaged archives differ only in their compression), `cifar100` of the fine
-    labels and pixels whatever the order of the rows. `zipped` files are published as `path.gz`; both forms are read.
+    Args:
+        path: Path inside the data set's folder.
+        digests: `kind:hex`, any of which proves the file: `md5` of the bytes as published, `sha256` of the decompressed
+            contents (repackaged archives differ in their compression), `cifar100` of fine labels and pixels in any
+            order of the rows.
+        zipped: Published as `path.gz`; both forms are read.
+        optional: Whether the data set is complete without it.
     """
 
     path: str
@@ -35,18 +39,18 @@ class DataFile:
 
     @property
     def published(self) -> str:
-        """The path as the publisher has it."""
+        """The published path."""
         return f"{self.path}.gz" if self.zipped else self.path
 
     def find(self, folder: Path) -> Path | None:
-        """The file, plain or gzipped, if it is in the folder."""
+        """Return the file, plain or gzipped, if it is in the folder."""
         path = folder / self.path
         return plain_or_zipped(path) if self.zipped else path if path.is_file() else None
 
 
 @dataclass(frozen=True)
 class Download:
-    """A published file and the md5 that proves it; of an archive only `members` are unpacked."""
+    """A published file and its MD5; of an archive only `members` are extracted."""
 
     url: str
     md5: str
@@ -55,10 +59,15 @@ class Download:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """All that Credo knows about a data set.
+    """Description of a data set.
 
-    `load` takes options as keywords, and for sets with files before that the name and the folder. `layouts` are
-    alternative sets of files, the one that is downloaded first; without any, nothing has to be on disk.
+    Args:
+        title: One line for lists.
+        task: "classification" or "regression".
+        load: Takes options as keywords; for data sets with files, name and folder first.
+        url: Where it is published.
+        layouts: Alternative sets of files, the downloaded one first; empty if nothing has to be on disk.
+        downloads: What to download for the first layout.
     """
 
     title: str
@@ -70,12 +79,12 @@ class DatasetSpec:
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """Where a download goes, one folder a data set: `root`, else `$CREDO_DATA`, else the user's cache."""
+    """Return the folder for downloads: `root`, else `$CREDO_DATA`, else one in the user's cache."""
     return data_roots(root)[0]
 
 
 def data_roots(root: Path | str | None = None) -> list[Path]:
-    """Where data sets are looked for, in this order: `root` alone, else `$CREDO_DATA` and then the user's cache."""
+    """Return the folders that are searched, in order: `root` only, else `$CREDO_DATA`, then the user's cache."""
     if root is not None:
         return [Path(root).expanduser()]
     own = [Path(given).expanduser()] if (given := os.environ.get("CREDO_DATA")) else []
@@ -83,52 +92,71 @@ def data_roots(root: Path | str | None = None) -> list[Path]:
 
 
 def data_folder(name: str, spec: DatasetSpec, root: Path | str | None = None) -> Path:
-    """The first folder where the data set is whole; if it is nowhere, the one where it should be put."""
-    folders = [place / name for place in data_roots(root)]
+    """Return the first folder in which the data set is complete; if there is none, the one where it should go.
+
+    Args:
+        name: Name of the data set.
+        spec: Its description.
+        root: Folder of all data sets; see `data_roots`.
+    """
+    folders = [parent / name for parent in data_roots(root)]
     return next((folder for folder in folders if not missing_files(spec, folder)), folders[0])
 
 
 def plain_or_zipped(path: Path) -> Path | None:
-    """The gzipped or the plain file, if either is there; gzipped first, since that is what a download renews."""
+    """Return the gzipped or the plain file, if either exists; gzipped first, since a download replaces that one."""
     return next((one for one in (path.with_name(f"{path.name}.gz"), path) if one.is_file()), None)
 
 
 def best_layout(spec: DatasetSpec, folder: Path) -> tuple[DataFile, ...]:
-    """The layout of which most is there, the preferred one when in doubt."""
+    """Return the most complete layout; of equal ones the first."""
 
-    def share(layout: tuple[DataFile, ...]) -> float:
+    def fraction(layout: tuple[DataFile, ...]) -> float:
         required = [file for file in layout if not file.optional]
         return sum(file.find(folder) is not None for file in required) / len(required)
 
-    return max(spec.layouts, key=share)
+    return max(spec.layouts, key=fraction)
 
 
 def require_files(name: str, spec: DatasetSpec, folder: Path) -> None:
-    """Raises `DataMissingError`, which says what to put where, unless one layout is complete."""
+    """Raise `DataMissingError` unless one layout is complete.
+
+    Args:
+        name: Name of the data set.
+        spec: Its description.
+        folder: Its folder.
+    """
     missing = missing_files(spec, folder)
     if missing:
         raise DataMissingError(missing_message(name, spec, folder, missing))
 
 
 def missing_files(spec: DatasetSpec, folder: Path) -> list[DataFile]:
-    """What the best layout still needs; nothing if the data set is whole."""
+    """Return the files that the best layout lacks; none if the data set is complete."""
     return [file for file in best_layout(spec, folder) if not file.optional and file.find(folder) is None]
 
 
 def missing_message(name: str, spec: DatasetSpec, folder: Path, missing: list[DataFile]) -> str:
-    """Which files belong where, and the ways to get them there."""
+    """Return the message about missing files: which go where, and how to get them.
+
+    Args:
+        name: Name of the data set.
+        spec: Its description.
+        folder: Where the files should be.
+        missing: The files.
+    """
     lines = [f"{spec.title} is not complete. Put into {folder}:"]
     lines += [f"  {file.published}" + (" (or without .gz)" if file.zipped else "") for file in missing]
     others = [layout for layout in spec.layouts if not set(missing) <= set(layout)]
     lines += [f"  or instead: {', '.join(file.published for file in layout)}" for layout in others]
-    lines.append("Another folder can be set as CREDO_DATA; the data set is then looked for in " + folder.name + "/.")
+    lines.append("Another folder can be set as CREDO_DATA; the data set is then expected in " + folder.name + "/.")
     if spec.downloads:
         lines.append(f"To download it from {spec.url}: credo data --download {name}")
     return "\n".join(lines)
 
 
 def check_file(file: DataFile, path: Path) -> FileState:
-    """Whether the contents are the official ones; "present" when no digest is known for this form of the file."""
+    """Compare the contents with the official ones; "present" if no digest is known for this form of the file."""
     as_published = path.name == Path(file.published).name
     digests = [digest for digest in file.digests if as_published or not digest.startswith("md5:")]
     if not digests:
@@ -140,7 +168,7 @@ def check_file(file: DataFile, path: Path) -> FileState:
 
 
 def md5_of(path: Path) -> str:
-    """Hex md5 of the bytes on disk: guards against damage, not against malice."""
+    """Return the hex MD5 of the file: guards against damage, not against malice."""
     return _hash(hashlib.new("md5", usedforsecurity=False), _chunks(path))
 
 
@@ -154,7 +182,7 @@ def _content_sha256(path: Path) -> str:
 
 
 def _cifar100_rows(path: Path) -> str:
-    """Order of rows and coarse labels left out: mirrors change both, and neither is used."""
+    """Hash the rows in any order and without coarse labels: mirrors change both, and neither is used."""
     width = 2 + 3 * 32 * 32
     content = path.read_bytes()
     rows = (content[start + 1 : start + width] for start in range(0, len(content), width))

@@ -1,4 +1,4 @@
-"""The data sets by name. Adding one is one entry in `DATASETS`."""
+"""Data sets by name; a new one is one entry in `DATASETS`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATASETS: dict[str, DatasetSpec] = {
     "blobs": DatasetSpec("Five Gaussian clouds in the plane", "classification", load_blobs),
     "gap": DatasetSpec("A noisy curve with a hole in its training inputs", "regression", load_gap),
     "photo-patches": DatasetSpec(
-        "Patches of two bundled photographs: foreign inputs for digits", "classification", load_photo_patches
+        "Patches of two bundled photographs: out of distribution for digits", "classification", load_photo_patches
     ),
     "mnist": sources.MNIST,
     "fashion-mnist": sources.FASHION_MNIST,
@@ -26,15 +26,17 @@ DATASETS: dict[str, DatasetSpec] = {
     "notmnist": sources.NOTMNIST,
     "cifar10": sources.CIFAR10,
     "cifar100": sources.CIFAR100,
-    "csv": DatasetSpec("A table of your own: path=..., target=...", "regression", load_csv),
+    "csv": DatasetSpec("Your own table: path=..., target=...", "regression", load_csv),
 }
 
 
 def load_dataset(name: str, *, root: Path | str | None = None, **options: object) -> Dataset:
-    """A data set in memory.
+    """Load a data set into memory; nothing is downloaded.
 
-    `options` belong to the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, ... of `csv`). Files are
-    looked for in `root/name`; without `root` in `$CREDO_DATA/name`, then in the user's cache. Nothing is downloaded.
+    Args:
+        name: A name in `DATASETS`.
+        root: Files are read from `root/name`; by default from `$CREDO_DATA/name` or the user's cache.
+        **options: Options of the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, ... of `csv`).
     """
     spec = find_spec(name)
     _check_options(name, spec, options)
@@ -44,7 +46,7 @@ def load_dataset(name: str, *, root: Path | str | None = None, **options: object
 
 
 def require_dataset(name: str, *, root: Path | str | None = None) -> None:
-    """Raise `DataMissingError` if files of the data set are not there; reads none of them."""
+    """Raise `DataMissingError` if files of the data set are missing; none is read."""
     spec = find_spec(name)
     if spec.layouts:
         _found_folder(name, spec, root)
@@ -57,12 +59,12 @@ def _found_folder(name: str, spec: DatasetSpec, root: Path | str | None) -> Path
 
 
 def dataset_names() -> list[str]:
-    """Names that `load_dataset` knows."""
+    """Return the names that `load_dataset` accepts."""
     return list(DATASETS)
 
 
 def find_spec(name: str) -> DatasetSpec:
-    """The entry of that name, or an error with the nearest one."""
+    """Return the entry of that name; raise ValueError with the closest one if there is none."""
     if name in DATASETS:
         return DATASETS[name]
     raise ValueError(unknown("data set", name, DATASETS))
@@ -70,10 +72,10 @@ def find_spec(name: str) -> DatasetSpec:
 
 def _check_options(name: str, spec: DatasetSpec, options: dict[str, object]) -> None:
     known = {p.name: p for p in inspect.signature(spec.load).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    strangers = sorted(set(options) - set(known))
-    if strangers:
+    surplus = sorted(set(options) - set(known))
+    if surplus:
         possible = f"possible are {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"{name} has no option {', '.join(strangers)}: {possible}")
+        raise ValueError(f"{name} has no option {', '.join(surplus)}: {possible}")
     needed = [one for one, p in known.items() if p.default is p.empty and one not in options]
     if needed:
         raise ValueError(f"{name} needs the option {', '.join(needed)}")

@@ -1,8 +1,8 @@
-"""Where the image sets are published, of which files they consist, and the digests that prove those files.
+"""The image data sets: addresses, files and digests.
 
-`md5` is of a file as published, `sha256` of its contents after decompression, computed from copies that agree with
-the published md5 or with other public listings. Of KMNIST only the md5 is known, so an unzipped copy of it cannot be
-checked. CIFAR-100 is also proved by its rows in any order (see `files.DataFile`).
+`md5` is of a file as published, `sha256` of its decompressed contents, computed from copies that agree with the
+published MD5 or with other public listings. For KMNIST only the MD5 is known, so an unzipped copy cannot be checked.
+CIFAR-100 is also recognised by its rows in any order (see `files.DataFile`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 def _idx_spec(title: str, url: str, md5: tuple[str, ...], sha256: tuple[str, ...] = ()) -> DatasetSpec:
-    """MNIST's four files, or only the two test files if only two digests are given: training files are optional."""
+    """Describe MNIST's four files; with two digests only the test files are required."""
     names = _IDX_NAMES[-len(md5) :]
     digests = [f"md5:{one}" for one in md5], [f"sha256:{one}" for one in sha256]
     proofs = dict(zip(names, zip(*(kind for kind in digests if kind), strict=True), strict=True))
@@ -29,7 +29,7 @@ def _cifar_files(layout: CifarLayout, *digests: tuple[str, ...]) -> tuple[DataFi
     return tuple(DataFile(path, found) for path, found in zip(layout.files, digests, strict=True))
 
 
-# The author's own page refuses downloads by programs; this copy has the same bytes.
+# The author's own page blocks downloads by programs; this copy has the same bytes.
 MNIST = _idx_spec(
     "MNIST, handwritten digits (LeCun et al., 1998)",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

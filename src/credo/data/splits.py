@@ -1,4 +1,4 @@
-"""A data set in memory: what one split holds, what a data set knows about itself, and how to set examples aside."""
+"""Data sets in memory: splits, their metadata, and held-out validation data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Task = Literal["classification", "regression"]
 class Split:
     """Inputs `x [n, ...]` with their `y`: labels `int64 [n]`, or targets `float32 [n, outputs]`.
 
-    Images stay `uint8 [n, channels, height, width]`, a quarter of the memory of floats; `Batches` turns them into
-    floats in [0, 1]. Everything else is float32 and used as it is.
+    Images stay `uint8 [n, channels, height, width]`, a quarter of the memory of floats; `Batches` converts them to
+    floats in [0, 1]. Everything else is float32.
     """
 
     x: Tensor
@@ -27,25 +27,25 @@ class Split:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise ValueError(f"x has {len(self.x)} examples and y has {len(self.y)}: they must be equally many")
+            raise ValueError(f"x has {len(self.x)} examples and y has {len(self.y)}: they must have the same length")
 
     def __len__(self) -> int:
         return len(self.x)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Split:
-        """The chosen examples, in the order of `indices`, as a copy."""
+        """Return a copy of the chosen examples, in the order of `indices`."""
         index = torch.as_tensor(indices, dtype=torch.long, device=self.x.device)
         return Split(self.x[index], self.y[index.to(self.y.device)])
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test split with what a model and a report need to know about them.
+    """A training and a test split with their metadata.
 
-    `classes` is None for regression. Tables are standardised with statistics of the training split alone: a
-    prediction `p` is `p * target_std + target_mean` in the table's units, a new row enters the model as
-    `(row - input_mean) / input_std`. These four are float64, and so must be what they are applied to: a column may lie
-    far from zero. `columns` says how the cells of a table become inputs.
+    Tables are standardised with statistics of the training split: a prediction `p` is `p * target_std + target_mean` in
+    the table's units, a new row enters the model as `(row - input_mean) / input_std`. These four are float64, and so
+    must be what they are applied to, since a column may lie far from zero. `classes` is None for regression; `columns`
+    describes how cells of a table become inputs.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Dataset:
 
     @property
     def input_names(self) -> tuple[str, ...] | None:
-        """What the inputs are called, where they come from a table with a header or with categories."""
+        """Names of the inputs, for a table with a header or with categories."""
         columns = self.columns
         if columns is None or not (columns.has_header or any(c.categories for c in columns.inputs)):
             return None
@@ -74,15 +74,18 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """What is predicted: a class or a number."""
+        """Whether a class or a number is predicted."""
         return "regression" if self.classes is None else "classification"
 
 
 def split_validation(split: Split, *, size: int | float, seed: int, stratify: bool = False) -> tuple[Split, Split]:
-    """(train, validation): disjoint, together the whole split, each in the original order.
+    """Split into (train, validation), disjoint and each in the original order.
 
-    `size` is a number of examples (int) or a fraction (float). With `stratify` every class keeps its share, rounded
-    so that the total is still exact.
+    Args:
+        split: All examples.
+        size: Validation examples, as a number (int) or a fraction (float).
+        seed: Seed of the choice.
+        stratify: Keep the class fractions, rounded so that the total is exact.
     """
     count = _validation_count(len(split), size)
     generator = torch.Generator().manual_seed(seed)
@@ -105,13 +108,13 @@ def _validation_count(total: int, size: int | float) -> int:
 
 
 def _stratified(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices of `count` examples with every class at its share, by largest remainders."""
+    """Return the indices of `count` examples, stratified by largest remainders."""
     if labels.is_floating_point():
         raise ValueError("stratify=True needs class labels; these are regression targets")
     classes, class_of, sizes = labels.cpu().unique(return_inverse=True, return_counts=True)
-    shares = sizes * count  # in units of 1/n: integer arithmetic, so ties do not depend on rounding
-    quotas = shares // len(labels)
-    remainders = shares % len(labels)
+    exact = sizes * count  # in units of 1/n: integer arithmetic, so ties do not depend on rounding
+    quotas = exact // len(labels)
+    remainders = exact % len(labels)
     fullest = remainders.argsort(descending=True, stable=True)[: count - int(quotas.sum())]
     quotas[fullest] += 1
     order = torch.randperm(len(labels), generator=generator)

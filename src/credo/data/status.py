@@ -1,4 +1,4 @@
-"""Which data sets are on this machine."""
+"""Status of the data sets on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credo.data.registry import DATASETS
 
 @dataclass(frozen=True)
 class FileStatus:
-    """One file: "ok" is proved by a digest, "present" is there but not checked, "corrupt" differs from the official."""
+    """One file: "ok" matches a digest, "present" was not checked, "corrupt" differs from the official one."""
 
     path: Path
     size: int | None
@@ -21,7 +21,7 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """Whether a data set can be loaded; `folder` is None for sets that need no files of their own."""
+    """Whether a data set can be loaded; `folder` is None if it needs no files."""
 
     name: str
     present: bool
@@ -30,12 +30,18 @@ class DatasetStatus:
 
 
 def data_status(root: Path | str | None = None, *, verify: bool = False) -> list[DatasetStatus]:
-    """One entry a data set, in the registry's order; `verify` reads every file and compares digests."""
+    """Return the status of every data set; `verify` reads every file and compares digests."""
     return [dataset_status(name, root, verify=verify) for name in DATASETS]
 
 
 def dataset_status(name: str, root: Path | str | None = None, *, verify: bool = False) -> DatasetStatus:
-    """The same for one data set, with the files of the layout of which most is there."""
+    """Return the status of one data set, with the files of its most complete layout.
+
+    Args:
+        name: Name of the data set.
+        root: Folder of all data sets.
+        verify: Read every file and compare digests.
+    """
     spec = DATASETS[name]
     if not spec.layouts:
         return DatasetStatus(name, True, None, ())
@@ -46,7 +52,13 @@ def dataset_status(name: str, root: Path | str | None = None, *, verify: bool = 
 
 
 def file_status(file: DataFile, folder: Path, *, verify: bool) -> FileStatus:
-    """One file, by the path it has or would have."""
+    """Return the status of one file.
+
+    Args:
+        file: Its description.
+        folder: The data set's folder.
+        verify: Read it and compare digests.
+    """
     path = file.find(folder)
     if path is None:
         return FileStatus(folder / file.published, None, "missing", file.optional)

@@ -1,4 +1,4 @@
-"""Small data sets that need no files: bundled digits, two-dimensional classes, a regression curve with a hole."""
+"""Small data sets without files: bundled digits, two-dimensional classes, a regression curve with a gap."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ GAP_HALF_WIDTH = 0.7  # and no training input in (-GAP_HALF_WIDTH, GAP_HALF_WIDT
 
 
 def load_digits() -> Dataset:
-    """Handwritten digits `float32 [n, 1, 8, 8]` in [0, 1], 1,797 of them, as bundled with scikit-learn.
+    """Load scikit-learn's 1,797 handwritten digits, `float32 [n, 1, 8, 8]` in [0, 1].
 
-    The 80/20 split is stratified and always the same. These are the test images of Alpaydin and Kaynak (1998), so
-    accuracies are not comparable with MNIST.
+    The 80/20 split is stratified and fixed. These are the test images of Alpaydin and Kaynak (1998), so accuracies are
+    not comparable with MNIST.
     """
-    from sklearn import datasets  # here, because it takes a second that only this data set needs
+    from sklearn import datasets  # slow to import
 
     bunch = datasets.load_digits()
-    x = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # pixels count 0 to 16
+    x = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # pixels are 0 to 16
     y = torch.from_numpy(bunch.target).long()
     return Dataset("digits", *split_validation(Split(x, y), size=0.2, seed=0, stratify=True), classes=10)
 
 
 def load_moons(*, n: int = 500, noise: float = 0.1, seed: int = 0) -> Dataset:
-    """Two interleaved half circles of radius 1; `n` training and `n` fresh test points, `noise` a standard deviation.
+    """Make two interleaved half circles of radius 1. Classes alternate, so any leading slice is balanced.
 
-    Classes alternate, so any leading slice is balanced.
+    Args:
+        n: Number of training points, and of test points.
+        noise: Standard deviation of the points.
+        seed: Seed of the points.
     """
     _check(n, noise)
     generator = torch.Generator().manual_seed(seed)
@@ -39,10 +42,14 @@ def load_moons(*, n: int = 500, noise: float = 0.1, seed: int = 0) -> Dataset:
 
 
 def load_blobs(*, n: int = 500, noise: float = 0.7, seed: int = 0) -> Dataset:
-    """Five Gaussian clouds with centres on a circle of radius 3; `n` training and `n` fresh test points.
+    """Make five Gaussian clusters with fixed centres on a circle of radius 3.
 
-    `noise` is the standard deviation of a cloud; the centres are fixed, so the best possible classifier is known:
-    the nearest centre. Far from the circle a good model should know that it does not know.
+    The best possible classifier is the nearest centre.
+
+    Args:
+        n: Number of training points, and of test points.
+        noise: Standard deviation of a cluster.
+        seed: Seed of the points.
     """
     _check(n, noise)
     generator = torch.Generator().manual_seed(seed)
@@ -50,10 +57,15 @@ def load_blobs(*, n: int = 500, noise: float = 0.7, seed: int = 0) -> Dataset:
 
 
 def load_gap(*, n: int = 200, noise: float = 0.1, seed: int = 0) -> Dataset:
-    """Regression on one input with a hole in the middle of the training inputs; the test inputs cover everything.
+    """Make a regression with a gap in the training inputs; the test inputs cover everything.
 
-    `y = gap_mean(x) + noise * normal`, so the noise is known and what is left of the predictive spread is the model's
-    own doubt, which should grow inside the hole. Targets are not standardised: `noise` keeps its meaning.
+    `y = gap_mean(x) + noise * normal`: the noise is known, the rest of the predictive std is epistemic and should grow
+    inside the gap. Targets are not standardised.
+
+    Args:
+        n: Number of training points, and of test points.
+        noise: Standard deviation of the targets.
+        seed: Seed of the points.
     """
     _check(n, noise)
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +77,7 @@ def load_gap(*, n: int = 200, noise: float = 0.1, seed: int = 0) -> Dataset:
 
 
 def gap_mean(x: Tensor) -> Tensor:
-    """The curve under `gap`, without its noise."""
+    """Return the curve of `gap` without noise."""
     return torch.sin(3 * x) + x / 3
 
 
@@ -89,7 +101,7 @@ def _blobs(n: int, noise: float, generator: torch.Generator) -> Split:
 
 
 def blob_centres() -> Tensor:
-    """Centres of `blobs`, `[5, 2]`."""
+    """Return the centres of `blobs`, [5, 2]."""
     angle = torch.arange(BLOB_CENTRES, dtype=torch.float64) * (2 * math.pi / BLOB_CENTRES)
     return 3 * torch.stack([angle.cos(), angle.sin()], dim=1).float()
 
@@ -102,13 +114,18 @@ def _check(n: int, noise: float) -> None:
     if n < 1:
         raise ValueError(f"n={n}: at least one example is needed")
     if not 0 <= noise < math.inf:
-        raise ValueError(f"noise={noise}: a standard deviation is a finite number from 0 upwards")
+        raise ValueError(f"noise={noise}: a standard deviation is finite and not negative")
 
 
 def load_photo_patches(*, n: int = 1000, size: int = 8, seed: int = 0) -> Dataset:
-    """Grey patches `float32 [n, 1, size, size]` in [0, 1] cut at random from two bundled photographs.
+    """Cut grey patches `float32 [n, 1, size, size]` in [0, 1] from two bundled photographs.
 
-    Not digits at all: the out-of-distribution set for `digits`. Labels are the photograph's index; train is empty.
+    The out-of-distribution set for `digits`. Labels are the photograph's index; the training split is empty.
+
+    Args:
+        n: Number of patches.
+        size: Pixels per side.
+        seed: Seed of the positions.
     """
     _check(n, 0.0)
     from sklearn import datasets

@@ -10,7 +10,7 @@ give an adversarial one, and a training step minimises (1 − λ)·loss(draw) + 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Layout, substituted
+from credo.core.network.flat_layout import Layout
+from credo.core.network.substitute import substituted
 from credo.core.optimizer_step import scalar_loss
 from credo.core.posterior import Nll
 
@@ -31,12 +32,16 @@ NAME = "adversarial"
 
 @dataclass(frozen=True)
 class AdversarialSampling:
-    """The choice of the worst noise near a draw: `steps` ascents of `step_size` standard deviations each.
+    """Adversarial noise near a draw, found by sign ascent on the loss. Defaults are the paper's.
 
-    `weight` is the adversarial draw's share of the loss: 0 is plain training, bit for bit. `steps=0` makes it a second
-    draw. `radius` bounds each entry's way from its draw, in standard deviations (`steps`·`step_size` does so anyhow).
-    Two switches repeat the authors' program: `kl_in_weight` multiplies BBB's KL term by 1 − `weight`, too, and
-    `attack_statistics` lets all passes count as data for BatchNorm's running statistics, not only that of the draw.
+    Args:
+        steps: Ascent steps; 0 makes the adversarial draw a second plain one.
+        step_size: Length of an ascent step, in standard deviations.
+        weight: The adversarial draw's fraction λ of the loss; 0 is plain training, bit for bit.
+        radius: Largest distance of each entry from its draw, in standard deviations; None: `steps`·`step_size`.
+        kl_in_weight: Multiply BBB's KL term by 1 − `weight`, as the authors' program does.
+        attack_statistics: Let all passes update BatchNorm's running statistics, as the authors' program does, instead
+            of the first plain pass alone.
     """
 
     steps: int = 5
@@ -48,7 +53,7 @@ class AdversarialSampling:
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
-            raise ValueError(f"steps={self.steps!r} must be a whole number of ascents, 0 or more.")
+            raise ValueError(f"steps={self.steps!r} must be a whole number of ascent steps, 0 or more.")
         plain: dict[str, int | float] = {"steps": int(self.steps)}
         given = {"step_size": self.step_size, "weight": self.weight, "radius": self.radius}
         for name, value in given.items():
@@ -56,21 +61,21 @@ class AdversarialSampling:
                 plain[name] = float(value)
             elif not (name == "radius" and value is None):
                 raise ValueError(f"{name}={value!r} must be a number.")
-        for name, number in plain.items():  # numpy's numbers, too, are plain ones from here on
+        for name, number in plain.items():  # also numpy's numbers become plain ones
             object.__setattr__(self, name, number)
         if not 0 <= self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size} must be finite and not negative; it is in units of σ.")
         if not 0 <= self.weight <= 1:
-            raise ValueError(f"weight={self.weight} must lie in [0, 1]: the adversarial draw's share of the loss.")
+            raise ValueError(f"weight={self.weight} must lie in [0, 1]: the adversarial draw's fraction of the loss.")
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"radius={self.radius} must be positive, or None for no bound.")
 
     def config(self) -> dict[str, Any]:
-        """As `make_attack` takes it."""
+        """Description from which `make_attack` builds the same object."""
         return {"kind": NAME, **asdict(self)}
 
     def kl_share(self) -> float:
-        """What the KL term is multiplied by."""
+        """Factor on the KL term."""
         return 1 - self.weight if self.kl_in_weight else 1.0
 
     def worst_noise(
@@ -78,29 +83,37 @@ class AdversarialSampling:
         eps: Tensor,
         mean: Tensor,
         std: Tensor,
-        slopes: Callable[[Tensor], Mapping[str, Tensor | None]],
-        at: Layout,
+        gradients: Callable[[Tensor], Mapping[str, Tensor | None]],
+        layout: Layout,
     ) -> Tensor:
-        """`eps` (which is used up) after the ascent; `slopes(w)` are the loss's derivatives by the weights, by name."""
+        """The noise after the ascent.
+
+        Args:
+            eps: Noise of the draw to start from, changed in place.
+            mean: Posterior means, flat.
+            std: Posterior standard deviations, flat.
+            gradients: Gradients of the loss by weights, by name, as a function of the flat weights.
+            layout: Where each tensor lies in the flat vector.
+        """
         bounds = None if self.radius is None else (eps - self.radius, eps + self.radius)
-        pieces = at.split(eps, cast=False)
+        pieces = layout.split(eps, cast=False)
         for _ in range(self.steps):
-            found = {name: g for name, g in slopes(torch.addcmul(mean, std, eps)).items() if g is not None}
-            if found and at.is_whole:
+            found = {name: g for name, g in gradients(torch.addcmul(mean, std, eps)).items() if g is not None}
+            if found and layout.is_whole:
                 signs = torch._foreach_sign([*found.values()])
                 torch._foreach_add_([pieces[name] for name in found], signs, alpha=self.step_size)
-            elif found:  # the pieces of a pruned vector are no views of it
+            elif found:  # pieces of a pruned vector are not views of it
                 whole = {
                     name: found[name].sign() if name in found else torch.zeros_like(pieces[name]) for name in pieces
                 }
-                eps.add_(at.flatten(whole), alpha=self.step_size)
+                eps.add_(layout.flatten(whole), alpha=self.step_size)
             if bounds is not None:
                 eps.clamp_(*bounds)
         return eps
 
 
 def make_attack(given: AdversarialSampling | Mapping[str, Any] | str) -> AdversarialSampling:
-    """From an object, its `config()`, or the bare name."""
+    """Adversarial sampling from an object, its `config()`, or its name."""
     if isinstance(given, AdversarialSampling):
         return given
     options = {} if isinstance(given, str) else {key: value for key, value in given.items() if key != "kind"}
@@ -112,21 +125,21 @@ def make_attack(given: AdversarialSampling | Mapping[str, Any] | str) -> Adversa
 
 
 def unknown_noise(given: Any, possible: Iterable[str]) -> ValueError:
-    """What to raise for a noise that is none of those, a name or the `kind` of a table."""
+    """The error for a noise that is not possible, given by name or by the `kind` of a table."""
     if isinstance(given, Mapping) and "kind" not in given:
-        return ValueError(f"noise={dict(given)} does not say which: add kind=…, one of {', '.join(possible)}.")
+        return ValueError(f"noise={dict(given)} has no kind: add kind=…, one of {', '.join(possible)}.")
     return ValueError(unknown("noise", str(given["kind"] if isinstance(given, Mapping) else given), possible))
 
 
 def is_attack(given: Any) -> bool:
-    """Whether a choice of noise means this one."""
+    """Whether a choice of noise is adversarial sampling."""
     if isinstance(given, Mapping):
         return given.get("kind") == NAME
     return isinstance(given, AdversarialSampling) or given == NAME
 
 
 def _check_not_hidden(value: Tensor) -> None:
-    """Refuse a graph in which reentrant checkpoints hide weights from everything but `backward`."""
+    """Raise UnsupportedModelError if reentrant checkpoints hide weights from everything but `backward`."""
     waiting, seen = [value.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()
@@ -141,7 +154,7 @@ def _check_not_hidden(value: Tensor) -> None:
         waiting += [parent for parent, _ in node.next_functions]
 
 
-def weight_slopes(
+def weight_gradients(
     model: nn.Module,
     nll: Nll,
     layout: Layout,
@@ -151,26 +164,29 @@ def weight_slopes(
     frozen: bool,
     process_group: ProcessGroup | None = None,
 ) -> Callable[[Tensor], dict[str, Tensor | None]]:
-    """The derivatives of the batch's loss by the weights of `layout` alone, as a function of these weights, flat.
+    """The gradients of the batch's loss by the weights of `layout` alone, as a function of these weights, flat.
 
-    Processes of a process group that share a draw ascend together, on the loss of all their parts of the batch.
+    Args:
+        model: The network.
+        nll: The loss as a function of the network.
+        layout: Which parameters the weights are of.
+        aliases: All names of each parameter.
+        check: Called with each loss; raises if it is not finite.
+        frozen: Whether running statistics stay as they are.
+        process_group: Processes that share a draw ascend together, on the mean loss of their parts of the batch.
     """
 
-    def slopes(draw: Tensor) -> dict[str, Tensor | None]:
+    def gradients(draw: Tensor) -> dict[str, Tensor | None]:
         leaves = {name: w.detach().requires_grad_() for name, w in layout.split(draw).items()}
-        still = frozen_statistics(model) if frozen else nullcontext()
-        with torch.enable_grad(), still, substituted(model, leaves, aliases):
+        statistics = frozen_statistics(model) if frozen else nullcontext()
+        with torch.enable_grad(), statistics, substituted(model, leaves, aliases):
             value = scalar_loss(nll(model))
             check(value.item())
-            found = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
-            if any(slope is None for slope in found):
+            found: Sequence[Tensor | None] = torch.autograd.grad(value, [*leaves.values()], allow_unused=True)
+            if any(gradient is None for gradient in found):
                 _check_not_hidden(value)
-        return dict(
-            zip(
-                leaves,
-                found if process_group is None else process_group.average_gradients([*leaves.values()], found),
-                strict=True,
-            )
-        )
+        if process_group is not None:
+            found = process_group.average_gradients([*leaves.values()], found)
+        return dict(zip(leaves, found, strict=True))
 
-    return slopes
+    return gradients

@@ -1,4 +1,4 @@
-"""Networks to put a posterior around: small standard ones, and those of the papers that Credo reproduces."""
+"""Networks by name: small standard ones, and those of the reproduced papers."""
 
 from credo.models.normalize import Normalize
 from credo.models.registry import MODELS, build_model, model_names

@@ -1,4 +1,4 @@
-"""What several models share: checks of their options, activations, seeded weights, fully connected layers."""
+"""Shared by several models: validation of options, activations, seeded weights, fully connected layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.
 
 
 def activation_layer(name: str, beta: float = 1.0) -> nn.Module:
-    """The activation of that name; `beta` is softplus' sharpness (towards ReLU as it grows) and only its."""
+    """Return the activation of that name; `beta`, softplus' sharpness (towards ReLU as it grows), is for it only."""
     if name == "softplus":
         if not beta > 0:
             raise ValueError(f"beta must be positive, got {beta}.")
@@ -30,22 +30,30 @@ def activation_layer(name: str, beta: float = 1.0) -> nn.Module:
 
 @contextmanager
 def init_from(seed: int | None) -> Iterator[None]:
-    """Weights made inside depend on `seed` only, and the global generator ends as it began.
+    """Seed the weights made inside the block, and restore the global generator afterwards.
 
-    With a seed they are made on the CPU whatever the default device, so that they are the same everywhere.
-    `None` leaves everything to torch and its global generator.
+    With a seed they are made on the CPU, so that they are equal on every device. None uses torch's global generator.
     """
     if seed is None:
         yield
         return
-    # Not torch.manual_seed: it also reseeds every accelerator, and nothing would put those back.
+    # Not torch.manual_seed: it also reseeds every accelerator, which would not be restored.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def image_shape(model: str, inputs: Sequence[int], smallest: int = 1) -> tuple[int, int, int]:
-    """`inputs` as (channels, height, width), refused when it isn't that or the image is too small."""
+    """Return `inputs` as (channels, height, width).
+
+    Args:
+        model: Name of the model, for the message.
+        inputs: Shape of one example.
+        smallest: Smallest valid height and width.
+
+    Raises:
+        ValueError: If it is not the shape of an image, or too small.
+    """
     shape = example_shape(model, inputs)
     if len(shape) != 3:
         raise ValueError(f"{model} takes images: inputs must be (channels, height, width), got {shape}.")
@@ -58,20 +66,20 @@ def image_shape(model: str, inputs: Sequence[int], smallest: int = 1) -> tuple[i
 
 
 def example_shape(model: str, inputs: Sequence[int]) -> tuple[int, ...]:
-    """`inputs` as a tuple, refused unless it is a shape of one example."""
+    """Return `inputs` as a tuple; raise ValueError unless it is the shape of one example."""
     if not isinstance(inputs, Sequence) or not inputs or not all(is_count(size) for size in inputs):
         raise ValueError(f"{model}: inputs must be the shape of one example, like (1, 28, 28); got {inputs!r}.")
     return tuple(inputs)
 
 
 def check_classes(classes: int) -> None:
-    """Refuses a number of classes that is none."""
+    """Raise ValueError unless `classes` is a positive whole number."""
     if not is_count(classes):
         raise ValueError(f"classes must be a positive whole number, got {classes!r}.")
 
 
 def check_sizes(option: str, sizes: Sequence[int]) -> None:
-    """Refuses what isn't a list of layer sizes; it may be empty."""
+    """Raise ValueError unless `sizes` is a list of layer sizes; it may be empty."""
     if not isinstance(sizes, Sequence) or not all(is_count(size) for size in sizes):
         raise ValueError(f"{option} must be a list of layer sizes, like (16, 32); got {sizes!r}.")
 
@@ -85,9 +93,15 @@ def dense_layers(
     dropout: float,
     drop_first: bool,
 ) -> Layers:
-    """Fully connected layers `features` - `hidden` - `classes`, with dropout on what each one reads.
+    """Return fully connected layers `features` - `hidden` - `classes` with dropout before each.
 
-    `drop_first=False` spares the first: for a network whose first layer reads the raw inputs.
+    Args:
+        features: Number of inputs.
+        hidden: Sizes of the hidden layers.
+        classes: Number of outputs.
+        activation: Makes the activation after a hidden layer.
+        dropout: Dropout rate.
+        drop_first: Whether there is dropout before the first layer; False if it reads the raw inputs.
     """
     check_sizes("hidden", hidden)
     check_classes(classes)
@@ -105,7 +119,7 @@ def dense_layers(
 
 
 def sequential(layers: Layers) -> nn.Sequential:
-    """The layers in a row, under their names."""
+    """Return the layers as nn.Sequential, under their names."""
     net = nn.Sequential()
     for name, layer in layers.items():
         net.add_module(name, layer)
@@ -113,5 +127,5 @@ def sequential(layers: Layers) -> nn.Sequential:
 
 
 def is_count(value: object) -> bool:
-    """Whether `value` is a positive whole number."""
+    """Return whether `value` is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -14,7 +14,13 @@ _EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with BatchNorm, added to what came in; the 3x3 one has the stride."""
+    """Residual block of 1x1, 3x3 and 1x1 convolutions with BatchNorm.
+
+    Args:
+        channels_in: Channels of the input.
+        width: Channels inside; the output has four times as many.
+        stride: Stride of the 3x3 convolution.
+    """
 
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -43,9 +49,16 @@ def resnet50(
     normalize: Stats | None = IMAGENET_STATS,
     seed: int | None = None,
 ) -> nn.Module:
-    """ResNet-50 with its stride in the 3x3 convolutions, for ImageNet; `width` are the channels of the first stage.
+    """Build ResNet-50 for ImageNet, with strides in the 3x3 convolutions.
 
-    Parameter names and the normalisation are torchvision's, so that its weights fit (`load_named_weights`).
+    Parameter names and normalisation are torchvision's, so that its weights fit (`load_named_weights`).
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        width: Channels of the first stage.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     if not is_count(width):
         raise ValueError(f"width must be a positive whole number, got {width!r}.")

@@ -1,8 +1,7 @@
 """Convolutional networks without branches: LeNet-5, a small one for digits, AlexNet, 3Conv3FC and VGG16.
 
-Each is defined by its sources for one image size; others work as long as every pooling has something to pool,
-with more features before the first fully connected layer. Dropout acts on what every fully connected layer
-reads, in AlexNet also on what the last convolutions read, if asked for.
+Each is defined by its source for one image size; other sizes work if every pooling has an output, with another number
+of features before the first fully connected layer.
 """
 
 from collections.abc import Sequence
@@ -27,9 +26,18 @@ def lenet5(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998) with max pooling and one output per class.
+    """Build LeNet-5 (LeCun et al. 1998) with max pooling and one output per class.
 
     28x28 images are padded to 32x32 by the first convolution, so both sizes have the same 400-120-84 layers.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate before every fully connected layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     padding = 2 if image_shape("lenet5", inputs)[1:] == (28, 28) else 0
     plan = (Conv(6, Window(5, padding=padding)), _HALVE, Conv(16, Window(5)), _HALVE)
@@ -60,7 +68,20 @@ def convnet(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """3x3 convolutions, one pooling and a hidden layer: for images as small as scikit-learn's 8x8 digits."""
+    """Build a network of 3x3 convolutions, one pooling and hidden layers, for images as small as 8x8 digits.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        channels: Channels of the convolutions.
+        hidden: Sizes of the hidden fully connected layers.
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate before every fully connected layer.
+        batch_norm: BatchNorm after every convolution.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     check_sizes("channels", channels)
     plan: Plan = (*(Conv(count, Window(3, padding=1)) for count in channels), _HALVE)
     return plain_net(
@@ -91,11 +112,21 @@ def alexnet(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """AlexNet for 32x32 images: five convolutions and a single linear layer.
+    """Build AlexNet for 32x32 images: five convolutions and a single linear layer.
 
-    `variant="bbb"` ends with 128 channels (Shridhar et al. 2019), `"vogn"` with 256 (Osawa et al. 2019).
-    `width` multiplies all channel counts. Dropout is on what the last `dropout_layers` layers read. 28x28 images are
-    padded to 32x32 by the first convolution.
+    28x28 images are padded to 32x32 by the first convolution.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        width: Factor on all channel counts.
+        variant: "bbb" ends with 128 channels (Shridhar et al. 2019), "vogn" with 256 (Osawa et al. 2019).
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate before the last `dropout_layers` layers.
+        dropout_layers: 1 is the linear layer only; more add convolutions.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     last = {"bbb": 128, "vogn": 256}
     if variant not in last:
@@ -136,7 +167,17 @@ def three_conv_three_fc(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """3Conv3FC (Shridhar et al. 2019): 5x5 convolutions with overlapping pooling, then 512-1000-1000."""
+    """Build 3Conv3FC (Shridhar et al. 2019): 5x5 convolutions with overlapping pooling, then 512-1000-1000.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate before every fully connected layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     pool = Pool(Window(3, stride=2))
     plan = (
         Conv(32, Window(5, padding=2)),
@@ -168,7 +209,15 @@ def vgg16_bn(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """The 13 convolutions of VGG16 (Simonyan and Zisserman 2015) with BatchNorm and a single linear layer."""
+    """Build the 13 convolutions of VGG16 (Simonyan and Zisserman 2015) with BatchNorm and a single linear layer.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        dropout: Dropout rate before the linear layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     plan: list[Conv | Pool] = []
     for count, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         plan += [Conv(count, Window(3, padding=1))] * repeats

@@ -1,4 +1,4 @@
-"""AlexNet and VGG16 as the literature counts them: for ImageNet, and VGG16 with small linear layers for CIFAR."""
+"""AlexNet and VGG16 for ImageNet, and VGG16 with small linear layers for CIFAR."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,16 @@ def alexnet_imagenet(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """AlexNet of 61 million weights for 224x224 images (Krizhevsky 2014: five convolutions of 64 to 384 channels)."""
+    """Build AlexNet with 61 million weights for 224x224 images (Krizhevsky 2014).
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        hidden: Sizes of the hidden fully connected layers.
+        dropout: Dropout rate before every fully connected layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     plan: Plan = (
         Conv(64, Window(11, stride=4, padding=2)),
         _OVERLAP,
@@ -52,7 +61,16 @@ def vgg16_large(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """VGG16 of 138 million weights for 224x224 images (Simonyan and Zisserman 2015), without BatchNorm."""
+    """Build VGG16 with 138 million weights for 224x224 images (Simonyan and Zisserman 2015), without BatchNorm.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        hidden: Sizes of the hidden fully connected layers.
+        dropout: Dropout rate before every fully connected layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     return _vgg16("vgg16-large", inputs, classes, hidden, dropout, normalize, seed)
 
 
@@ -65,7 +83,16 @@ def vgg16_small(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """VGG16 for 32x32 images: linear layers of 512 units, without BatchNorm (Trinh et al. 2020)."""
+    """Build VGG16 for 32x32 images, with linear layers of 512 units and without BatchNorm (Trinh et al. 2020).
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        hidden: Sizes of the hidden fully connected layers.
+        dropout: Dropout rate before every fully connected layer.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     return _vgg16("vgg16-small", inputs, classes, hidden, dropout, normalize, seed)
 
 
@@ -84,5 +111,5 @@ def _vgg16(
         plan.append(_HALVE)
     with init_from(seed):
         net = plain_net(name, plan, inputs=inputs, classes=classes, hidden=hidden, dropout=dropout, normalize=normalize)
-        he_init_(net)  # without BatchNorm it hardly learns from torch's own initial values
+        he_init_(net)  # without BatchNorm it hardly learns from torch's default initial values
         return net

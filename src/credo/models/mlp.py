@@ -22,14 +22,22 @@ def mlp(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """A multilayer perceptron on flattened inputs of any shape; for regression `classes` counts the outputs.
+    """Build a multilayer perceptron on flattened inputs.
 
-    `input_range=(0, 2)` maps inputs from [0, 1] linearly to that range, instead of `normalize`. Dropout acts
-    on the hidden layers, not on the inputs.
+    Args:
+        inputs: Shape of one example, of any dimension.
+        classes: Number of outputs, also for regression.
+        hidden: Sizes of the hidden layers.
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate after the hidden layers.
+        input_range: (low, high): map inputs from [0, 1] linearly to this range, instead of `normalize`.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     shape = example_shape("mlp", inputs)
     make_activation = partial(activation_layer, activation, beta)
-    make_activation()  # refuses a wrong name also when there is no hidden layer to use it
+    make_activation()  # raises on a wrong name even without hidden layers
     with init_from(seed):
         layers: Layers = {"normalize": _scaling(shape, input_range, normalize)}
         layers |= dense_layers(

@@ -1,4 +1,4 @@
-"""The first layer of every model: inputs stay in the data's own units, the network sees scaled ones."""
+"""The first layer of every model: scales inputs, which stay in the data's own units."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -10,11 +10,13 @@ Stats = tuple[float | Sequence[float], float | Sequence[float]]
 
 
 class Normalize(nn.Module):
-    """`scale * (x - mean) / std`, per channel or with one number for all channels.
+    """`scale * (x - mean) / std`, inside the model so that attacks and corruptions work in the data's own bounds.
 
-    Inside the model, so that attacks and corruptions work in the data's own bounds. `mean` and `std` are
-    buffers: saved with the model, never trained, never random; `scale` is folded into `std`. `axes` counts
-    the axes after the channels' (2 for images, 0 for plain features).
+    Args:
+        mean: Per channel, or one number. A buffer: saved with the model, never trained or random.
+        std: Likewise.
+        scale: Factor, folded into `std`.
+        axes: Number of axes after the channels (2 for images, 0 for plain features).
     """
 
     mean: Tensor
@@ -43,24 +45,24 @@ class Normalize(nn.Module):
 
     @classmethod
     def to_range(cls, low: float, high: float) -> Self:
-        """The linear map of [0, 1] to [`low`, `high`]."""
+        """Return the linear map of [0, 1] to [`low`, `high`]."""
         if not low < high:
             raise ValueError(f"a range needs low < high, got ({low}, {high}).")
         return cls(mean=-low / (high - low), scale=high - low)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scaled inputs, of the same shape as `x` ([batch, channels, ...])."""
+        """Return scaled inputs, of the same shape as `x` ([batch, channels, ...])."""
         return (x - self.mean) / self.std
 
 
 def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
-    """The `Normalize` for examples of shape `inputs`, channels first; it changes nothing for `None`."""
+    """Return the `Normalize` for examples of shape `inputs`, channels first; the identity for None."""
     if normalize is None:
         return Normalize()
     if not isinstance(normalize, Sequence) or len(normalize) != 2:
         raise ValueError(f"normalize must be a pair (mean, std) or None, got {normalize!r}.")
     for values in normalize:
-        # A list of one would broadcast over all channels: more likely a mistake than meant.
+        # A list of one would broadcast over all channels: more likely a mistake.
         if isinstance(values, Sequence) and len(values) != inputs[0]:
             raise ValueError(
                 f"normalize has {len(values)} values for inputs with {inputs[0]} channels; "
@@ -70,7 +72,7 @@ def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
 
 
 def _per_channel(values: float | Sequence[float], axes: int) -> Tensor:
-    # On the CPU first: numbers can't be checked on the meta device, where one builds what a file will fill.
+    # On the CPU first: values cannot be checked on the meta device, where networks of files are sketched.
     tensor = torch.as_tensor(values, dtype=torch.get_default_dtype(), device="cpu")
     if tensor.ndim > 1:
         raise ValueError(f"give one number or one for each channel, got shape {tuple(tensor.shape)}.")

@@ -1,4 +1,4 @@
-"""Networks without branches, written as a plan: convolutions and poolings, then fully connected layers."""
+"""Networks without branches from a plan: convolutions and poolings, then fully connected layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from credo.models.normalize import Stats, input_layer
 
 @dataclass(frozen=True)
 class Window:
-    """A square window that slides over the image."""
+    """A square sliding window."""
 
     kernel: int
     stride: int = 1
     padding: int = 0
 
     def outputs(self, side: int) -> int:
-        """Positions along a side of that many pixels."""
+        """Return the number of positions along a side of so many pixels."""
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def inputs(self, side: int) -> int:
-        """The fewest pixels that give `side` positions."""
+        """Return the fewest pixels that give `side` positions."""
         return max(1, (side - 1) * self.stride + self.kernel - 2 * self.padding)
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with its activation (and BatchNorm before that, if the network has it)."""
+    """A convolution with activation (and BatchNorm before it, if the network has it)."""
 
     channels: int
     window: Window
@@ -55,7 +55,7 @@ Plan = Sequence[Conv | Pool]
 
 
 def smallest_side(plan: Plan) -> int:
-    """The smallest image side for which every step of `plan` has an output."""
+    """Return the smallest image side for which every step of `plan` has an output."""
     return reduce(lambda side, step: step.window.inputs(side), reversed(plan), 1)
 
 
@@ -74,20 +74,32 @@ def plain_net(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Sequential:
-    """Normalize, the steps of `plan`, then fully connected layers `hidden` - `classes`.
+    """Build normalisation, the steps of `plan`, then fully connected layers `hidden` - `classes`.
 
-    Initial weights are torch's own. Convolutions before BatchNorm have no bias, which it would only subtract. Dropout
-    is on what all fully connected layers read; where there are fewer than `dropout_layers`, also on what the last
-    convolutions read.
+    Initial weights are torch's default. Convolutions before BatchNorm have no bias, which it would subtract again.
+
+    Args:
+        name: Name of the model, for messages.
+        plan: Convolutions and poolings in order.
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        hidden: Sizes of the hidden fully connected layers.
+        activation: "relu", "tanh", "gelu" or "softplus".
+        beta: Sharpness of softplus; only for it.
+        dropout: Dropout rate before every fully connected layer.
+        dropout_layers: If there are fewer fully connected layers, also before the last convolutions.
+        batch_norm: BatchNorm after every convolution.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     shape = image_shape(name, inputs, smallest_side(plan))
     check_sizes("hidden", hidden)
     make_activation = partial(activation_layer, activation, beta)
     convs = sum(isinstance(step, Conv) for step in plan)
     if not is_count(dropout_layers) or dropout_layers > convs + len(hidden):
-        raise ValueError(f"dropout_layers={dropout_layers!r}: of {name} 1 to {convs + len(hidden)} layers can have it.")
+        raise ValueError(f"dropout_layers={dropout_layers!r}: {name} has 1 to {convs + len(hidden)} layers for it.")
     if dropout_layers > 1 and dropout == 0:
-        raise ValueError(f"dropout_layers={dropout_layers} was given without dropout: give its rate, dropout=0.5, say.")
+        raise ValueError(f"dropout_layers={dropout_layers} was given without dropout: give its rate, dropout=0.5.")
     first = convs + len(hidden) + 2 - dropout_layers  # of the convolutions that get dropout, counted from 1
     with init_from(seed):
         layers: Layers = {"normalize": input_layer(shape, normalize)}

@@ -1,4 +1,4 @@
-"""Models by name, with a record from which a saved model is built again."""
+"""Models by name, with a record from which a saved model is rebuilt."""
 
 import inspect
 import json
@@ -39,21 +39,25 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def model_names() -> list[str]:
-    """The names that `build_model` knows, in alphabetical order."""
+    """Return the names that `build_model` accepts, sorted."""
     return sorted(MODELS)
 
 
 def build_model(name: str, **options: Any) -> nn.Module:
-    """The model of that name; all take `inputs` (shape of one example), `classes`, `normalize`, `seed`.
+    """Build a model by name.
 
-    Its attribute `credo_spec`, {"name": ..., "options": {...}}, holds all options, defaults too, in a form
-    that survives JSON: `build_model(spec["name"], **spec["options"])` builds the same architecture again.
-    Without a seed the weights come from torch's global generator.
+    Its attribute `credo_spec`, {"name": ..., "options": {...}}, holds all options with defaults, in a form that
+    survives JSON: `build_model(spec["name"], **spec["options"])` builds the same architecture again.
+
+    Args:
+        name: A name in `MODELS`.
+        **options: Options of the model; all take `inputs` (shape of one example), `classes`, `normalize` and `seed`
+            (None: weights from torch's global generator).
     """
     known = model_options(name)
-    strangers = [unknown(f"option of {name}", option, ("name", *known)) for option in options if option not in known]
-    if strangers:
-        raise ValueError("\n".join(strangers))
+    surplus = [unknown(f"option of {name}", option, ("name", *known)) for option in options if option not in known]
+    if surplus:
+        raise ValueError("\n".join(surplus))
     defaults = {option: p.default for option, p in known.items() if p.default is not p.empty}
     complete = {option: _plain(name, option, value) for option, value in (defaults | options).items()}
     model = MODELS[name](**complete)
@@ -62,7 +66,7 @@ def build_model(name: str, **options: Any) -> nn.Module:
 
 
 def model_options(name: str) -> dict[str, inspect.Parameter]:
-    """What a model can be told, without those that the name itself fixes (the depth of resnet20)."""
+    """Return the options of a model, without those that the name fixes (the depth of resnet20)."""
     if name not in MODELS:
         raise ValueError(unknown("model", name, model_names()))
     build = MODELS[name]
@@ -72,9 +76,9 @@ def model_options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def _plain(model: str, option: str, value: Any) -> Any:
-    """`value` as JSON gives it back, so that the first build sees what every later one will see."""
+    """Return `value` as after JSON, so that the first build sees what every later one sees."""
     try:
-        # operator.index turns NumPy's and torch's whole numbers into Python's and refuses all else.
+        # operator.index converts NumPy and torch integers and raises on everything else.
         return json.loads(json.dumps(value, default=operator.index, allow_nan=False))
     except (TypeError, ValueError):
         raise ValueError(

@@ -10,18 +10,23 @@ from credo.models.blocks import Layers, check_classes, image_shape, init_from, i
 from credo.models.normalize import Stats, input_layer
 
 IMAGENET_STATS: Stats = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Channel means and standard deviations with which the public CIFAR ResNet weights were trained."""
+"""Channel means and standard deviations of ImageNet, with which the public CIFAR ResNet weights were trained."""
 
 _STEMS = {"cifar": (3, 1), "imagenet": (7, 2)}  # kernel and stride of the first convolution
 
 Shortcut = Callable[[int, int, int], nn.Module]
-"""Makes the way around a block from its input channels, output channels and stride."""
+"""Makes a block's shortcut from its input channels, output channels and stride."""
 
 
 class PadShortcut(nn.Module):
-    """The way around a block without parameters (option A): every `stride`-th pixel, and channels of zeros.
+    """Shortcut without parameters (option A): every `stride`-th pixel, and channels of zeros.
 
-    The zeros go half before and half after the channels, which trained weights depend on.
+    Half of the zeros are before and half after the channels, which trained weights depend on.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        stride: Spatial stride.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -37,7 +42,13 @@ class PadShortcut(nn.Module):
 
 
 def projection_shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
-    """The way around a block by a 1x1 convolution with BatchNorm (option B)."""
+    """Return a shortcut by a 1x1 convolution with BatchNorm (option B).
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        stride: Spatial stride.
+    """
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
         nn.BatchNorm2d(channels_out),
@@ -45,7 +56,14 @@ def projection_shortcut(channels_in: int, channels_out: int, stride: int) -> nn.
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm, added to what came in."""
+    """Residual block of two 3x3 convolutions with BatchNorm.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        stride: Spatial stride.
+        shortcut: Makes the shortcut if the shapes differ.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -72,8 +90,15 @@ def resnet_cifar(
 ) -> nn.Module:
     """The CIFAR ResNet of `depth` = 6n + 2 layers: widths 16, 32, 64 and shortcuts without parameters.
 
-    Parameter names and the normalisation are those of the public weights (see `load_cifar_resnet_weights`). The default
-    normalisation is for colours: inputs with another number of channels stay as they are.
+    Parameter names and normalisation are those of the public weights (see `load_cifar_resnet_weights`). The default
+    normalisation is for colours: inputs with another number of channels are unchanged.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        depth: Number of layers, 6n + 2.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     if not is_count(depth) or depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth must be 6n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}.")
@@ -93,7 +118,7 @@ def resnet_cifar(
 
 
 def _plain(stats: Stats | None) -> list[list[float]]:
-    """Lists, which is what statistics become in a file; numbers for all channels are none."""
+    """Return statistics as lists, which they become in a file; without single numbers for all channels."""
     return [list(values) for values in stats or () if isinstance(values, Sequence)]
 
 
@@ -105,10 +130,15 @@ def resnet18(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """ResNet-18 with projection shortcuts.
+    """Build ResNet-18 with projection shortcuts.
 
-    `stem="cifar"` begins with a 3x3 convolution at full resolution, `"imagenet"` with a 7x7 one of stride 2
-    and max pooling, which leaves a 32x32 image only 8x8 positions.
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        stem: "cifar": a 3x3 convolution at full resolution; "imagenet": a 7x7 one of stride 2 and max pooling, which
+            leaves 8x8 positions of a 32x32 image.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
     """
     return _resnet(
         "resnet18",
@@ -172,7 +202,7 @@ def _stage(channels_in: int, width: int, stride: int, blocks: int, shortcut: Sho
 
 
 def he_init_(net: nn.Module) -> None:
-    """Convolutions as in He et al. (2015), scaled by the outputs; torch's own initial values for the rest."""
+    """Initialise convolutions as in He et al. (2015), by fan-out; the rest keeps torch's default."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

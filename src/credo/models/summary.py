@@ -1,4 +1,4 @@
-"""How many weights a network has, and how many nodes: inputs of its Linear and Conv layers."""
+"""Numbers of weights and nodes (inputs of Linear and Conv layers) of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One layer: its path in the network, its type, its parameters, and its inputs and outputs (channels of a conv)."""
+    """One layer: path, type, number of parameters, inputs and outputs (channels of a convolution)."""
 
     path: str
     kind: str
@@ -23,7 +23,7 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class OtherLayers:
-    """The layers of one type that have weights but no nodes, such as normalisation: how many, and their parameters."""
+    """Layers of one type that have weights but no nodes, such as normalisation."""
 
     kind: str
     count: int
@@ -32,11 +32,11 @@ class OtherLayers:
 
 @dataclass(frozen=True)
 class Summary:
-    """The sizes of a network.
+    """Sizes of a network.
 
-    `weights` are all parameters, also those of `others`; `nodes` the inputs of all Linear and Conv layers together,
-    which is the number of random variables of `credo.NodeBNN(side="in")` for one component, if it covers all of them
-    (it leaves out tied layers and kinds of its own, such as attention's projections).
+    `weights` counts all parameters, also those of `others`; `nodes` the inputs of all Linear and Conv layers, which is
+    the number of random variables per component of `credo.NodeBNN(side="in")` if it covers all of them (it leaves out
+    tied layers and special types, such as the projections of attention).
     """
 
     name: str
@@ -46,16 +46,16 @@ class Summary:
 
     @property
     def nodes(self) -> int:
-        """Inputs of all layers."""
+        """Number of inputs of all layers."""
         return sum(layer.inputs for layer in self.layers)
 
     @property
     def ratio(self) -> float:
-        """Weights for each node."""
+        """Weights per node."""
         return self.weights / self.nodes if self.nodes else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-able."""
+        """Return all fields as plain containers."""
         sizes = {"weights": self.weights, "nodes": self.nodes, "ratio": self.ratio if self.nodes else None}
         listed = {"layers": [asdict(layer) for layer in self.layers], "others": [asdict(each) for each in self.others]}
         return {"name": self.name, **sizes, **listed}
@@ -67,14 +67,14 @@ class Summary:
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         lines = [f"{row[0]:{first}}  {row[1]:{second}}  {row[2]:>12}  {row[3]:>8}" for row in rows]
         end = f"{self.name}: {len(self.layers)} layers, {self.weights:,} weights, {self.nodes:,} nodes"
-        return "\n".join([*lines, end + (f", {self.ratio:,.0f} weights a node" if self.nodes else "")])
+        return "\n".join([*lines, end + (f", {self.ratio:,.0f} weights per node" if self.nodes else "")])
 
 
 def summary(model: nn.Module) -> Summary:
-    """Layers, weights and nodes of a network; `print` it, or read its fields.
+    """Count layers, weights and nodes of a network; print the result or read its fields.
 
-    A layer that is used at several places counts once, and weights that layers share are the first one's. Works on the
-    meta device, without memory for weights.
+    A layer that is used several times counts once, and shared weights count for the first layer that has them. Works on
+    the meta device, without memory for weights.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"summary needs a network, an nn.Module; got {type(model).__name__}.")
@@ -86,7 +86,7 @@ def summary(model: nn.Module) -> Summary:
 
 
 def _others(model: nn.Module) -> tuple[OtherLayers, ...]:
-    """All that has parameters which no Linear or Conv layer has."""
+    """Return the layers with parameters that no Linear or Conv layer has."""
     listed = {id(p) for layer in model.modules() if isinstance(layer, _KINDS) for p in layer.parameters()}
     found: dict[str, list[int]] = {}
     for layer in model.modules():

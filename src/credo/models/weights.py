@@ -1,4 +1,4 @@
-"""Public weights."""
+"""Load public weights."""
 
 from pathlib import Path
 from typing import Any
@@ -11,32 +11,32 @@ from credo.core.support.tensor_files import read_safetensors, read_torch_file
 
 
 def load_cifar_resnet_weights(model: nn.Module, path: str | Path) -> None:
-    """Puts the public CIFAR-10 weights of akamaster/pytorch_resnet_cifar10 (a safetensors file) into `model`.
+    """Load the public CIFAR-10 weights of akamaster/pytorch_resnet_cifar10 (a safetensors file) into `model`.
 
-    Test accuracies 91.73 % (ResNet-20) and 93.39 % (ResNet-56); the files' own metadata say 91.78 and 93.62.
-    The model is changed in place; it must be a CIFAR ResNet of the file's depth with 10 classes. The weights
-    expect inputs normalised with ImageNet's means and standard deviations. Those models do so by default; the
-    file holds no normalisation, so a model built with another one keeps it and predicts badly.
+    Test accuracies are 91.73 % (ResNet-20) and 93.39 % (ResNet-56); the files' metadata state 91.78 and 93.62. The
+    model must be a CIFAR ResNet of the file's depth with 10 classes. The weights expect inputs normalised with
+    ImageNet's statistics, the default of these models: one with another normalisation predicts badly.
     """
     _load_(model, read_safetensors(Path(path))[1], path, "is the depth right?")
 
 
 def load_named_weights(model: nn.Module, path: str | Path) -> None:
-    """Puts weights by name into `model`, which is changed in place: a file of safetensors, or of torch's `state_dict`.
+    """Load weights by name into `model`, from a safetensors file or a `state_dict` saved by torch.
 
-    For the networks whose parameter names are torchvision's, such as `resnet50`. A file of torch is read without
-    running anything in it, and its checksums are compared; files from before torch 1.6 have none. The model's own
-    normalisation of inputs stays.
+    For networks with torchvision's parameter names, such as `resnet50`. Never runs code from the file; checksums are
+    compared (files older than torch 1.6 have none). The model's own normalisation of inputs is unchanged.
 
     Args:
-        model: a network whose tensors have the names and shapes of those in the file.
-        path: a file that ends in `.safetensors`, or any other of `torch.save(model.state_dict(), path)`. Raises
-            FileFormatError, and leaves the model as it was, if it is damaged or of another network.
+        model: A network whose tensors have the names and shapes of those in the file.
+        path: A file that ends in `.safetensors`, or any other of `torch.save(model.state_dict(), path)`.
+
+    Raises:
+        FileFormatError: If the file is damaged or of another network; the model is unchanged.
     """
     path = Path(path)
     weights = read_safetensors(path)[1] if path.suffix == ".safetensors" else read_torch_file(path)
     if not isinstance(weights, dict) or not all(_is_named_tensor(*pair) for pair in weights.items()):
-        raise FileFormatError(f"{path} holds no state_dict, tensors by name.")
+        raise FileFormatError(f"{path} holds no state_dict (tensors by name).")
     _load_(model, weights, path, "is it the same network, with as many classes?")
 
 

@@ -11,7 +11,14 @@ from credo.models.resnet import he_init_
 
 
 class WideBlock(nn.Module):
-    """BatchNorm, ReLU and a 3x3 convolution, twice, added to what came in; dropout between the convolutions."""
+    """Residual block of twice BatchNorm, ReLU and a 3x3 convolution.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        stride: Stride of the first convolution.
+        dropout: Dropout rate between the convolutions.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -40,7 +47,17 @@ def wide_resnet(
     normalize: Stats | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """The wide ResNet of `depth` = 6n + 4 layers and widths 16, 32, 64 times `widen`, for CIFAR."""
+    """Build a wide ResNet with widths 16, 32, 64 times `widen`, for CIFAR.
+
+    Args:
+        inputs: Shape of one example, (channels, height, width).
+        classes: Number of outputs.
+        depth: Number of layers, 6n + 4.
+        widen: Factor on the widths.
+        dropout: Dropout rate inside the blocks.
+        normalize: (mean, std) of the inputs, per channel or one number each; None: inputs are unchanged.
+        seed: Seed of the initial weights; None: torch's global generator.
+    """
     if not is_count(depth) or depth < 10 or depth % 6 != 4:
         raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, 40, ...), got {depth}.")
     if not is_count(widen):

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import Draw, substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.layer_hooks import covered_layers, parameter_names
 from credo.core.network.layer_table import RULES
+from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
-from credo.core.network.flat_layout import Draw, substituted
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.moments import make_moments, summable

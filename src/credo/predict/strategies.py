@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.kernels import flat
-from credo.core.network.flat_layout import Draw, Layout, substituted
+from credo.core.network.flat_layout import Layout
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.layer_hooks import parameter_names
 from credo.core.network.layer_table import RULES, output_variance
+from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.predict.first_layer_sampling import first_layer, is_alone, read_before, returning, run_before, seen_by
 from credo.predict.safe_forward import Passes

@@ -53,16 +53,16 @@ def class_groups(
     """
     x, columns = dataset.test.x, feature_names(dataset)
 
-    def group(title: str, about: str, order: Sequence[int], empty: str = "") -> Group:
+    def _group(title: str, about: str, order: Sequence[int], empty: str = "") -> Group:
         examples = [_class_example(prediction, dataset, x, row) for row in order]
         return Group(title, about, empty, examples, columns)
 
     groups = [
-        group(
+        _group(
             "Most certain", "Lowest entropy. These should be clear cases, and correct.", most_certain(prediction, size)
         ),
-        group("Least certain", "Highest entropy. These should look hard.", least_certain(prediction, size)),
-        group(
+        _group("Least certain", "Highest entropy. These should look hard.", least_certain(prediction, size)),
+        _group(
             "Confidently wrong",
             "Errors, the most confident first. A good network has few, at low confidence; some may be wrong labels.",
             confidently_wrong(prediction, size),
@@ -109,11 +109,11 @@ def value_groups(prediction: RegressionPrediction, dataset: Dataset, size: int) 
     spread = prediction.total.reshape(len(prediction), -1).mean(-1)
     off = ((prediction.mean - prediction.targets) / prediction.total).reshape(len(prediction), -1).abs().amax(-1)
 
-    def group(title: str, about: str, order: Tensor) -> Group:
+    def _group(title: str, about: str, order: Tensor) -> Group:
         examples = [_value_example(prediction, dataset, row) for row in order[:size].tolist()]
         return Group(title, about, "", examples, feature_names(dataset))
 
-    furthest = group(
+    furthest = _group(
         "Largest errors",
         "Largest error in predicted standard deviations. Beyond about three, the network was overconfident.",
         off.argsort(descending=True, stable=True),
@@ -122,8 +122,8 @@ def value_groups(prediction: RegressionPrediction, dataset: Dataset, size: int) 
         same = "Every input has the same predicted standard deviation: none is more certain than another."
         return [Group("Most and least certain", "", same, []), furthest]
     return [
-        group("Most certain", "Smallest predicted standard deviation.", spread.argsort(stable=True)),
-        group("Least certain", "Largest predicted standard deviation.", spread.argsort(descending=True, stable=True)),
+        _group("Most certain", "Smallest predicted standard deviation.", spread.argsort(stable=True)),
+        _group("Least certain", "Largest predicted standard deviation.", spread.argsort(descending=True, stable=True)),
         furthest,
     ]
 

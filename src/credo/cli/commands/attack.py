@@ -1,4 +1,4 @@
-"""`credo attack`: how little changes the labels that a trained run gives."""
+"""`credo attack`: adversarial attacks on the test inputs of a trained run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from credo.cli.attack_options import (
     ATTACKS,
     DRAWS,
     attack_options,
+    default_threat,
     draws_of,
     file_name,
     target_of,
-    usual_threat,
 )
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.posterior import Posterior
 from credo.data import Dataset, as_float
 from credo.evaluate import accuracy, sample_study
@@ -41,16 +41,18 @@ from credo.experiments.runs import MODEL, Run
 from credo.predict.run import predict_classes
 from credo.training.progress import make_progress
 
-# Networks that the accuracies are taken over, as in `credo evaluate`; none of them is one that the attack saw.
-_JUDGES = 32
+app = new_app()
+
+# Draws for the accuracies, as in `credo evaluate`; the attack has not seen these networks.
+_EVALUATION_DRAWS = 32
 _CHUNK = 250
 
 Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="How far an input may be changed (fgsm, pgd): each of its values with linf, the Euclidean length of the "
-        "whole change with l2. Images run from 0 to 1, so that 0.03 is about 8 of 255 grey levels; other inputs are "
-        "in the units of their data. Default: 0.1."
+        help="Largest perturbation (fgsm, pgd): of each input value with linf, the Euclidean length of the whole "
+        "perturbation with l2. Images run from 0 to 1, so 0.03 is about 8 of 255 grey levels; other inputs are in the "
+        "units of their data. Default: 0.1."
     ),
 ]
 Threat = Annotated[
@@ -71,33 +73,35 @@ Steps = Annotated[
 Draws = Annotated[
     int | None,
     typer.Option(
-        help="Networks whose gradients are averaged at each step (all threats but one, which is about a single "
+        help="Networks whose gradients are averaged at each step (for all threats except one, which uses a single "
         f"network). Default: {DRAWS}."
     ),
 ]
 Confidence = Annotated[
     float | None,
     typer.Option(
-        help="Logits to go beyond the boundary (minimal); more fools other networks, too. Default: 0.001 for minimal."
+        help="Margin beyond the decision boundary, in logits (minimal); larger margins transfer better to other "
+        "networks. Default: 0.001 for minimal."
     ),
 ]
 Restarts = Annotated[
     int | None,
-    typer.Option(help="Ascents from other random places; the strongest counts (pgd). Default: 1 for pgd."),
+    typer.Option(help="Number of random starts, of which the strongest counts (pgd). Default: 1 for pgd."),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
         metavar="CLASS",
-        help="Class to reach, from all inputs of other classes, by its number; any: any other class; runner-up: the "
-        "second most probable class, where any other one counts as success, too (minimal). Default: any; runner-up "
-        "for minimal, which is quicker, though any finds slightly smaller changes.",
+        help="Number of the class to reach, from all inputs of other classes; any: any other class; runner-up: descend "
+        "towards the second most probable class, any other one counts as success (minimal). Default: any; runner-up "
+        "for minimal, which is faster, though any finds slightly smaller perturbations.",
     ),
 ]
 
 
-def attack_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+@app.command("attack")
+def _command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
     attack: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS)}.")] = "pgd",
     epsilon: Epsilon = None,
     norm: Norm = None,
@@ -107,17 +111,18 @@ def attack_command(
     confidence: Confidence = None,
     restarts: Restarts = None,
     target: Target = None,
-    count: Annotated[int | None, typer.Option(help="Only the first test inputs.")] = None,
+    count: Annotated[int | None, typer.Option(help="Attack only the first N test inputs.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the attack.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="File for the attacked inputs; default: in RUN/attacks, by its options.")
+        Path | None,
+        typer.Option(help="File for the attacked inputs. Default: in RUN/attacks, named after the options."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Attack the test inputs of a run, measure what is left of its accuracy, and keep the inputs.
+    """Attack the test inputs of a run, measure the remaining accuracy, and store the attacked inputs.
 
-    PGD in a ball, PGD in an L2 ball on the first hundred inputs, the smallest changes to the runner-up and to
-    any other class, PGD to one class:
+    PGD in a linf ball; in an l2 ball on the first hundred inputs; the smallest perturbations, towards the runner-up and
+    towards any other class; PGD towards one class:
 
         credo attack runs/first --epsilon 0.1
         credo attack runs/first --norm l2 --epsilon 1 --steps 100 --draws 20 --count 100
@@ -125,15 +130,15 @@ def attack_command(
         credo attack runs/first --attack minimal --target any
         credo attack runs/first --target 3 --restarts 5
 
-    A killed attack goes on where it stopped when it is started again.
+    Run the same command again to resume an interrupted attack.
     """
     with errors_explained():
         given = {"epsilon": epsilon, "norm": norm, "steps": steps, "confidence": confidence, "restarts": restarts}
         options = attack_options(attack, given)
-        threat = threat or usual_threat(attack)
+        threat = threat or default_threat(attack)
         draws = draws_of(threat, draws)
-        place = Run(run)
-        posterior, dataset = place.posterior(), place.dataset()
+        run = Run(folder)
+        posterior, dataset = run.posterior(), run.dataset()
         if dataset.classes is None:
             raise ValueError("Attacks change labels; this run is a regression.")
         goal = target_of(attack, target, dataset.classes)
@@ -143,21 +148,21 @@ def attack_command(
         settings = {"attack": attack, "options": options, "threat": threat, "draws": draws, "bounds": list(bounds)}
         if goal is not None:
             settings["target"] = goal
-        about = {**settings, "source": _source(place), "data": f"{dataset.name}, test"}
-        path = out or place.folder / "attacks" / file_name(settings, count, seed)
+        about = {**settings, "source": _source(run), "data": f"{dataset.name}, test"}
+        path = out or run.folder / "attacks" / file_name(settings, count, seed)
         found = _attacked(path, partial(_attack, posterior, settings, bounds), x, y, about, seed)
         numbers = {**settings, "count": len(x), **_numbers(posterior, found, x, y), "file": str(path)}
         if as_json:
             print_json(numbers)
             return
         rows = [[name, *values.values()] for name, values in numbers["accuracy"].items()]
-        print_table(str(run), ["accuracy", "clean", path.stem if out is None else attack], rows)
-        say(f"mean distortion {numbers['distortion']:.4f}; {numbers['success']:.1%} succeeded while attacking")
+        print_table(str(folder), ["accuracy", "clean", path.stem if out is None else attack], rows)
+        say(f"mean distortion {numbers['distortion']:.4f}; {numbers['success']:.1%} succeeded during the attack")
         say(f"{len(found)} attacked inputs in {path}")
 
 
 def input_bounds(dataset: Dataset) -> tuple[float, float]:
-    """What inputs can be: [0, 1] for images, else from the smallest to the largest number in the data."""
+    """Range of valid inputs: [0, 1] for images, else the smallest and largest value in the data."""
     if len(dataset.input_shape) == 3:
         return 0.0, 1.0
     every = torch.cat([dataset.train.x.flatten(), dataset.test.x.flatten()])
@@ -166,12 +171,12 @@ def input_bounds(dataset: Dataset) -> tuple[float, float]:
 
 def _inputs(dataset: Dataset, count: int | None, target: int | str | None) -> tuple[Tensor, Tensor]:
     if count is not None and count < 1:
-        raise ValueError(f"--count {count}: at least one input is needed.")
+        raise ValueError(f"--count {count} must be at least 1.")
     x, y = as_float(dataset.test.x[:count]), dataset.test.y[:count]
     if not isinstance(target, int):
         return x, y
     if not bool((y != target).any()):
-        raise ValueError(f"--target {target}: all inputs have this class already; take more of them by --count.")
+        raise ValueError(f"--target {target}: all inputs have this class already; use more of them with --count.")
     return x[y != target], y[y != target]
 
 
@@ -204,11 +209,13 @@ def _attacked(path: Path, attack: Any, x: Tensor, y: Tensor, about: dict[str, An
 
 def _numbers(posterior: Posterior, found: AttackSet, x: Tensor, y: Tensor) -> dict[str, Any]:
     versions = {"clean": x, "attacked": found.inputs}
-    together = {name: accuracy(predict_classes(posterior, v, draws=_JUDGES).probs, y) for name, v in versions.items()}
+    together = {
+        name: accuracy(predict_classes(posterior, v, draws=_EVALUATION_DRAWS).probs, y) for name, v in versions.items()
+    }
     result: dict[str, Any] = {"accuracy": {"all draws averaged": together}}
     if posterior.is_random:
         batches = {name: [*zip(v.split(_CHUNK), y.split(_CHUNK), strict=True)] for name, v in versions.items()}
-        alone = {name: sample_study(posterior, b, draws=_JUDGES).mean for name, b in batches.items()}
+        alone = {name: sample_study(posterior, b, draws=_EVALUATION_DRAWS).mean for name, b in batches.items()}
         result["accuracy"]["one draw, on average"] = alone
     return {
         **result,
@@ -219,6 +226,6 @@ def _numbers(posterior: Posterior, found: AttackSet, x: Tensor, y: Tensor) -> di
 
 
 def _source(run: Run) -> dict[str, Any]:
-    """The network that was attacked: its experiment, and the digest of its file."""
+    """The attacked network: its experiment and the digest of its file."""
     digest = hashlib.sha256((run.folder / MODEL).read_bytes()).hexdigest()
     return {"experiment": run.experiment().to_dict(), "model_sha256": digest}

@@ -1,4 +1,4 @@
-"""`credo continual`: one task after the other, yesterday's posterior as today's prior."""
+"""`credo continual`: learn a sequence of tasks, with each posterior as the prior of the next task."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.experiments.config import assigned, read_tables
 from credo.experiments.continual import make_continual, run_continual
 from credo.experiments.folders import sequence_result
 from credo.report.continual import NAMES, write_continual_report
 
+app = new_app()
 
-def continual_command(
+
+@app.command("continual")
+def _command(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EXPERIMENT.toml] [KEY=VALUE]…", help="A TOML file and changes to it."),
+        typer.Argument(metavar="[EXPERIMENT.toml] [KEY=VALUE]…", help="A TOML file, and settings that override it."),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Folder; default runs/continual-DATA-TASKS-METHOD[-CARRY].")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="Folder. Default: runs/continual-DATA-TASKS-METHOD[-CARRY].")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
-    """Learn a sequence of tasks without forgetting the first, or go on with one that was interrupted.
+    """Learn a sequence of tasks without forgetting the earlier ones, or resume an interrupted sequence.
 
-    Without a file: five permutations of the digits with VOGN. The baselines are a change of key away:
+    The default is VOGN on five permutations of the digits. Other tasks and baselines are one setting away:
 
         credo continual continual.count=3 training.epochs=15
         credo continual continual.tasks=split method.name=bbb
@@ -35,16 +40,16 @@ def continual_command(
 
     Sections: data, model, method and training as for `credo train`, and continual with these keys:
 
-    - tasks: permuted (the inputs' values in another order for each), split (the classes in groups, a last layer for
-      each) or split-single (one last layer for all); count: how many tasks.
-    - carry: what is kept of a task: posterior (it is the prior of the next), fisher (elastic weight consolidation, for
-      method.name=map and other points; strength multiplies its Fisher information) or nothing (fine-tuning).
-    - restart: whether each task begins with the first weights; by default where carry=posterior.
-    - coreset: so many examples of each task are kept back, and learned last, before predicting.
+    - tasks: permuted (the input features in a different order for each), split (groups of classes, an output layer for
+      each) or split-single (one output layer for all); count: number of tasks.
+    - carry: what is kept of a task: posterior (the prior of the next task), fisher (elastic weight consolidation, for
+      method.name=map and other point estimates; strength multiplies its Fisher information) or nothing (fine-tuning).
+    - restart: whether each task starts from the initial weights; true by default if carry=posterior.
+    - coreset: number of examples held out of each task, and trained on last, before predicting.
     - prior: standard deviation of the first prior. draws: weight draws of a prediction.
-    - alone, joint: also train each task by itself, for the forward transfer; all at once, for the upper bound.
+    - alone, joint: also train each task by itself, for the forward transfer; all tasks jointly, for the upper bound.
 
-    The table has the accuracy on every task after each.
+    The table has the accuracy on every task after each task.
     """
     with errors_explained():
         given = make_continual(_tables(arguments or []))
@@ -52,7 +57,7 @@ def continual_command(
             torch.set_num_threads(max(threads, 1))
         names = (given.experiment.data["name"], given.continual.tasks, given.experiment.method["name"])
         carried = () if given.continual.carry == "posterior" else (given.continual.carry,)
-        folder = run or Path("runs") / "-".join(("continual", *names, *carried))
+        folder = folder or Path("runs") / "-".join(("continual", *names, *carried))
         say(f"folder: {folder}")
         for done in run_continual(given, folder):
             say(f"{done.tasks[-1]}: mean accuracy {done.summary()['accuracy']:.4f}  {done.seconds[-1]:.1f} s")
@@ -68,11 +73,11 @@ def continual_command(
 def _tables(arguments: list[str]) -> dict[str, Any]:
     files = [Path(a) for a in arguments if "=" not in a]
     if len(files) > 1:
-        raise ValueError(f"One TOML file at most, got {', '.join(map(str, files))}. Changes are written key=value.")
+        raise ValueError(f"At most one TOML file, got {', '.join(map(str, files))}. Write settings as key=value.")
     tables: dict[str, Any] = {"training": {"epochs": 30, "batch_size": 64}}
     named = [a.partition("=")[2] for a in arguments if a.startswith("method.name=")]
     if named in ([], ["vogn"]):
-        # Settings under which the default network learns the digits' permutations.
+        # Settings with which the default network learns the permuted digits.
         curvature = {"damping": 0.0, "curvature_init": 0.1, "curvature_decay": 0.98}
         tables["method"] = {"name": "vogn", "lr": 0.01, **curvature}
     if files:

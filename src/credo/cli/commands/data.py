@@ -1,4 +1,4 @@
-"""`credo data`: which data sets are here, whether they are whole, how to get them."""
+"""`credo data`: list, verify and download data sets."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Annotated
 
 import typer
 
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.data import data_status, dataset_status, download
 from credo.data.files import data_roots, missing_files, missing_message
 from credo.data.registry import find_spec
 from credo.data.status import DatasetStatus
 from credo.training.progress import make_progress
 
+app = new_app()
 
-def data_command(
-    name: Annotated[str | None, typer.Argument(help="One data set; all of them if not given.")] = None,
+
+@app.command("data")
+def _command(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set. Default: all of them.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
     fetch: Annotated[
-        bool, typer.Option("--download", help="Get the files of NAME from their official address.")
+        bool, typer.Option("--download", help="Download the files of NAME from their official source.")
     ] = False,
     root: Annotated[
-        Path | None, typer.Option(help="Folder of the data; else $CREDO_DATA, else the user cache.")
+        Path | None, typer.Option(help="Folder of the data. Default: $CREDO_DATA, else the user's cache.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """List the data sets that are here, check them, or download one.
+    """List the available data sets, verify their files, or download one.
 
-    Experiments find them by name:
+    Experiments refer to data sets by name:
 
         credo data
         credo data mnist --download
@@ -46,24 +49,24 @@ def data_command(
             print_json([_as_dict(status) for status in found])
         else:
             say(f"looking in {', then in '.join(map(str, data_roots(root)))}")
-            rows = [[s.name, _state(s), _place(s)] for s in found]
+            rows = [[s.name, _state(s), _location(s)] for s in found]
             print_table("data sets", ["name", "state", "folder"], rows)
             if name:
                 print_table(name, ["file", "bytes", "state"], _file_rows(found[0]))
-                _say_what_is_missing(found[0])
+                _say_missing(found[0])
         if name and _state(found[0]) in ("missing", "corrupt"):
             raise typer.Exit(1)
 
 
 def _download(name: str | None, root: Path | None) -> None:
     if name is None:
-        raise ValueError("--download needs the name of a data set: credo data mnist --download")
+        raise ValueError("--download needs the name of a data set, such as: credo data mnist --download")
     with make_progress() as bar:
         task = bar.add_task(f"downloading {name}", total=None, text="")
         download(name, root, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
-def _place(status: DatasetStatus) -> str:
+def _location(status: DatasetStatus) -> str:
     if status.folder is not None:
         return str(status.folder)
     return "your own file: data.path=…" if status.name == "csv" else "bundled"
@@ -87,7 +90,7 @@ def _file_rows(status: DatasetStatus) -> list[list[object]]:
     return [[str(f.path.relative_to(folder)), f.size, f.state] for f in status.files]
 
 
-def _say_what_is_missing(status: DatasetStatus) -> None:
+def _say_missing(status: DatasetStatus) -> None:
     if status.folder is None or status.present:
         return
     spec = find_spec(status.name)

@@ -1,4 +1,4 @@
-"""`credo demo`: the main job on bundled data: train several methods, compare them."""
+"""`credo demo`: train several methods on bundled data and compare them in a report."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import torch
 import typer
 
 from credo.cli.commands.report import shown_progress
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.support.files import write_json
 from credo.evaluate import sample_study
 from credo.experiments.config import in_order, make_experiment
 from credo.experiments.runs import Run
 from credo.report import Content, gather, write_report
 
-FOREIGN = "photo-patches"
+app = new_app()
+
+OOD_DATA = "photo-patches"
 DRAWS = 50
 SAMPLES = 100
 
@@ -34,29 +36,30 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def demo_command(
-    folder: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+@app.command("demo")
+def _command(
+    folder: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a plain network and three Bayesian ones on bundled digits and compare them in a report.
+    """Train a deterministic network and three Bayesian ones on the bundled digits, and compare them in a report.
 
-    A minute or two, nothing to prepare:
+    Takes a minute or two, without preparation:
 
         credo demo
         credo demo --folder somewhere/else
 
-    Runs that are there already are not trained again. Foreign inputs are patches of photographs. The last line is the
-    path of the report, an HTML file for the browser.
+    Existing runs are not trained again. The out-of-distribution inputs are patches of photographs. The last line is the
+    path of the report, an HTML file.
     """
     with errors_explained():
-        # Networks this small gain nothing from a second thread, and lose much when the machine is busy.
+        # Networks this small gain nothing from a second thread, and lose a lot on a busy machine.
         torch.set_num_threads(1)
         for name in _METHODS:
             _train(name, folder / name)
         with shown_progress() as on_progress:
             content = gather(
                 [folder / name for name in _METHODS],
-                ood=(FOREIGN,),
+                ood=(OOD_DATA,),
                 draws=DRAWS,
                 title="Credo on handwritten digits",
                 on_progress=on_progress,
@@ -67,8 +70,8 @@ def demo_command(
             say(f"the report is {report}")
             return
         _print(content)
-        command = f"credo evaluate {folder / 'bbb'} --ood {FOREIGN} --draws {DRAWS}"
-        say(f"runs are in {folder}; look at one with: {command}")
+        command = f"credo evaluate {folder / 'bbb'} --ood {OOD_DATA} --draws {DRAWS}"
+        say(f"the runs are in {folder}; evaluate one with: {command}")
         typer.echo(report)
 
 
@@ -101,21 +104,21 @@ def _print(content: Content) -> None:
             run.metrics["accuracy"],
             run.metrics["nll"],
             run.metrics["ece"],
-            run.metrics["ood"][FOREIGN]["entropy"]["auroc"],
+            run.metrics["ood"][OOD_DATA]["entropy"]["auroc"],
             run.result["seconds"],
         ]
         for run in content.runs
     ]
     columns = ["method", "accuracy", "NLL", "ECE", "OOD AUROC", "training s"]
-    print_table(f"{content.dataset.name}, {content.draws} draws; foreign inputs: {FOREIGN}", columns, rows)
+    print_table(f"{content.dataset.name}, {content.draws} draws; out-of-distribution inputs: {OOD_DATA}", columns, rows)
     say(_conclusion(rows))
 
 
 def _conclusion(rows: list[list[Any]]) -> str:
-    """What the table says, in a sentence: the best of each column beside the plain network."""
+    """The table in a sentence: the best NLL and OOD detection, compared with the deterministic network."""
     plain = rows[0]
-    honest, alert = min(rows, key=lambda row: row[2]), max(rows, key=lambda row: row[4])
-    first = f"lowest NLL: {honest[0]}, {honest[2]:.3f}"
-    second = f"photographs are best told from digits by {alert[0]}: AUROC {alert[4]:.3f}"
-    beside = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((honest, 2), (alert, 4))]
-    return f"{first}{beside[0]}; {second}{beside[1]}. The report says which differences are more than chance."
+    likely, alert = min(rows, key=lambda row: row[2]), max(rows, key=lambda row: row[4])
+    first = f"lowest NLL: {likely[0]}, {likely[2]:.3f}"
+    second = f"best detection of photographs: {alert[0]}, AUROC {alert[4]:.3f}"
+    baseline = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((likely, 2), (alert, 4))]
+    return f"{first}{baseline[0]}; {second}{baseline[1]}. The report shows which differences are significant."

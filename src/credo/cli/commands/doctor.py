@@ -1,4 +1,4 @@
-"""`credo doctor`: why is this Bayesian network worse than the deterministic one?"""
+"""`credo doctor`: find problems of a trained run and the arguments that fix them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from credo.cli.output import EXIT_FAILED, errors_explained, print_json, print_table, say_stored
+from credo.cli.output import EXIT_FAILED, errors_explained, new_app, print_json, print_table, say_stored
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
 from credo.doctor.findings import SEVERITIES, score_rows
 from credo.experiments.diagnosis import DIAGNOSIS, command_options, diagnose_run
 from credo.experiments.runs import Run
 from credo.training.progress import make_progress
+
+app = new_app()
 
 _STYLES = {"alarm": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -31,43 +33,46 @@ class FailOn(StrEnum):
     WARNING = "warning"
 
 
-def doctor_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+@app.command("doctor")
+def _command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
     baseline: Annotated[
         Path | None, typer.Option(help="Run of the deterministic network (method.name=map) on the same data.")
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
-    examples: Annotated[int, typer.Option(help="Training and test examples to measure on, at most.")] = 1000,
+    examples: Annotated[
+        int, typer.Option(help="Maximum number of training and of test examples to measure on.")
+    ] = 1000,
     fail_on: Annotated[
-        FailOn | None, typer.Option(help="Exit with code 1 if a finding is this severe; 0 by default.")
+        FailOn | None, typer.Option(help="Exit with code 1 if a finding is at least this severe. Default: always 0.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     old: Annotated[Path | None, typer.Option("--twin", hidden=True, help="The name of --baseline in 0.1.")] = None,
 ) -> None:
-    """Diagnose a run and name the arguments to change.
+    """Diagnose a run: what is wrong with it, if anything, and which argument to change.
 
-    With a deterministic network on the same data as baseline, it also reports what being Bayesian gained or cost:
+    With a deterministic baseline on the same data, it also reports what the Bayesian method gained or cost:
 
         credo doctor runs/first
         credo train method.name=map --run runs/plain
         credo doctor runs/first --baseline runs/plain
 
-    Also written to RUN/diagnosis.json, with the arguments of Python; if that is not possible, a warning is printed.
+    The diagnosis is also written to RUN/diagnosis.json, with arguments as in Python; if that fails, a warning is shown.
     The exit code is 0 whatever is found, unless --fail-on is given.
     """
     with errors_explained():
-        place = Run(run)
-        with _progress() as show:
+        run = Run(folder)
+        with _progress() as on_stage:
             plain = baseline or old
             other = None if plain is None else Run(plain)
-            options: dict[str, Any] = {"draws": draws, "examples": examples, "baseline": other, "on_stage": show}
-            lost: list[OSError] = []
-            diagnosis = diagnose_run(place, **options, on_unwritable=lost.append)
+            options: dict[str, Any] = {"draws": draws, "examples": examples, "baseline": other, "on_stage": on_stage}
+            errors: list[OSError] = []
+            diagnosis = diagnose_run(run, **options, on_unwritable=errors.append)
         if as_json:
             print_json(diagnosis.to_dict())
         else:
-            print_diagnosis(str(run), diagnosis, place.experiment().method)
-        say_stored(place.folder / DIAGNOSIS, lost[0] if lost else None, quiet=as_json)
+            print_diagnosis(str(folder), diagnosis, run.experiment().method)
+        say_stored(run.folder / DIAGNOSIS, errors[0] if errors else None, silent=as_json)
     if fail_on is not None and _fails(diagnosis, fail_on):
         raise typer.Exit(EXIT_FAILED)
 
@@ -78,14 +83,14 @@ def _fails(diagnosis: Diagnosis, fail_on: FailOn) -> bool:
 
 
 def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any]) -> None:
-    """Print verdict, scores, findings with their advice, and the layers.
+    """Print verdict, scores, findings with advice, and layers.
 
     Args:
         title: Title of the tables.
-        diagnosis: The diagnosis.
-        method: The run's [method] section, for arguments as `credo train` takes them.
+        diagnosis: Result of the doctor.
+        method: The run's method section, to write arguments as `credo train` takes them.
     """
-    # Piped into a file nothing must be cut at 80 columns.
+    # When piped into a file, do not cut at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False, markup=False)
     console.print(diagnosis.verdict, style="bold", soft_wrap=True)
     scores = diagnosis.measurements.get("scores")
@@ -98,7 +103,7 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
             [layer["name"], *(_short(layer[k]) for k in ("snr", "std_ratio", "collapsed"))]
             for layer in diagnosis.layers
         ]
-        print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "collapsed"], rows)
+        print_table(f"{title}: layers", ["layer", "|mean|/std", "std/prior std", "collapsed to the prior"], rows)
 
 
 def _text(finding: Finding, method: Mapping[str, Any]) -> Text:
@@ -119,7 +124,7 @@ def _progress() -> Iterator[OnStage]:
     with make_progress() as bar:
         task = bar.add_task("examining", total=len(STAGES), text="")
 
-        def show(stage: str, done: int, total: int) -> None:
+        def _on_stage(stage: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, text=stage)
 
-        yield show
+        yield _on_stage

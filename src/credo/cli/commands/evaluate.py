@@ -1,4 +1,4 @@
-"""`credo evaluate`: all metrics of a trained run."""
+"""`credo evaluate`: metrics of a trained run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.attacks import AttackSet, load_attack_set
-from credo.cli.commands.train import print_metrics
-from credo.cli.output import errors_explained, print_json, print_table, say, say_stored
+from credo.cli.output import errors_explained, new_app, print_json, print_metrics, print_table, say, say_stored
 from credo.core.distributed.setup import join
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
@@ -23,77 +22,79 @@ from credo.experiments.runs import Run, evaluate_run
 from credo.predict import predict
 from credo.training.progress import make_progress
 
+app = new_app()
+
 _ON_SETS = ("accuracy", "nll", "ece")
 
 
-def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
-    ood: Annotated[
-        list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
-    ] = None,
+@app.command("evaluate")
+def _command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
+    ood: Annotated[list[str] | None, typer.Option(help="Out-of-distribution data set; can be repeated.")] = None,
     attack_set: Annotated[
         list[Path] | None,
-        typer.Option(help="File of `credo attack`, made for this network or another; may be given several times."),
+        typer.Option(help="File written by `credo attack`, for this network or another; can be repeated."),
     ] = None,
-    shift: Annotated[bool, typer.Option("--shift", help="Also on corrupted images, at five severities.")] = False,
+    shift: Annotated[
+        bool, typer.Option("--shift", help="Also evaluate on corrupted images, at five severities.")
+    ] = False,
     shift_kinds: Annotated[
-        str | None, typer.Option(help="Corruptions: common (the default), extra, all, names, or several by commas.")
+        str | None, typer.Option(help="Corruptions: common (default), extra, all, or names separated by commas.")
     ] = None,
-    shift_examples: Annotated[int | None, typer.Option(help="Corrupt only so many test images.")] = None,
-    draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
+    shift_examples: Annotated[int | None, typer.Option(help="Number of test images to corrupt. Default: all.")] = None,
+    draws: Annotated[int, typer.Option(help="Weight draws (the maximum, with --tolerance).")] = 32,
     tolerance: Annotated[
-        float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
+        float | None, typer.Option(help="Stop drawing for an input at this Monte Carlo error.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Also study this many single sampled networks.")] = None,
-    bins: Annotated[int, typer.Option(help="Bins of the calibration errors.")] = 15,
+    samples: Annotated[int | None, typer.Option(help="Also evaluate this many single sampled networks.")] = None,
+    bins: Annotated[int, typer.Option(help="Bins of the calibration error.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
+    """Evaluate a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
 
-    With foreign inputs, with more draws, with a study of 100 single sampled networks:
+    With out-of-distribution inputs; with more draws and 100 single sampled networks:
 
         credo evaluate runs/first --ood photo-patches
         credo evaluate runs/first --draws 100 --samples 100
 
-    On inputs that were attacked for another network:
+    On adversarial inputs that were made for another network:
 
         credo evaluate runs/first --attack-set runs/second/attacks/pgd-linf-0.1.safetensors
 
-    On corrupted images, some kinds of them:
+    On some kinds of corrupted images:
 
         credo evaluate runs/first --shift --shift-kinds fog,jpeg
 
-    The numbers are also written to RUN/evaluation.json, in the place of earlier ones; if that is not possible, they are
-    printed with a warning. `samples …` are accuracies of
-    single sampled networks, `samples ensembled` that of their averaged probabilities. Processes that torchrun starts
-    share the work: batches in turn, with the numbers of one process under torchrun.
+    Results are also written to RUN/evaluation.json, replacing earlier ones; if that fails, they are printed with a
+    warning. `samples …` are accuracies of single sampled networks, `samples ensembled` that of their averaged
+    probabilities. Under torchrun, batches are divided among the processes, and results do not depend on their number.
     """
     with errors_explained():
-        place = Run(run, join() if started_by_torchrun() else None)
-        first = place.process_group is None or place.process_group.is_first
-        kinds = _checked_kinds(place, shift, shift_kinds, shift_examples)
-        sets = _checked(place, attack_set or [], samples=samples)
-        metrics = evaluate_run(place, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
-        on_sets = _on_sets(place, sets, {"draws": draws, "tolerance": tolerance, "shard": place.shard}, bins)
+        run = Run(folder, join() if started_by_torchrun() else None)
+        first = run.process_group is None or run.process_group.is_first
+        kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
+        sets = _checked(run, attack_set or [], samples=samples)
+        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
+        on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
-        shifted = None if kinds is None else _shifted(place, kinds, shift_examples, options)
+        shifted = None if kinds is None else _shifted(run, kinds, shift_examples, options)
         if not first:
             return
-        if samples:  # by the first alone and for as long as it takes, so behind all that processes do together
-            metrics["samples"] = _sample_numbers(place, samples)
+        if samples:  # only the first process, and it may take long: after everything that processes do together
+            metrics["samples"] = _sample_numbers(run, samples)
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
-        path = place.folder / "evaluation.json"
+        path = run.folder / "evaluation.json"
         replaced = _lost(path, every)
         error = _store(path, every)
         if as_json:
             print_json(every)
         else:
-            _print_all(str(run), metrics, on_sets, shifted)
-        say_stored(path, error, note=replaced, quiet=as_json)
+            _print_all(str(folder), metrics, on_sets, shifted)
+        say_stored(path, error, note=replaced, silent=as_json)
 
 
 def _store(path: Path, numbers: dict[str, Any]) -> OSError | None:
-    """Why they cannot be written (a folder that is read-only, a full disk); they are worth printing all the same."""
+    """Write the results; return the error if that fails (read-only folder, full disk): they are printed anyway."""
     try:
         write_json(path, numbers)
     except OSError as error:
@@ -102,50 +103,50 @@ def _store(path: Path, numbers: dict[str, Any]) -> OSError | None:
 
 
 def _lost(path: Path, now: dict[str, Any]) -> str:
-    """What the evaluation before had and this one has not; empty if nothing."""
+    """A note on the parts of the previous evaluation that this one lacks; empty if there are none."""
     try:
         before = read_json(path)
     except (OSError, ValueError):
         return ""
     options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
     gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
-    return f", in the place of one with {' and '.join(gone)}" if gone else ""
+    return f", replacing one with {' and '.join(gone)}" if gone else ""
 
 
 def _shifted(run: Run, kinds: str, examples: int | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The study of corrupted images; the first process shows how far it is."""
+    """Evaluate on corrupted images; the first process shows the progress."""
     if run.process_group is not None and not run.process_group.is_first:
         return shift_run(run, kinds=kinds, examples=examples, **options)
     names = corruption_kinds(kinds, channels=run.dataset().input_shape[0])
     with make_progress() as bar:
         task = bar.add_task("corrupted images", total=len(names) * len(SEVERITIES), text="")
 
-        def show(kind: str, severity: int) -> None:
+        def on_kind(kind: str, severity: int) -> None:
             bar.update(task, advance=1, text=f"{kind} {severity}")
             if severity == SEVERITIES[0] and not bar.console.is_terminal:
                 say(f"{kind} …")
 
-        return shift_run(run, kinds=kinds, examples=examples, on_kind=show, **options)
+        return shift_run(run, kinds=kinds, examples=examples, on_kind=on_kind, **options)
 
 
 def _checked(run: Run, attack_sets: list[Path], *, samples: int | None) -> dict[str, AttackSet]:
-    """The attack sets by path; refuses what is wanted but does not fit the run, before anything is measured."""
+    """Attack sets by path; raises ValueError if an option does not fit the run, before anything is computed."""
     if samples is not None and samples < 1:
-        raise ValueError(f"--samples {samples}: give the number of networks to study, or leave it out.")
+        raise ValueError(f"--samples {samples}: give the number of networks to evaluate, or omit it.")
     if samples and run.dataset().classes is None:
-        raise ValueError("--samples counts right labels; this run is a regression.")
+        raise ValueError("--samples measures accuracy; this run is a regression.")
     sets = {str(path): load_attack_set(path) for path in attack_sets}
     _check_sets(sets, run)
     return sets
 
 
 def _checked_kinds(run: Run, shift: bool, kinds: str | None, examples: int | None) -> str | None:
-    """The corruptions to measure with, if any; refuses what cannot be made of the run's images, or has no `--shift`."""
+    """The corruptions to evaluate, if any; raises ValueError without `--shift`, or if they do not fit the images."""
     if not shift:
         given = {"--shift-kinds": kinds, "--shift-examples": examples}
         alone = [f"{option} {value}" for option, value in given.items() if value is not None]
         if alone:
-            raise ValueError(f"{' '.join(alone)}: only for --shift; add it, or leave {' '.join(alone)} out.")
+            raise ValueError(f"{' '.join(alone)} needs --shift: add it, or omit {' '.join(alone)}.")
         return None
     dataset = run.dataset()
     check_shift(dataset)
@@ -153,7 +154,7 @@ def _checked_kinds(run: Run, shift: bool, kinds: str | None, examples: int | Non
     corruption_kinds(wanted, channels=dataset.input_shape[0])
     if examples is not None and examples < 1:
         raise ValueError(
-            f"--shift-examples {examples}: give 1 or more, or leave it out for all {len(dataset.test)} test images."
+            f"--shift-examples {examples}: give 1 or more, or omit it for all {len(dataset.test)} test images."
         )
     return wanted
 
@@ -162,23 +163,23 @@ def _sample_numbers(run: Run, draws: int) -> dict[str, Any]:
     study = sample_study(run.posterior(), in_order(run.dataset().test), draws=draws)
     accuracies = {name: getattr(study, name) for name in ("lowest", "highest", "mean", "ensembled")}
     intervals = {name: [i.low, i.high] for name, i in study.intervals().items() if name in accuracies}
-    studied = len(study.accuracies)  # a point estimate is one network, however many were asked for
+    studied = len(study.accuracies)  # a point estimate is one network, however many were requested
     return {"draws": studied, **accuracies, "accuracies": study.accuracies.tolist(), "intervals": intervals}
 
 
 def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
-    """Refuse all sets that do not fit."""
+    """Raise ValueError if a set does not fit the run."""
     if not sets:
         return
     dataset = run.dataset()
     if dataset.classes is None:
-        raise ValueError("--attack-set has labels; this run is a regression.")
+        raise ValueError("--attack-set is for classification; this run is a regression.")
     for path, found in sets.items():
         shape = tuple(found.inputs.shape[1:])
         if shape != dataset.input_shape:
             raise ValueError(
                 f"{path} holds inputs of shape {shape}, the run was trained on {dataset.input_shape}: give a set "
-                "that was made from the same data."
+                "made from the same data."
             )
         if int(found.labels.max()) >= dataset.classes:
             raise ValueError(
@@ -187,7 +188,7 @@ def _check_sets(sets: dict[str, AttackSet], run: Run) -> None:
 
 
 def _on_sets(run: Run, sets: dict[str, AttackSet], options: dict[str, Any], bins: int) -> dict[str, Any]:
-    """For each file: scores on its inputs, and on the same inputs before the attack where they are this run's own."""
+    """For each file: scores on its inputs, and on the original inputs if they are this run's test inputs."""
     if not sets:
         return {}
     posterior, dataset = run.posterior(), run.dataset()
@@ -219,7 +220,7 @@ def _print_all(title: str, metrics: dict[str, Any], on_sets: dict[str, Any], shi
         _print_sets(on_sets)
     if shifted is not None:
         names = ["severity", "accuracy", "NLL", "ECE"]
-        print_table("corrupted images, means over kinds", names, shift_rows(shifted))
+        print_table("corrupted images, mean over kinds", names, shift_rows(shifted))
 
 
 def _print_sets(on_sets: dict[str, Any]) -> None:

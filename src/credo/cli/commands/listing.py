@@ -1,4 +1,4 @@
-"""`credo list`: what there is to choose from."""
+"""`credo list`: methods, models, data sets and other names for experiments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from credo.cli.output import errors_explained, print_json, print_table
+from credo.cli.output import errors_explained, new_app, print_json, print_table
 from credo.core.errors import unknown
 from credo.core.kl_schedule import KL_WEIGHTS
 from credo.core.likelihood import LIKELIHOODS
-from credo.core.optimizer_step import OPTIMIZERS
+from credo.core.optimizers import OPTIMIZERS
 from credo.core.prior import PRIORS
 from credo.data import AUGMENTATIONS, DATASETS
 from credo.experiments.options import method_options
@@ -20,32 +20,35 @@ from credo.methods import METHODS
 from credo.models import MODELS
 from credo.training.schedule import SCHEDULES
 
+app = new_app()
+
 _SCHEDULES = {
-    "constant": "The learning rate stays as it is.",
-    "steps": "It is multiplied by `decay` at each of `milestones`, in epochs.",
-    "cosine": "It falls to `floor` along half a cosine.",
-    "plateau": "It is multiplied by `decay` when validation has not improved for `wait` epochs.",
+    "constant": "Constant learning rate.",
+    "steps": "Multiplied by `decay` at each of `milestones`, in epochs.",
+    "cosine": "Cosine annealing to `floor`.",
+    "plateau": "Multiplied by `decay` when validation has not improved for `wait` epochs.",
 }
 _KL_WEIGHTS = {
-    "constant": "The KL counts the same at every step.",
-    "uniform": "1/B at each of an epoch's B batches, times B: as constant, for a loss that is written that way.",
-    "blundell": "2^(B-i)/(2^B-1): most at the first batches of an epoch (Blundell et al. 2015).",
-    "warmup": "It rises linearly from 0 over `warmup_steps`.",
+    "constant": "The same weight at every step.",
+    "uniform": "1/B at each of the B batches of an epoch, times B: the same as constant.",
+    "blundell": "2^(B-i)/(2^B-1): mostly in the first batches of an epoch (Blundell et al. 2015).",
+    "warmup": "Linear from 0 to 1 over `warmup_steps`.",
 }
 _AUGMENTATIONS = {
-    "none": "Training images as they are.",
-    "flip": "Half of them mirrored.",
-    "flip-crop": "Half of them mirrored, and cut at random after padding.",
+    "none": "Unchanged training images.",
+    "flip": "Random horizontal flips.",
+    "flip-crop": "Random horizontal flips, and random crops after padding.",
 }
 
 
-def list_command(
+@app.command("list")
+def _command(
     what: Annotated[
-        str | None, typer.Argument(help="A kind (methods, models, data, …) or the name of a method.")
+        str | None, typer.Argument(metavar="WHAT", help="A kind (methods, models, data, …) or the name of a method.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Show methods, models, data sets and everything else an experiment can name.
+    """List methods, models, data sets and everything else that an experiment can name.
 
     `credo list` shows all kinds, `credo list models` one of them, `credo list bbb` the options of a method.
     """
@@ -61,11 +64,11 @@ def list_command(
             print_json(chosen)
             return
         for kind, entries in chosen.items():
-            print_table(kind, ["name", "what it is"], list(entries.items()))
+            print_table(kind, ["name", "description"], list(entries.items()))
 
 
 def catalogue() -> dict[str, dict[str, str]]:
-    """Everything that can be named, by kind, with a line each."""
+    """Descriptions of all names, by kind."""
     return {
         "methods": {name: _first_line(cls) for name, cls in METHODS.items()},
         "models": {name: _first_line(build) for name, build in MODELS.items()},

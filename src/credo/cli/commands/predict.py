@@ -1,4 +1,4 @@
-"""`credo predict`: a trained run on new inputs."""
+"""`credo predict`: predictions of a trained run for new inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
-from credo.cli.output import errors_explained, print_json, print_table, say
+from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.support.files import finite, write_json, write_text
 from credo.data import as_float
 from credo.data.formats.arrays import read_array
@@ -25,40 +25,47 @@ from credo.predict import ClassPrediction, Prediction, RegressionPrediction, pre
 from credo.predict.nonfinite import check_choice
 from credo.training.progress import make_progress
 
+app = new_app()
+
 _MOST_ROWS = 20
 _COARSE = 0.01
 
 
-def predict_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
-    inputs: Annotated[Path, typer.Argument(help="Inputs: .npz (array x, or the only one), .npy, or a .csv table.")],
-    draws: Annotated[int, typer.Option(help="Weight draws (the most, with --tolerance).")] = 32,
+@app.command("predict")
+def _command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
+    inputs: Annotated[
+        Path, typer.Argument(metavar="INPUTS", help="Inputs: .npz (array x, or the only array), .npy, or a .csv table.")
+    ],
+    draws: Annotated[int, typer.Option(help="Weight draws (the maximum, with --tolerance).")] = 32,
     tolerance: Annotated[
-        float | None, typer.Option(help="Stop drawing for an input at this Monte-Carlo error.")
+        float | None, typer.Option(help="Stop drawing for an input at this Monte Carlo error.")
     ] = None,
     on_nonfinite: Annotated[
         str,
-        typer.Option(help="Rows with NaN or infinite inputs or outputs: 'raise' an error, or 'mark' them by no label."),
+        typer.Option(
+            help="Rows with NaN or infinite inputs or outputs: 'raise' an error, or 'mark' them with an empty label."
+        ),
     ] = "raise",
     output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
-    """Predict new inputs with their uncertainty.
+    """Predict labels or values of new inputs with their uncertainty.
 
-    One row for each input: label or mean, how sure, and why not surer.
+    One row per input: label with confidence, or mean, and total, aleatoric and epistemic uncertainty.
 
         credo predict runs/first images.npz --output answers.csv
         credo predict runs/houses new.csv --draws 100 --json
 
-    Integers in an image array are pixels 0-255 and are divided by 255; real numbers are taken as they are. For a run on
-    a CSV table give the raw columns: a header says which is which, and they are scaled as in training.
+    Integers in an image array are pixels 0-255 and are divided by 255; floats are used unchanged. For a run on a CSV
+    table give the raw columns with a header; they are standardised as in training.
     """
     with errors_explained():
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
         check_choice(on_nonfinite)
-        place = Run(run)
-        posterior, facts = place.posterior(), place.facts()
+        run = Run(folder)
+        posterior, facts = run.posterior(), run.facts()
         x = _inputs(inputs, facts, mark=on_nonfinite == "mark")
         with make_progress() as bar:
             task = bar.add_task("predicting", total=len(x), text="")
@@ -71,22 +78,22 @@ def predict_command(
         if as_json:
             print_json(rows)
             return
-        shown = [[finite(show) for key, show in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
+        shown = [[finite(value) for key, value in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
         print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
         if len(rows) > _MOST_ROWS:
-            say(f"{len(rows) - _MOST_ROWS} more rows; --json or --output gives all of them")
+            say(f"{len(rows) - _MOST_ROWS} more rows; use --json or --output for all of them")
 
 
 def _inputs(path: Path, facts: dict[str, Any], *, mark: bool) -> Tensor:
-    """What the network takes, from a table by its columns or from an array by its shape.
+    """Network inputs from a table by its columns, or from an array by its shape.
 
-    With `mark`, gaps are infinite: rows that the network has no answer for.
+    With `mark`, missing values become infinite, so that their rows are marked.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
     columns = facts.get("columns")
     if "columns" not in facts and facts["input_mean"] is not None:
-        _warn_of_earlier_version(facts, path)
+        _warn_of_old_version(facts, path)
     if path.suffix != ".csv" or columns is None:
         return network_inputs(_fit_shape(_read(path, mark=mark), facts, path), facts)
     values, notes = read_rows(path, Columns.from_dict(columns), mark=mark)
@@ -95,33 +102,33 @@ def _inputs(path: Path, facts: dict[str, Any], *, mark: bool) -> Tensor:
     return network_inputs(values, facts)
 
 
-def _warn_of_earlier_version(facts: dict[str, Any], path: Path) -> None:
-    """Their tables had no names of columns, and means as float32: too coarse for a column that lies far from zero."""
+def _warn_of_old_version(facts: dict[str, Any], path: Path) -> None:
+    """Old runs have no column names, and float32 means, which are too coarse for columns far from zero."""
     if path.suffix == ".csv":
-        say(f"this run is of an earlier version, without names of columns: those of {path} are taken in their order")
+        say(f"this run is of an earlier version without column names: the columns of {path} are used in their order")
     for kind in ("input", "target"):
         mean, std = (torch.tensor(facts[f"{kind}_{part}"] or [0.0]).double() for part in ("mean", "std"))
-        off = float((mean.abs() * 2**-24 / std).nan_to_num().max())  # half a step of float32, in standard deviations
+        off = float((mean.abs() * 2**-24 / std).nan_to_num().max())  # float32 rounding error, in standard deviations
         if off > _COARSE:
             say(
                 f"warning: this run is of an earlier version, which rounded the mean of each {kind} column: "
-                f"predictions may be off by {off:.2g} of a column's standard deviations. Train it again."
+                f"predictions may be off by {off:.2g} standard deviations of a column. Train it again."
             )
 
 
 def _read(path: Path, *, mark: bool) -> Tensor:
     array = _read_csv(path, mark) if path.suffix == ".csv" else read_array(path)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{path} holds {array.dtype} values; inputs are real numbers, or whole ones from 0 to 255.")
+        raise ValueError(f"{path} holds {array.dtype} values; inputs must be floats, or integers from 0 to 255.")
     if mark and array.dtype.kind == "f":
         array = np.where(np.isnan(array), np.inf, array)
     elif not np.isfinite(array).all():
         raise ValueError(
-            f"{path} holds NaN or infinite numbers: there is no prediction for them. --on-nonfinite mark predicts the "
-            "other rows."
+            f"{path} holds NaN or infinite values, which cannot be predicted. --on-nonfinite mark predicts the other "
+            "rows."
         )
     if array.dtype.kind in "iu":
-        array = array.astype(np.int64)  # torch cannot compare some of the unsigned kinds
+        array = array.astype(np.int64)  # torch cannot compare some unsigned types
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
@@ -135,18 +142,18 @@ def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
     if tuple(x.shape) == shape or (len(shape) == 3 and shape[0] == 1 and tuple(x.shape) == shape[1:]):
         x = x.unsqueeze(0)  # one example
     if len(shape) == 3 and shape[0] == 1 and tuple(x.shape[1:]) == shape[1:]:
-        x = x.unsqueeze(1)  # grey images without a channel
+        x = x.unsqueeze(1)  # grey images without a channel dimension
     if tuple(x.shape[1:]) != shape:
         columns = facts.get("columns")
         called = f": {', '.join(Columns.from_dict(columns).input_names)}" if columns else ""
         raise ValueError(f"{path} holds inputs of shape {tuple(x.shape[1:])}; the run needs {shape} for each{called}.")
     if len(x) == 0:
-        raise ValueError(f"{path} holds no input.")
+        raise ValueError(f"{path} holds no inputs.")
     if x.dtype == torch.int64 and len(shape) == 3:
         if int(x.min()) < 0 or int(x.max()) > 255:
             raise ValueError(
-                f"{path} holds whole numbers from {int(x.min())} to {int(x.max())}; pixels are 0 to 255. "
-                "Other scales: give real numbers as in training."
+                f"{path} holds integers from {int(x.min())} to {int(x.max())}; pixels are 0 to 255. "
+                "For other scales give floats, as in training."
             )
         return as_float(x.to(torch.uint8))
     return x
@@ -171,7 +178,7 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
     rows = [{"index": i, **dict(zip(keys, values, strict=True))} for i, values in enumerate(columns)]
     for row in rows:
         if row["label"] < 0:
-            row["label"] = None  # marked: there is no answer
+            row["label"] = None  # marked: no prediction
         elif names:
             row["label"] = names[row["label"]]
     return rows

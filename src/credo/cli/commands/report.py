@@ -1,4 +1,4 @@
-"""`credo report`: runs side by side in one HTML file."""
+"""`credo report`: compare runs in one HTML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from credo.cli.output import errors_explained, print_json, say
+from credo.cli.output import errors_explained, new_app, print_json, say
 from credo.experiments.folders import REPORT, is_sequence, sequence_result
 from credo.report import Content, gather, write_report
 from credo.report.compare import judged, metrics_of
@@ -18,44 +18,45 @@ from credo.report.content import OnProgress
 from credo.report.continual import write_continual_report
 from credo.training.progress import make_progress
 
+app = new_app()
+
 _DRAWS, _EXAMPLES = 50, 8
-_RUNS = "Folders of finished runs on the same data, or of one sequence of tasks that credo continual learned."
+_RUNS = "Folders of finished runs on the same data, or the folder of one sequence of tasks of `credo continual`."
 
 
-def report_command(
+@app.command("report")
+def _command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help=_RUNS)],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write. Default: report.html; that in its folder for a sequence of tasks."),
+        typer.Option(help="The file to write. Default: report.html; for a sequence of tasks, in its folder."),
     ] = None,
-    ood: Annotated[
-        list[str] | None, typer.Option(help="Out-of-distribution data set; may be given several times.")
-    ] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="Out-of-distribution data set; can be repeated.")] = None,
     draws: Annotated[int | None, typer.Option(help=f"Weight draws for the predictions. Default: {_DRAWS}.")] = None,
-    title: Annotated[str | None, typer.Option(help="Heading of the page; default: data and runs.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page. Default: data and runs.")] = None,
     examples: Annotated[
         int | None, typer.Option(help=f"Inputs to show of each kind; 0 for none. Default: {_EXAMPLES}.")
     ] = None,
     doctor: Annotated[
-        bool | None, typer.Option("--doctor/--no-doctor", help="Also show what the doctor finds. Default: doctor.")
+        bool | None, typer.Option("--doctor/--no-doctor", help="Include the findings of the doctor. Default: doctor.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report's numbers as JSON.")] = False,
 ) -> None:
-    """Compare runs in one HTML file that needs no network: metrics with intervals, figures, examples, findings.
+    """Compare runs in one self-contained HTML file: metrics with intervals, figures, examples, findings.
 
-    The first run is the one that the others are compared with:
+    The other runs are compared with the first:
 
         credo report runs/plain runs/first --ood photo-patches --out report.html
 
-    Of a folder that `credo continual` wrote, and of one at a time, the report is written again from its numbers.
+    For the folder of one sequence of `credo continual`, its report is rewritten from the stored results.
 
     Prints the path of the file.
     """
     with errors_explained():
         if examples is not None and examples < 0:
-            raise ValueError(f"--examples {examples}: 0 or more.")
+            raise ValueError(f"--examples {examples} must be 0 or more.")
         if out is not None and out.is_dir():
-            raise ValueError(f"{out} is a folder; --out names the file to write.")
+            raise ValueError(f"{out} is a folder; give the file to write with --out.")
         if len(runs) == 1 and is_sequence(runs[0]):
             given = {"ood": ood, "draws": draws, "title": title, "examples": examples, "doctor": doctor}
             _report_sequence(runs[0], out, [name for name, value in given.items() if value not in (None, [])], as_json)
@@ -73,10 +74,10 @@ def report_command(
 
 
 def _report_sequence(folder: Path, out: Path | None, given: list[str], as_json: bool) -> None:
-    """The report of a sequence of tasks, from numbers that are all there."""
+    """Write the report of a sequence of tasks from its stored results."""
     if given:
         names = " and ".join(f"--{name}" for name in given)
-        raise ValueError(f"{folder} is a sequence of tasks, nothing is predicted: leave out {names}, which runs have.")
+        raise ValueError(f"{folder} is a sequence of tasks, for which nothing is predicted: omit {names}.")
     result = sequence_result(folder)
     path = write_continual_report(result, out or folder / REPORT)
     if as_json:
@@ -87,24 +88,24 @@ def _report_sequence(folder: Path, out: Path | None, given: list[str], as_json: 
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress]:
-    """A bar on a terminal, a line for each thing that is begun elsewhere."""
+    """A progress bar on a terminal, else a line for each action."""
     with make_progress() as bar:
         task = bar.add_task("report", total=None, text="")
         last = ""
 
-        def show(what: str, done: int, total: int) -> None:
+        def _on_progress(what: str, done: int, total: int) -> None:
             nonlocal last
             bar.update(task, completed=done, total=total, text=what)
             if what != last and not bar.console.is_terminal:
                 say(f"{what} …")
             last = what
 
-        yield show
+        yield _on_progress
 
 
 def as_dict(content: Content, path: Path) -> dict[str, Any]:
-    """The report's numbers: metrics of every run and their differences from the first one."""
-    better = {metric.key: metric.better for metric in metrics_of(content.dataset.task, content.foreign)}
+    """The report's numbers: metrics of every run and their differences from the first run."""
+    better = {metric.key: metric.better for metric in metrics_of(content.dataset.task, content.ood)}
     return {
         "report": str(path),
         "title": content.title,

@@ -205,7 +205,7 @@ def _check_steps(posterior: Posterior) -> None:
     if unaware:
         raise UnsupportedModelError(
             f"{unaware[0]} does not average its steps over processes, so the replicas would diverge. To distribute "
-            "your own method, average gradients with ProcessGroup.average_step_, as Descent does within "
-            "cleared_on_error(self.process_group), and set averages_over_processes = True. If the processes are meant "
+            "your own method, average gradients with ProcessGroup.average_step_, as OptimizerStep does within "
+            "guarded(self.process_group), and set averages_over_processes = True. If the processes are meant "
             "to train different networks: independent=True."
         )

@@ -8,12 +8,15 @@ distribution but not the same numbers: `CREDO_KERNELS=0` gives torch's everywher
 from __future__ import annotations
 
 import ctypes
+import math
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from credo.core.kernels.build import library
+from credo.core.kernels import build
 
 INT64 = ctypes.c_int64
 _KEYS = 2**63 - 1
@@ -64,11 +67,11 @@ def fused(tensors: Sequence[Tensor], *vectors: Tensor) -> bool:
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() and type(t) in PLAIN
         for t in (*tensors, *vectors)
     )
-    return fits and library("flat") is not None
+    return fits and _kernels() is not None
 
 
-# Subclasses may store their data elsewhere.
-PLAIN = (Tensor, torch.nn.Parameter)
+# A subclass may keep its numbers anywhere.
+PLAIN = (Tensor, nn.Parameter)
 
 
 class TensorList:
@@ -133,6 +136,103 @@ def softplus_back(
         ctypes.c_float(prior_mean), ctypes.c_float(prior_precision), sums, threads_for(rho.numel()),
     )  # fmt: skip
     return sums[0], sums[1]
+
+
+class CompiledGradients:
+    """Gradients by μ and ρ of N(μ, softplus(ρ)²), summed over the draws of one step in two compiled passes each.
+
+    For tensors that are `fused`, and a Gaussian prior with one mean and std for all weights. Noise is computed again on
+    the way back instead of being stored, the gradients of the first draw become those of the means in place, and those
+    of the KL are added on the way.
+
+    Args:
+        means: The parameters μ, by name.
+        rho: softplus⁻¹(σ), flat.
+        prior: Mean and standard deviation of the prior.
+        kl_weight: What the KL is multiplied by.
+    """
+
+    def __init__(
+        self, means: Mapping[str, nn.Parameter], rho: nn.Parameter, prior: tuple[float, float], kl_weight: float
+    ) -> None:
+        self.parameters = [*means.values(), rho]
+        self._names, self._tensors = tuple(means), [p.detach() for p in means.values()]
+        self._sizes = [p.numel() for p in self._tensors]
+        self._means = TensorList(self._tensors, self._sizes)
+        self._rho, self._kl_weight = rho.detach(), kl_weight
+        self._prior_mean, self._precision = prior[0], 1 / prior[1] ** 2
+        self._key: int | None = None
+        self.eps = self._rho  # noise of the last draw, if it was given
+        self._by_mean: list[Tensor] = []
+        self._by_rho: Tensor | None = None
+        self._kl = 0.0
+        self._squared_norm: float | None = None
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """A new draw w = μ + σ·ε, flat."""
+        self._key = new_key(generator)
+        return softplus_draw(self._means, self._rho, self._key)
+
+    def draw_at(self, eps: Tensor) -> Tensor:
+        """The draw with this noise, flat."""
+        self._key, self.eps = None, eps
+        return torch.addcmul(*self.moments(), eps)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """μ and σ as flat vectors, detached."""
+        return torch.cat([tensor.reshape(-1) for tensor in self._tensors]), F.softplus(self._rho)
+
+    def add(self, drawn: Mapping[str, Tensor], by_std: Tensor | None = None) -> bool:
+        """Add the gradients of the last draw's weights, and with the first those of the KL; returns whether any is."""
+        given = [drawn[name].grad for name in self._names]
+        if self._key is not None:
+            self._add_draw(given, self._key)
+            return any(gradient is not None for gradient in given)
+        if self._by_rho is None:
+            self._add_draw([None] * len(given), 0)  # those of the KL alone
+        assert self._by_rho is not None
+        by_rho, factors = self._by_rho.split(self._sizes), torch.sigmoid(self._rho).mul_(self.eps).split(self._sizes)
+        for gradient, total, part, factor in zip(given, self._by_mean, by_rho, factors, strict=True):
+            if gradient is not None:
+                total.add_(gradient)
+                part.addcmul_(factor, gradient.reshape(-1))
+        self._squared_norm = None
+        return any(gradient is not None for gradient in given)
+
+    def _add_draw(self, gradients: Sequence[Tensor | None], key: int) -> None:
+        given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        is_first = self._by_rho is None
+        if self._by_rho is None:
+            self._by_rho = torch.empty_like(self._rho)
+            self._by_mean = [torch.zeros_like(t) if g is None else g for t, g in zip(self._tensors, given, strict=True)]
+        kl, self._squared_norm = softplus_back(
+            self._means,
+            self._rho,
+            key,
+            TensorList(given, self._sizes),
+            TensorList(self._by_mean, self._sizes),
+            self._by_rho,
+            add=not is_first,
+            kl_weight=self._kl_weight if is_first else 0.0,
+            prior_mean=self._prior_mean,
+            prior_precision=self._precision,
+        )
+        self._kl = kl - 0.5 * len(self._rho) * (1 + math.log(self._precision))
+
+    def add_kl(self, kl: object, weight: float) -> float:
+        """The KL, whose gradients the first draw has added."""
+        return self._kl
+
+    def assign(self) -> float | None:
+        """Add the sums to the parameters' `grad`; returns their squared norm where all of it is from draws."""
+        *means, rho = self.parameters
+        rho.grad = self._by_rho
+        squared_norm = self._squared_norm
+        for parameter, gradient in zip(means, self._by_mean, strict=True):
+            # What the loss took from the mean itself, past the draw, counts as well.
+            squared_norm = squared_norm if parameter.grad is None else None
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return squared_norm
 
 
 def precision_draw(means: TensorList, curvature: Tensor, key: int, *, scale: float, shift: float) -> Tensor:
@@ -211,14 +311,22 @@ def update_(
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled library if it supports this device and dtype, else None."""
-    return library("flat") if device.type == "cpu" and dtype is torch.float32 else None
+    """The compiled passes, where they take tensors of this kind; else None."""
+    return _kernels() if device.type == "cpu" and dtype is torch.float32 else None
+
+
+def _kernels() -> ctypes.CDLL | None:
+    found = build._loaded.get("flat")
+    if found is None or "CREDO_KERNELS" in os.environ:
+        return build.library("flat")
+    build._used["flat"] = True
+    return found
 
 
 def loaded() -> ctypes.CDLL:
-    """The compiled library, known to be available."""
-    kernels = library("flat")
-    assert kernels is not None  # checked by `fused`
+    """The compiled passes, once `fused` or `kernels_for` has found them."""
+    kernels = build._loaded["flat"]
+    assert kernels is not None
     return kernels
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import join
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
 from credo.core.support.name_patterns import chosen_names
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import Draw, substituted
 from credo.core.network.skeleton import private_network
+from credo.core.network.substitute import Draw, substituted
 
 _TRACKING = nn.modules.batchnorm._NormBase
 _STATISTICS = ("running_mean", "running_var")

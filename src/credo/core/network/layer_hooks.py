@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from credo.core.errors import CredoError
-from credo.core.network.flat_layout import join
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
 
 Replace = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""Noise on images: each takes floats [n, channels, height, width] in [0, 1], a strength and a generator."""
+"""Noise on images, floats [n, channels, height, width] in [0, 1]."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from torch import Tensor
 
 
 def gaussian(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    """Normal noise on every value: a sensor in the dark."""
+    """Add normal noise of this `std` from `generator` to `x`."""
     return x + std * torch.randn(x.shape, generator=generator)
 
 
 def shot(x: Tensor, photons: float, generator: torch.Generator) -> Tensor:
-    """Poisson counts of light: noise that grows with the root of the brightness."""
+    """Replace `x` by Poisson counts from `generator`, with so many `photons` for white."""
     return torch.poisson(x * photons, generator=generator) / photons
 
 
-def impulse(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Some values are 0 or 1, as of broken pixels."""
+def impulse(x: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """Set a `fraction` of the values of `x`, chosen by `generator`, to 0 or 1."""
     chance = torch.rand(x.shape, generator=generator)
-    salt = (chance < share / 2).to(x.dtype)
-    return torch.where(chance < share, salt, x)
+    salt = (chance < fraction / 2).to(x.dtype)
+    return torch.where(chance < fraction, salt, x)
 
 
 def speckle(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    """Normal noise in proportion to the value."""
+    """Add to `x` normal noise from `generator` with `std` times the value as standard deviation."""
     return x + x * std * torch.randn(x.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Weather in front of images, made of random numbers alone (no photographs of frost or snow)."""
+"""Weather in front of images, generated from random numbers (no photographs of frost or snow)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DROP = 0.03
 
 
 def snow(x: Tensor, amount: float, generator: torch.Generator) -> Tensor:
-    """White streaks, one direction for each image, on a picture that is paler than before."""
+    """Make `x` paler and draw an `amount` of white streaks from `generator`, in one direction per image."""
     side = max(x.shape[2:])
     grains = torch.rand(len(x), 1, *x.shape[2:], generator=generator)
     flakes = smooth((grains < 0.25 * amount).to(x.dtype), max(_FLAKE * side, 0.4))
@@ -24,7 +24,7 @@ def snow(x: Tensor, amount: float, generator: torch.Generator) -> Tensor:
 
 
 def frost(x: Tensor, opacity: float, generator: torch.Generator) -> Tensor:
-    """Bright veins of ice that thicken towards the border."""
+    """Cover `x` with this `opacity` by veins of ice from `generator`, thicker towards the border."""
     veins = 1 - (2 * clouds(x, generator, roughness=0.75) - 1).abs()
     height, width = x.shape[2:]
     down = torch.linspace(-1, 1, height).abs()[:, None]
@@ -36,16 +36,16 @@ def frost(x: Tensor, opacity: float, generator: torch.Generator) -> Tensor:
 
 
 def fog(x: Tensor, opacity: float, generator: torch.Generator) -> Tensor:
-    """A bright veil of uneven thickness."""
+    """Cover `x` with this `opacity` by a bright, uneven layer from `generator`."""
     cover = opacity * (0.5 + 0.5 * clouds(x, generator, roughness=0.5))
     return x + cover * (0.8 - x)
 
 
-def spatter(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Drops of mud: blurred blobs that cover this share of the image."""
+def spatter(x: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """Cover a `fraction` of `x` by blurred drops of mud from `generator`."""
     side = max(x.shape[2:])
     field = smooth(torch.randn(len(x), 1, *x.shape[2:], generator=generator), max(_DROP * side, 0.6))
-    limit = field.flatten(1).quantile(1 - share, dim=1).view(-1, 1, 1, 1)
+    limit = field.flatten(1).quantile(1 - fraction, dim=1).view(-1, 1, 1, 1)
     width = field.flatten(1).std(1).view(-1, 1, 1, 1).clamp_min(1e-8)
     cover = torch.sigmoid(4 * (field - limit) / width)
     mud = torch.tensor([0.25, 0.17, 0.08] if x.shape[1] == 3 else [0.18]).view(1, -1, 1, 1)
@@ -53,7 +53,13 @@ def spatter(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
 
 
 def clouds(x: Tensor, generator: torch.Generator, *, roughness: float) -> Tensor:
-    """Random patterns in [0, 1], [n, 1, height, width]: grids of 2, 4, 8, … points, finer ones fainter."""
+    """Return random patterns in [0, 1], [n, 1, height, width]: sums of grids of 2, 4, 8, … points.
+
+    Args:
+        x: Images, for number and size.
+        generator: Source of the draws.
+        roughness: Weight of a grid relative to the next coarser one.
+    """
     size = (x.shape[2], x.shape[3])
     total = torch.zeros(len(x), 1, *size)
     points, weight = 2, 1.0

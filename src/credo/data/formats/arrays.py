@@ -1,4 +1,4 @@
-"""Arrays of inputs in NumPy's files, whose header is believed only after it was checked."""
+"""Read .npy and .npz files, after their header was checked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:
-    """The array of an .npy file, or of an .npz archive the array `x`, else the only one.
+    """Return the array of an .npy file, or from an .npz archive the array `x`, else the only one.
 
-    Nothing in the file is run. Raises DataCorruptError if it is damaged, or holds more than 2 GiB of numbers: a
+    Never runs code from the file. Raises DataCorruptError if it is damaged or holds more than 2 GiB of numbers: a
     compressed archive of a few megabytes can hold any number of them.
     """
     try:
@@ -30,7 +30,7 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
                 return _read(file)
             with zipfile.ZipFile(file) as archive, archive.open(_chosen(archive)) as member:
                 return _read(member)
-    except Exception as error:  # a damaged header makes its readers fail in every way there is
+    except Exception as error:  # damaged headers raise errors of many types
         raise DataCorruptError(f"{path} cannot be read as numbers, from .npy, .npz or .csv: {error}") from error
 
 
@@ -45,8 +45,8 @@ def _read(file: IO[bytes]) -> np.ndarray[Any, Any]:
     _check_header(file)
     file.seek(0)
     array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
-    if file.read(1):  # which also compares the checksum of an archive's member
-        raise ValueError("it goes on behind its array")
+    if file.read(1):  # also compares the checksum of an archive member
+        raise ValueError("it continues after its array")
     return array
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from the binary or the python layout of the official archives."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from the binary or Python version of the official archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """Where one of the two official archives keeps its rows."""
+    """The files of one of the two official archives."""
 
     folder: str
     train: tuple[str, ...]
@@ -42,17 +42,23 @@ CIFAR100_LAYOUTS = (
 
 
 def load_cifar10(name: str, folder: Path) -> Dataset:
-    """Images `uint8 [n, 3, 32, 32]` in ten classes."""
+    """Load images `uint8 [n, 3, 32, 32]` in ten classes."""
     return _load(name, folder, CIFAR10_LAYOUTS, classes=10, label_bytes=1, label_key="labels")
 
 
 def load_cifar100(name: str, folder: Path) -> Dataset:
-    """Images `uint8 [n, 3, 32, 32]` in a hundred (fine) classes; the twenty coarse labels are not read."""
+    """Load images `uint8 [n, 3, 32, 32]` in a hundred (fine) classes; the twenty coarse labels are not read."""
     return _load(name, folder, CIFAR100_LAYOUTS, classes=100, label_bytes=2, label_key="fine_labels")
 
 
 def read_cifar_binary(path: Path, *, classes: int, label_bytes: int) -> Split:
-    """Rows of label bytes (the last one counts: coarse before fine) and 3072 pixel bytes, red plane first."""
+    """Read rows of label bytes and 3072 pixel bytes, red plane first.
+
+    Args:
+        path: The file.
+        classes: Number of classes.
+        label_bytes: Label bytes per row; the last one is used (coarse before fine).
+    """
     rows = np.fromfile(path, dtype=np.uint8)
     width = label_bytes + _PIXELS
     if len(rows) == 0 or len(rows) % width:
@@ -62,7 +68,13 @@ def read_cifar_binary(path: Path, *, classes: int, label_bytes: int) -> Split:
 
 
 def read_cifar_pickle(path: Path, *, classes: int, label_key: str) -> Split:
-    """The same from a pickled batch, read without running anything that is in it."""
+    """Read the same from a pickled batch, without running code from it.
+
+    Args:
+        path: The file.
+        classes: Number of classes.
+        label_key: Key of the labels.
+    """
     content = load_plain_pickle(path)
     if not isinstance(content, dict):
         raise DataCorruptError(f"{path} is not a CIFAR batch: it holds a {type(content).__name__}, not a dict")

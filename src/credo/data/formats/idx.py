@@ -19,9 +19,9 @@ _CLASSES = 10
 
 
 def read_idx(path: Path) -> Tensor:
-    """The file's array as uint8, in the shape that its header states.
+    """Return the file's array as uint8, in the shape of its header.
 
-    Only unsigned bytes are read, which is what all image sets in this format hold.
+    Only unsigned bytes are supported, which all image sets in this format have.
     """
     content = _read(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[3] == 0:
@@ -33,21 +33,21 @@ def read_idx(path: Path) -> Tensor:
     if len(content) != start + math.prod(shape):
         fault = "truncated" if len(content) < start + math.prod(shape) else "too long"
         raise DataCorruptError(
-            f"{path} is {fault}: its header promises {shape} ({start + math.prod(shape)} bytes), "
+            f"{path} is {fault}: its header states {shape} ({start + math.prod(shape)} bytes), "
             f"it has {len(content)} bytes"
         )
     if math.prod(shape):
         return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
     try:
         return torch.empty(shape, dtype=torch.uint8)
-    except RuntimeError as error:  # dimensions whose product torch cannot count, beside one of 0
-        raise DataCorruptError(f"{path} is no idx file: its header promises {shape}") from error
+    except RuntimeError as error:  # dimensions whose product overflows, besides one of 0
+        raise DataCorruptError(f"{path} is not an idx file: its header states {shape}") from error
 
 
 def load_idx(name: str, folder: Path) -> Dataset:
-    """Images `uint8 [n, 1, height, width]` in ten classes.
+    """Load images `uint8 [n, 1, height, width]` in ten classes.
 
-    Without training files (notMNIST is often kept as a test set only) the training split is empty.
+    Without training files (notMNIST is often a test set only) the training split is empty.
     """
     test = _load_pair(folder, "t10k")
     train = _load_pair(folder, "train")
@@ -64,7 +64,7 @@ def _load_pair(folder: Path, prefix: str) -> Split | None:
     images_path, labels_path = found
     if images_path is None or labels_path is None:
         missing = names[found.index(None)]
-        raise DataMissingError(f"{folder} has one file of a pair: put {missing} or {missing}.gz beside it")
+        raise DataMissingError(f"{folder} has one file of a pair: add {missing} or {missing}.gz")
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
         raise DataCorruptError(
@@ -77,7 +77,7 @@ def _load_pair(folder: Path, prefix: str) -> Split | None:
 
 
 def _read(path: Path) -> bytearray:
-    # A bytearray, because torch warns about sharing memory that it must not write to.
+    # A bytearray, because torch warns about sharing read-only memory.
     if path.suffix != ".gz":
         return bytearray(path.read_bytes())
     try:

@@ -1,10 +1,9 @@
-"""Pickles of arrays and plain containers, read without running anything that is in the file.
+"""Read pickles of arrays and plain containers without running code from the file.
 
-A pickle is a program: `pickle.load` on a downloaded file runs whatever its author wrote. Here its instructions are
-carried out by a machine of our own, which knows only those that data are written with: numbers, texts, lists, dicts,
-tuples, and calls of a few names, each answered by a stand-in. Any other instruction or name is an error. Not even
-numpy's own reconstruction runs on the file's word: dtype and shape are checked first. What is built is never larger
-than the file by more than a constant factor: there is no instruction by which a short file asks for much.
+A pickle is a program: `pickle.load` on a downloaded file runs whatever its author wrote. This interpreter has only the
+instructions that data are written with: numbers, strings, lists, dicts, tuples, and calls of a few names, each replaced
+by a stand-in. Any other instruction or name raises. Even NumPy's arrays are rebuilt only after dtype and shape were
+checked, and no instruction lets a short file allocate much memory.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from credo.data.errors import DataCorruptError
 
 
 def load_plain_pickle(path: Path) -> object:
-    """The containers, numbers, strings and uint8 arrays in the file; anything else is a `DataCorruptError`.
+    """Return containers, numbers, strings and uint8 arrays in the file; raise `DataCorruptError` on anything else.
 
-    Strings of Python 2 are bytes. Keys of dicts are texts, bytes or whole numbers.
+    Strings of Python 2 become bytes. Keys of dicts must be strings, bytes or whole numbers.
     """
     machine = _Machine()
     try:
         for instruction, argument, _ in pickletools.genops(path.read_bytes()):
             machine.run(instruction.name, argument)
         return _plain(machine.stack.pop())
-    # A damaged pickle fails in many ways, depending on where the machine loses its footing.
+    # Damaged pickles raise errors of many types.
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
         raise DataCorruptError(f"{path} cannot be read as a pickled batch: {error}") from error
 
 
 class _Dtype:
-    """Stands for `numpy.dtype(code)`; its later state (byte order, alignment) means nothing for single bytes."""
+    """Stand-in for `numpy.dtype(code)`; its state (byte order, alignment) is irrelevant for single bytes."""
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in ("u1", b"u1"):
@@ -48,7 +47,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for `numpy.ndarray`: keeps shape and bytes until the file has been read."""
+    """Stand-in for `numpy.ndarray`."""
 
     def __init__(self, *_: object) -> None:
         self.array: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
@@ -66,7 +65,7 @@ def _fits(shape: Any, size: int) -> bool:
 
 
 class _Latin1:
-    """Stands for `_codecs.encode`, by which Python 3 writes bytes into pickles that Python 2 can read."""
+    """Stand-in for `_codecs.encode`, with which Python 3 writes bytes for Python 2."""
 
     def __new__(cls, text: Any, encoding: object) -> Any:
         if encoding != "latin1" or not isinstance(text, str):
@@ -85,7 +84,7 @@ _VALUES = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
     *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
 }
-_PYTHON2_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
+_PYTHON2_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], object]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
 _IDLE = {"PROTO", "FRAME", "STOP"}
@@ -93,7 +92,7 @@ _SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Machine:
-    """The stack and the memo of a pickle; `run` carries out one instruction."""
+    """Stack and memo of a pickle; `run` executes one instruction."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -101,10 +100,10 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """One instruction, by the name that `pickletools` gives it."""
+        """Execute one instruction, by its name in `pickletools`."""
         if name in _VALUES:
             self.stack.append(argument)
-        elif name in _PYTHON2_TEXTS:
+        elif name in _PYTHON2_STRINGS:
             self.stack.append(argument.encode("latin1"))
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
@@ -122,13 +121,13 @@ class _Machine:
     def _others(self, name: str) -> Callable[[Any], None]:
         found: Callable[[Any], None] | None = getattr(self, f"_do_{name.lower()}", None)
         if found is None:
-            raise ValueError(f"it has the instruction {name}, which is refused: plain data are written without it")
+            raise ValueError(f"the instruction {name} is not allowed: plain data do not need it")
         return found
 
     def _cut(self, start: int) -> list[Any]:
-        """Take what lies above a place of the stack."""
+        """Remove and return the stack from `start` on."""
         if start < 0:
-            raise ValueError("it takes more from its stack than there is")
+            raise ValueError("it takes more from its stack than it has")
         values = self.stack[start:]
         del self.stack[start:]
         return values
@@ -158,7 +157,7 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("it appends to what is no list")
+            raise ValueError("it appends to something that is not a list")
         self.stack[-1].extend(values)
 
     def _do_setitem(self, _: Any) -> None:
@@ -169,9 +168,9 @@ class _Machine:
 
     def _fill(self, values: list[Any]) -> None:
         keys = values[::2]
-        # Of nested tuples the hash may take for ever, or exhaust the stack of C.
+        # Hashing nested tuples may take forever or exhaust the C stack.
         if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | bytes | int) for key in keys):
-            raise ValueError("it has a dict with keys other than texts and whole numbers")
+            raise ValueError("it has a dict with keys other than strings and whole numbers")
         self.stack[-1].update(zip(keys, values[1::2], strict=True))
 
     def _do_global(self, argument: str) -> None:
@@ -183,24 +182,24 @@ class _Machine:
 
     def _look_up(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in _STAND_INS:
-            raise ValueError(f"it asks for {module}.{name}, which is refused: it could run code")
+            raise ValueError(f"the name {module}.{name} is not allowed: it could run code")
         self.stack.append(_STAND_INS[module, name])
 
     def _do_reduce(self, _: Any) -> None:
         function, arguments = self._cut(len(self.stack) - 2)
         if not any(function is known for known in _STAND_INS.values()) or not isinstance(arguments, tuple):
-            raise ValueError("it calls what is no function")
+            raise ValueError("it calls something that is not a function")
         self.stack.append(function(*arguments))
 
     def _do_build(self, _: Any) -> None:
         (state,) = self._cut(len(self.stack) - 1)
         if not isinstance(self.stack[-1], _Array | _Dtype):
-            raise ValueError("it gives a state to what has none")
+            raise ValueError("it sets the state of something that has none")
         self.stack[-1].take_state(state)
 
 
 def _plain(value: object) -> object:
-    """The value with its stand-ins replaced by arrays, at the top and inside one dict (all that a batch has)."""
+    """Replace stand-ins by arrays, at the top and inside one dict (all that a batch has)."""
     if isinstance(value, dict):
         return {key: item.array if isinstance(item, _Array) else item for key, item in value.items()}
     return value.array if isinstance(value, _Array) else value

@@ -1,4 +1,4 @@
-"""The input columns of a table: which are numbers, which are categories, and how a new table's cells become inputs."""
+"""Input columns of a table: numbers or categories, and how cells become inputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 Categories = Literal["auto", "raise"]
 Gaps = Literal["raise", "mean"]
 GAPS = ("", "nan", "na", "n/a", "null", "?")
-# Fewer different texts than this are categories, however short the table is.
+# So many different texts are categories even in a short table.
 _FEW = 10
 
 
 class Cell(NamedTuple):
-    """One cell of a table, with what an error must name; rows count from 1 as in an editor."""
+    """One cell of a table, with its position for messages; rows count from 1 as in an editor."""
 
     text: str
     row: int
@@ -29,12 +29,12 @@ class Cell(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The text for messages, which a cell of a thousand words would swamp."""
+        """The text for messages, shortened."""
         return repr(self.text if len(self.text) <= 40 else f"{self.text[:40]}…")
 
     @property
     def place(self) -> str:
-        """Where it stands: "table.csv, row 3, column 'size'"."""
+        """Position: "table.csv, row 3, column 'size'"."""
         return f"{self.path}, row {self.row}, column {self.column!r}"
 
     @property
@@ -61,12 +61,12 @@ class Column:
         return (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
 
     def values(self, cell: Cell, gaps: Gaps, *, mark: bool = False) -> list[float]:
-        """The inputs that a cell becomes; NaN for a gap that is to be filled, infinite with `mark` for one that is not.
+        """Return the inputs for a cell; NaN for a gap that is filled later, infinite (with `mark`) for other gaps.
 
         Args:
-            cell: one of this column.
-            gaps: what a cell without a value is.
-            mark: whether gaps, and numbers that are not finite, stand for an answer that there is not.
+            cell: A cell of this column.
+            gaps: How to treat cells without a value.
+            mark: Mark gaps and non-finite numbers as infinite instead of raising.
         """
         if cell.is_gap and gaps == "mean":
             return [math.nan] * len(self.input_names)
@@ -98,12 +98,12 @@ _FILLED = (
 
 @dataclass(frozen=True)
 class Columns:
-    """A table's input columns in the order of training: what turns the rows of a new table into inputs.
+    """A table's input columns in the order of training; encodes the rows of new tables.
 
     Args:
-        inputs: the columns, each with its categories if it holds text.
-        target: name of the column that is predicted; None for a table without a header.
-        gaps: what a cell without a value is: an error (`"raise"`), or NaN until it is filled (`"mean"`).
+        inputs: The columns, with their categories if they hold text.
+        target: Name of the predicted column; None for a table without a header.
+        gaps: Cells without a value raise ("raise"), or are NaN until they are filled ("mean").
     """
 
     inputs: tuple[Column, ...]
@@ -112,7 +112,7 @@ class Columns:
 
     @property
     def has_header(self) -> bool:
-        """Whether the columns have names of their own; else they are called by their index."""
+        """Whether the table has column names; else columns are named by their index."""
         return self.target is not None
 
     @property
@@ -122,7 +122,7 @@ class Columns:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the network's inputs, where a column of text has one for each category."""
+        """Names of the network's inputs; a column of text has one per category."""
         return tuple(name for column in self.inputs for name in column.input_names)
 
     @property
@@ -131,11 +131,11 @@ class Columns:
         return torch.tensor([column.categories is None for column in self.inputs for _ in column.input_names])
 
     def encode(self, cells: Sequence[Sequence[Cell]], *, mark: bool = False) -> Tensor:
-        """Rows of cells, in the order of `inputs`, as `float64 [rows, inputs]`; NaN for gaps that are to be filled.
+        """Return rows of cells, in the order of `inputs`, as `float64 [rows, inputs]`.
 
         Args:
-            cells: row by row.
-            mark: whether other gaps are infinite instead of an error.
+            cells: Row by row.
+            mark: Mark gaps that are not filled as infinite instead of raising.
         """
         rows = [
             [
@@ -148,19 +148,25 @@ class Columns:
         return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(self.input_names))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it, for the file of a trained model."""
+        """Return plain containers, for the file of a trained model."""
         inputs = [{"name": c.name, "categories": c.categories and list(c.categories)} for c in self.inputs]
         return {"inputs": inputs, "target": self.target, "gaps": self.gaps}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Columns:
-        """What `to_dict` wrote."""
+        """Invert `to_dict`."""
         inputs = tuple(Column(c["name"], c["categories"] and tuple(c["categories"])) for c in found["inputs"])
         return cls(inputs, found["target"], found["gaps"])
 
 
 def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Column:
-    """A column of the training table: numbers if a cell is one, else categories, sorted."""
+    """Return a column of the training table: numbers if any cell is one, else sorted categories.
+
+    Args:
+        name: Name of the column.
+        cells: Its cells.
+        categories: Whether text is allowed.
+    """
     texts = Counter(cell.text for cell in cells if not cell.is_gap)
     if not texts or any(as_number(text) is not None for text in texts):
         _check_mixed(cells, texts)
@@ -168,7 +174,7 @@ def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Col
     first = next(cell for cell in cells if not cell.is_gap)
     if categories == "raise":
         raise ValueError(
-            f"{first.place}: {first.shown} is not a finite number. Turn categories into numbers, or leave it to "
+            f"{first.place}: {first.shown} is not a finite number. Turn categories into numbers, or set "
             "data.categories=auto"
         )
     if len(texts) > max(_FEW, len(cells) // 2):
@@ -180,18 +186,18 @@ def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Col
 
 
 def _check_mixed(cells: Iterable[Cell], texts: Mapping[str, int]) -> None:
-    """A few cells of text among numbers are mistakes more often than categories."""
+    """Raise if text is among numbers: it is more often a mistake than a category."""
     wrong = next((cell for cell in cells if not cell.is_gap and cell.number is None), None)
     if wrong is not None:
         count = sum(times for text, times in texts.items() if as_number(text) is not None)
         raise ValueError(
             f"{wrong.place}: {wrong.shown} is not a finite number, while {count} other cells of the column are. "
-            "Correct it or remove the row; to have categories, write all of them as text (grade3 for 3)"
+            "Correct it or remove the row; for categories, write all of them as text (grade3 for 3)"
         )
 
 
 def as_number(text: str) -> float | None:
-    """The text as a number, if it is one."""
+    """Return the text as a number, None if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -199,9 +205,9 @@ def as_number(text: str) -> float | None:
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(values − mean)/std as float32, computed in float64; a gap (NaN) becomes 0, which is the mean.
+    """Return (values − mean)/std as float32, computed in float64; a gap (NaN) becomes 0, the mean.
 
-    Rounding first would leave nothing of a column such as 1.7e9 ± 17, where float32 has steps of 128.
+    In float32 a column such as 1.7e9 ± 17 would be lost: there it has steps of 128.
     """
     values = values.double()
     return torch.where(values.isnan(), 0.0, (values - mean.double()) / std.double()).float()

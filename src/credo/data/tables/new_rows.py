@@ -1,4 +1,4 @@
-"""The rows of a new table as inputs of a network that was trained on another: columns are found by name."""
+"""Read rows of a new table as inputs of a trained network; columns are found by name."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from credo.data.tables.reading import Table, read_table
 
 
 def read_rows(path: Path, columns: Columns, *, mark: bool = False) -> tuple[Tensor, list[str]]:
-    """(inputs `float64 [rows, inputs]`, not yet standardised, and what the user should be told).
+    """Return inputs `float64 [rows, inputs]`, not yet standardised, and notes for the user.
 
-    A header decides which column is which, in whatever order; a column called like the target is left out. Without a
-    header, here or in training, the columns are taken by their order.
+    With a header, columns are found by name in any order, and one named like the target is left out. Without a header,
+    here or in training, columns are taken by position.
 
     Args:
-        path: the new table.
-        columns: those of the training table.
-        mark: whether gaps that are not filled are infinite instead of an error.
+        path: The new table.
+        columns: Those of the training table.
+        mark: Mark gaps that are not filled as infinite instead of raising.
     """
-    # Without names and numbers, nothing tells a header from a row of categories.
+    # Without names and numbers, a header cannot be told from a row of categories.
     header = False if not columns.has_header and all(c.categories for c in columns.inputs) else None
     table = read_table(path, header=header, names=columns.names if columns.has_header else ())
     if not table.rows:
         raise ValueError(f"{path} holds no input.")
     by_name = table.has_header and columns.has_header
-    places = _by_name(table, columns) if by_name else _by_order(table, columns)
-    return columns.encode(table.cells(places), mark=mark), _notes(table, columns)
+    indices = _by_name(table, columns) if by_name else _by_order(table, columns)
+    return columns.encode(table.cells(indices), mark=mark), _notes(table, columns)
 
 
 def _by_name(table: Table, columns: Columns) -> list[int]:
     given, wanted = list(table.columns), list(columns.names)
-    if given == wanted:  # whatever the names are
+    if given == wanted:  # also with repeated names
         return list(range(len(given)))
     missing = [name for name in wanted if name not in given]
     unknown = [name for name in given if name not in wanted and name != columns.target]
@@ -66,7 +66,7 @@ def _notes(table: Table, columns: Columns) -> list[str]:
             f"the run was trained on a table without a header: the columns of {table.path} are taken in their order"
         ]
     if table.has_header and columns.target in table.columns and columns.target not in columns.names:
-        return [f"the column {columns.target!r} of {table.path} is the target and is not looked at"]
+        return [f"the column {columns.target!r} of {table.path} is the target and is ignored"]
     return []
 
 

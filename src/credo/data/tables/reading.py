@@ -1,4 +1,4 @@
-"""Tables in a text file: one example a row, one column the target, the others numbers or categories."""
+"""Read tables from text files: one example per row, one column is the target, the others numbers or categories."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def load_csv(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> Dataset:
-    """A table split at random into train and test, standardised with the statistics of the training rows alone.
+    """Load a table, split it at random and standardise it with statistics of the training rows.
 
-    Means and scales are float64, so that a column may lie far from zero: 1.7e9 ± 17 seconds keep their digits.
+    Means and scales are float64, so columns may lie far from zero: 1.7e9 ± 17 seconds keep their digits.
 
     Args:
-        path: the file, in UTF-8.
-        target: name or index of the column that is predicted; the last by default.
-        test_fraction: share of the rows that training does not see.
-        seed: of the split.
-        task: `"classification"` takes the target's distinct values as classes (`class_names`, sorted) and splits
-            stratified; `"auto"` does so if the target is text, and takes a target of numbers for regression.
-        categories: `"auto"` turns an input column of text into one input of 0 or 1 for each category of the table,
-            called `column=category`; these are centred but not scaled, since a rare category would get a huge value.
-            `"raise"` makes text an error. Text among numbers is an error either way.
-        gaps: an empty cell, nan, NA, n/a, null or ? in an input column is an error (`"raise"`, since a guess should be
-            a decision), or gets the mean of the training rows (`"mean"`): for a category the categories' shares, which
-            after centring are zeros. A gap in the target is always an error.
-        header: whether the first row holds names; by default if none of its cells is a number.
-        delimiter: of the cells; by default a comma, semicolon, tab or spaces, guessed from the first line.
+        path: The file, in UTF-8.
+        target: Name or index of the predicted column; the last by default.
+        test_fraction: Fraction of the rows for the test split.
+        seed: Seed of the split.
+        task: "classification" uses the target's distinct values as classes (`class_names`, sorted) and stratifies the
+            split; "auto" does so if the target is text, and treats numbers as regression.
+        categories: "auto" one-hot encodes an input column of text, with names `column=category`; these inputs are
+            centred but not scaled, since a rare category would get a huge value. "raise" makes text an error. Text
+            among numbers always raises.
+        gaps: An empty cell, nan, NA, n/a, null or ? in an input column raises ("raise", so that filling is a decision),
+            or gets the mean of the training rows ("mean"), for a category the frequencies of the categories. A gap in
+            the target always raises.
+        header: Whether the first row holds names; by default if none of its cells is a number.
+        delimiter: By default a comma, semicolon, tab or spaces, guessed from the first line.
     """
     for name, value in (("task", task), ("categories", categories), ("gaps", gaps)):
         if value not in _CHOICES[name]:
@@ -78,7 +78,7 @@ def load_csv(
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text with the line that each row stands on, so that a complaint can name the place."""
+    """Cells as text, with the line of each row for messages."""
 
     path: Path
     columns: tuple[str, ...]
@@ -86,7 +86,7 @@ class Table:
     has_header: bool
 
     def cells(self, columns: Sequence[int]) -> list[list[Cell]]:
-        """Chosen columns, row by row."""
+        """Return chosen columns, row by row."""
         names = [self.columns[i] for i in columns]
         return [
             [Cell(row[i], line, name, self.path) for i, name in zip(columns, names, strict=True)]
@@ -94,11 +94,11 @@ class Table:
         ]
 
     def column(self, index: int) -> list[Cell]:
-        """One column from top to bottom."""
+        """Return one column from top to bottom."""
         return [cell for (cell,) in self.cells([index])]
 
     def numbers(self, *, mark: bool = False) -> Tensor:
-        """All columns as `float64 [rows, columns]`; a cell that is no number is an error, or infinite with `mark`."""
+        """Return all columns as `float64 [rows, columns]`; other cells raise, or are infinite with `mark`."""
         columns = Columns(tuple(Column(name) for name in self.columns), None, "raise")
         return columns.encode(self.cells(range(len(self.columns))), mark=mark)
 
@@ -106,18 +106,18 @@ class Table:
 def read_table(
     path: Path, *, header: bool | None = None, delimiter: str | None = None, names: Collection[str] = ()
 ) -> Table:
-    """The file's cells, stripped; blank lines are skipped, ragged rows refused. Rows count from 1 as in an editor.
+    """Read the file's cells, stripped; blank lines are skipped, rows of different lengths raise.
 
     Args:
-        path: the file, in UTF-8.
-        header: whether the first row holds names; by default if none of its cells is a number.
-        delimiter: of the cells; by default guessed from the first line.
-        names: a first row with all of these is a header, too, where `header` does not say it: names may be numbers.
+        path: The file, in UTF-8.
+        header: Whether the first row holds names; by default if none of its cells is a number.
+        delimiter: By default guessed from the first line.
+        names: Without `header`, a first row that contains all of these is a header, too: names may be numbers.
     """
     if not path.is_file():
         raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte-order mark in front
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
             rows = _rows(list(file), delimiter)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataCorruptError(
@@ -136,7 +136,7 @@ def read_table(
 def _rows(lines: list[str], delimiter: str | None) -> list[tuple[int, list[str]]]:
     first = next((line for line in lines if line.strip()), "")
     delimiter = delimiter or next((mark for mark in (";", "\t", ",") if mark in first), None)
-    if delimiter is None:  # columns padded with spaces, as many of the older public tables are
+    if delimiter is None:  # columns padded with spaces, as in many older public tables
         return [(number, line.split()) for number, line in enumerate(lines, start=1) if line.strip()]
     reader = csv.reader(lines, delimiter=delimiter)
     rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
@@ -160,26 +160,26 @@ def _column_index(table: Table, target: str | int) -> int:
 
 
 def _check_header(table: Table) -> None:
-    """In a table of text alone, a first row whose words come again below is rather an example than names."""
+    """Raise if a table holds text only and words of its first row recur: it is rather an example than a header."""
     columns = [table.column(i) for i in range(len(table.columns))]
     if not table.has_header or any(cell.number is not None for column in columns for cell in column):
         return
     again = [column[0].column for column in columns if any(cell.text == cell.column for cell in column)]
     if again:
         raise ValueError(
-            f"{table.path} holds text only, and {', '.join(map(repr, again))} of its first row comes again below: say "
-            "whether that row holds names (data.header=true) or is an example (data.header=false)"
+            f"{table.path} holds text only, and {', '.join(map(repr, again))} of its first row recurs below: set "
+            "data.header=true if that row holds names, data.header=false if it is an example"
         )
 
 
 def _check_seen(columns: Columns, train: Tensor, test: Tensor) -> None:
-    """Say which categories the split left to test rows alone: their weights stay where they began."""
+    """Warn of categories that only test rows have: their weights are never trained."""
     unseen = ~columns.is_number & ~(train > 0).any(0) & (test > 0).any(0)
     names = [columns.input_names[i] for i in unseen.nonzero().flatten().tolist()]
     if names:
         shown = ", ".join([*names[:5], *(["…"] if len(names) > 5 else [])])
         warnings.warn(
-            f"{len(names)} categories are in test rows alone ({shown}): nothing is learned about them. More rows of "
+            f"{len(names)} categories are in test rows only ({shown}): nothing is learned about them. More rows of "
             "them, a smaller data.test_fraction or another data.seed would help.",
             DataWarning,
             stacklevel=4,
@@ -214,7 +214,7 @@ def _standardise(
 
 
 def _checked(dataset: Dataset, path: Path) -> Dataset:
-    """Raises ValueError if a standardised number is beyond float32, naming its column."""
+    """Raise ValueError with the column if a standardised number exceeds float32."""
     finite = [(split.x.isfinite().all(0), split.y.isfinite().all()) for split in (dataset.train, dataset.test)]
     wrong = (~(finite[0][0] & finite[1][0])).nonzero().flatten().tolist()
     names = [dataset.input_names[i] if dataset.input_names else f"input {i}" for i in wrong]
@@ -228,16 +228,16 @@ def _checked(dataset: Dataset, path: Path) -> Dataset:
 
 
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column; of one with gaps those of its other cells, NaN if there are none."""
+    """Return mean and standard deviation of each column without its gaps; NaN if there is nothing else."""
     if values.isnan().any():
         each = [_moments(column[~column.isnan(), None]) for column in values.T]
         return torch.cat([mean for mean, _ in each]), torch.cat([std for _, std in each])
     if len(values) == 0:
         return values.sum(0) * torch.nan, values.sum(0) * torch.nan
-    # Brought near 1, exactly: squares of numbers below 1e-162 are 0, those above 1e154 infinite.
+    # Scaled near 1, exactly: squares of numbers below 1e-162 are 0, above 1e154 infinite.
     _, exponent = torch.frexp(values.abs().amax(0))
     scale = torch.ldexp(torch.ones_like(values[0]), exponent.clamp(-1000, 1000))
     std, mean = (moment * scale for moment in torch.std_mean(values / scale, dim=0, correction=0))
-    # A constant column has rounding noise for a standard deviation; dividing by it would blow up the test rows.
+    # A constant column has rounding noise as standard deviation; dividing by it would blow up test rows.
     constant = (values == values[0]).all(dim=0)
     return torch.where(constant, values[0], mean), torch.where(constant, torch.ones_like(std), std)

@@ -14,7 +14,7 @@ TableTask = Task | Literal["auto"]
 
 
 def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | None, Tensor]:
-    """(class names, labels `int64 [rows]`), or (None, `float64 [rows, 1]`) for a regression."""
+    """Return (class names, labels `int64 [rows]`), or (None, `float64 [rows, 1]`) for regression."""
     is_number = [cell.number is not None for cell in cells if not cell.is_gap]
     if task == "classification" or (task == "auto" and is_number and not any(is_number)):
         return _labels(cells)

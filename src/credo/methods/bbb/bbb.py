@@ -10,8 +10,8 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,47 +19,75 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.description import Description, WeightState
+from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
-from credo.core.example_counts import Counted, weighed
 from credo.core.kernels import flat
-from credo.core.kl_schedule import KLWeight, make_kl_weight
+from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
 from credo.core.likelihood import Likelihood
-from credo.core.network.batchnorm import statistics_kept_on_error
-from credo.core.network.flat_layout import Layout, Random, all_names, one_device, parameters_at, random_names
+from credo.core.network.batchnorm import frozen_statistics
+from credo.core.network.flat_layout import Layout
 from credo.core.network.inplace_inputs import same_inputs
-from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name, trainable
-from credo.core.posterior import Nll, Terms
-from credo.core.prior import Prior
+from credo.core.network.selection import Random, all_names, one_device, random_names
+from credo.core.network.substitute import parameters_at, substituted
+from credo.core.optimizer_step import GradientPosterior, OptimizerStep, plain_name, trainable
+from credo.core.optimizers import OptimizerChoice
+from credo.core.posterior import GaussianPosterior, Nll, Terms
+from credo.core.prior import Gaussian, Prior
 from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
-from credo.methods.adversarial_sampling import AdversarialSampling, is_attack, make_attack, unknown_noise
-from credo.methods.bbb.activation_noise import NOISES
-from credo.methods.bbb.elbo_gradients import DrawnGradients
-from credo.methods.bbb.gradient_buffers import FusedSlopes
-from credo.methods.bbb.init import MeanInit, initialise_mean_
+from credo.methods.adversarial_sampling import (
+    AdversarialSampling,
+    is_attack,
+    make_attack,
+    unknown_noise,
+    weight_gradients,
+)
+from credo.methods.bbb.activation_noise import NOISES, noisy_loss
+from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
+from credo.methods.bbb.init import MeanInit, initial_rho, initialise_mean_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
-from credo.methods.bbb.kl import prior_for, uses_closed_form
-from credo.methods.bbb.std_parameterization import make_spread
+from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
+from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
-class BBB(DrawnGradients):
+class BBB(GradientPosterior, GaussianPosterior):
     """Mean-field Gaussian posterior trained by the reparameterisation trick.
 
-    `noise`: how training sees the weights: `"weights"` (one draw for the batch), `"lrt"` or `"flipout"` (noise of its
-    own for each example, less gradient variance; layers not covered, tied or reused take weight draws), or
-    `AdversarialSampling(...)`: weight draws and the worst ones near them. Prediction always draws weights. `kl`: closed
-    form where the prior has one, the Monte-Carlo estimate log q(w) − log p(w), or `"ard"`: ½Σ log(1 + μ²/σ²), the
-    closed form for a prior N(0, s²) whose s is the best one for each weight. `spread`: σ is `"free"`, or √α·|μ| with a
-    learned α of each weight (`"relative"`) or tensor (`"relative-layer"`), as Shridhar et al. (2019) have it.
-    Give one of `std_init` (σ itself), `relative_std` (σ = that share of |μ|, for pretrained networks) or `rho_init`
-    (a number, or mean and std of a normal; log α for a relative spread). `mean_init="keep"` leaves the network's
-    weights, also pretrained ones.
+    Prediction always draws weights, whatever `noise` training uses.
+
+    Args:
+        model: The network; its own parameters are the means μ.
+        data_size: Number of training examples, which the KL is divided by.
+        prior: An object, its description, or a Gaussian's standard deviation; None: N(0, 1).
+        noise: How training samples: `"weights"` takes one draw for the batch. `"lrt"` and `"flipout"` give each example
+            noise of its own, with less gradient variance; layers not covered, tied or reused take the weight draw.
+            `AdversarialSampling(...)` adds the worst weights near each draw.
+        draws: Passes a step, averaged; more of them lower the gradient variance at their cost.
+        temperature: Factor on the KL: 1 is the Bayes posterior, less is a cold one.
+        kl: `"auto"`: closed form where the prior has one; `"closed"` requires it; `"monte-carlo"`: log q(w) − log p(w)
+            at the draws; `"ard"`: ½Σ log(1 + μ²/σ²), the KL from N(0, s²) with the best s for each weight.
+        spread: `"free"`: σ = softplus(ρ). `"relative"`: σ = √α·|μ| with a learned α of each weight, `"relative-layer"`
+            of each tensor (Shridhar et al. 2019).
+        kl_weight: Factor on the KL at each step: a name of `KL_WEIGHTS` or a function of the step.
+        batches: Batches an epoch, for the weights `"blundell"` and `"uniform"`.
+        warmup_steps: Steps until the full KL counts, for the weight `"warmup"`.
+        random: Which parameters have a posterior, as in `random_names`; all others are trained as points.
+        mean_init: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
+        std_init: First σ; 0.02 by default, small enough not to drown the signal of usual initialisations.
+        relative_std: First σ as a fraction of |μ|, for pretrained networks. Excludes `std_init`.
+        rho_init: First ρ (log α if relative), or mean and std of a normal. Excludes the other two.
+        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
+        lr: Learning rate of an optimiser given by name.
+        optimizer_options: Its further arguments. A weight decay leaves ρ out.
+        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        likelihood: What the outputs mean: an object, its description or name; None: categorical.
+        seed: Start of the posterior's own random numbers.
     """
 
-    averages_over_processes = True
+    _not_in_config = ("mean_init", "std_init", "relative_std", "rho_init")
 
     def __init__(
         self,
@@ -90,25 +118,13 @@ class BBB(DrawnGradients):
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         _check_choices(noise, draws, temperature)
         self.attack = make_attack(noise) if is_attack(noise) else None
-        self._config = {
-            "noise": noise if self.attack is None else self.attack.config(),
-            "draws": int(draws),
-            "temperature": temperature,
-            "kl": kl,
-            "spread": spread,
-            "kl_weight": kl_weight if isinstance(kl_weight, str) else None,
-            "batches": batches,
-            "warmup_steps": warmup_steps,
-            "optimizer": optimizer if isinstance(optimizer, str) else None,
-            "lr": lr,
-            "optimizer_options": dict(optimizer_options or {}),
-            "clip_norm": clip_norm,
-        }
+        self.arguments["noise"] = self.attack or noise
         self.noise_name = "weights" if self.attack is not None else str(noise)
         self.step_draws, self.temperature = int(draws), temperature
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters, known=all_names(model))
+        self.arguments["random"] = list(self.layout.names)
         device = one_device(parameters)
         self.prior = prior_for(kl, prior).bind(self.layout, data_size=self.data_size, device=device)
         self.kl_name, self.spread = kl, make_spread(spread)
@@ -116,17 +132,22 @@ class BBB(DrawnGradients):
         self.closed_form = uses_closed_form(self.prior, kl, like)
         initialise_mean_(parameters, mean_init, self.prior, self.layout, self.generator)
         mean = self.layout.flatten(parameters).detach()
-        self.rho = nn.Parameter(self.spread.first(mean, std_init, relative_std, rho_init, self.generator, self.layout))
+        self.rho = nn.Parameter(
+            initial_rho(self.spread, mean, std_init, relative_std, rho_init, self.generator, self.layout)
+        )
         self._by_weight: set[str] = set()
-        self.descent = Descent(
+        self.optimizer_step = OptimizerStep(
             trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate, undecayed=("rho",)
         )
 
     @classmethod
     def from_pretrained(cls, model: nn.Module, *, relative_std: float | None = None, **options: Any) -> BBB:
-        """Start from trained weights: μ keeps them, σ is `relative_std`·|μ| (Krishnan et al. 2020).
+        """Start from trained weights: μ is the weights, σ is `relative_std`·|μ| (Krishnan et al. 2020).
 
-        A tenth of them, unless `relative_std`, `std_init` or `rho_init` says otherwise. Running statistics stay.
+        Args:
+            model: The trained network; its running statistics stay.
+            relative_std: First σ/|μ|; a tenth unless `options` have `std_init` or `rho_init`.
+            options: Further arguments of `BBB`.
         """
         if relative_std is None and options.get("std_init") is None and options.get("rho_init") is None:
             relative_std = 0.1
@@ -137,7 +158,8 @@ class BBB(DrawnGradients):
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
         means = parameters_at(self.model, self.layout.names)
-        if self._is_free and not torch.is_grad_enabled() and flat.fused([*means.values(), self.rho]):
+        is_plain = isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled()
+        if is_plain and flat.fused([*means.values(), self.rho]):
             listed = flat.TensorList(self.layout.pieces(means))
             return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
@@ -151,59 +173,161 @@ class BBB(DrawnGradients):
         with torch.no_grad():
             return self.layout.split(self._moments()[1])
 
+    def kl(self) -> Tensor:
+        """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
+        mean, std = self._moments()
+        if self.closed_form:
+            return self._closed_kl(mean, std, self.rho)
+        return self._monte_carlo_kl(mean, std, self.rho, self._normal())
+
     def keep_(self, masks: Mapping[str, Tensor]) -> None:
-        """Prune for good: ρ and the prior lose their entries, gradients and optimiser leave pruned means at zero."""
+        """Prune permanently: ρ and the prior lose their entries, gradients and optimiser leave pruned means at zero.
+
+        Args:
+            masks: For each parameter which weights stay, by name.
+        """
         kept = self._keep(masks)
         self.layout, chosen = self.layout.narrowed(kept)
         self.prior = self.prior.at(chosen)
-        self.descent.keep_({f"model.{name}": mask for name, mask in kept.items()})
+        self.optimizer_step.keep_({f"model.{name}": mask for name, mask in kept.items()})
         if self.spread.per_weight:
-            self.descent.narrow_("rho", chosen)
+            self.optimizer_step.narrow_("rho", chosen)
 
-    def kl(self) -> Tensor:
-        """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
-        if self._kl_of_rho:
-            return self._rho_kl(self.rho)
-        mean, std = self._moments()
-        return self._closed_kl(mean, std) if self.closed_form else self._monte_carlo_kl(mean, std, self._normal())
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """μ and σ as flat vectors, differentiable."""
+        mean = self.layout.flatten(parameters_at(self.model, self.layout.names))
+        return mean, self.spread.std(mean, self.rho, self.layout)
+
+    def _normal(self) -> Tensor:
+        return flat.normal(self.layout.size, self.generator, device=self.rho.device, dtype=self.rho.dtype)
+
+    def _closed_kl(self, mean: Tensor, std: Tensor, rho: Tensor) -> Tensor:
+        if self.kl_name == "ard" and isinstance(self.spread, RelativeStd):
+            return relative_ard_kl(self.spread.log_alpha(rho, self.layout))
+        kl = self.prior.kl(mean, std)
+        assert kl is not None  # as `closed_form` tells
+        return kl
+
+    def _monte_carlo_kl(self, mean: Tensor, std: Tensor, rho: Tensor, eps: Tensor) -> Tensor:
+        return monte_carlo_kl(self.prior, mean, std, eps)
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """One step of the optimiser on the negative ELBO per example, averaged over the draws.
+    def _gradients(self, nll: Nll) -> Terms:
+        """Set the gradients of the negative ELBO per example, averaged over the draws.
 
-        The chain rule from weights to (μ, ρ) is applied by hand, after each pass has freed its activations, which
-        saves autograd's own graph and temporaries over all weights.
+        Each pass is differentiated by the weights drawn alone; the chain rule to (μ, ρ) is applied by hand after it has
+        freed its activations, which saves autograd's own graph and temporaries over all weights.
         """
-        with self.prepared(nll, examples=examples, weights=weights) as update:
-            return update()
+        kl_weight = self.temperature / self.data_size
+        if self.kl_weight is not constant:
+            kl_weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        if self.attack is not None:
+            kl_weight *= self.attack.kl_share()
+        passes, draws = self._passes(), self.step_draws
+        generator, net = self.generator, self._net
+        if len(passes) > 1 or self.attack is not None or self.noise_name != "weights":
+            nll = same_inputs(nll)
+        gradients = self._gradient_buffer(kl_weight)
+        data_term = kl = 0.0
+        for index, (fraction, is_attacked, frozen) in enumerate(passes):
+            if is_attacked:
+                draw = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
+            else:
+                if self.process_group is not None:
+                    self._begin_pass(index, draws)
+                draw = gradients.draw(generator)
+            std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
+            value, drawn = self._pass(nll, net, self.layout.split(draw), std, fraction, frozen=frozen)
+            data_term += fraction * value
+            if not gradients.add(drawn, None if std is None else std.grad) and std is None:
+                self.guard.check_used(False)
+            if not self.closed_form and index < draws:
+                # At the plain draws; without any, at draws of its own.
+                eps = self._normal() if is_attacked else gradients.eps
+                kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
+            del draw, drawn, std  # not held during the next pass
+        if self.closed_form:
+            kl = gradients.add_kl(self._closed_kl, kl_weight)
+        squared_norm, normed = gradients.assign(), gradients.parameters
+        del gradients
 
-    @contextmanager
-    def prepared(
-        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
-    ) -> Iterator[Callable[[], Terms]]:
-        """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.process_group):
-            self.descent.clear()
-            nll = weighed(nll, Counted(examples, weights), self.process_group)
-            nll = same_inputs(nll) if self._has_passes else nll
-            weight = self.temperature * self.kl_weight(self.steps) / self.data_size
-            if self.attack is not None:
-                weight *= self.attack.kl_share()
-            means = parameters_at(self.model, self.layout.names)
-            plain = self.noise_name == "weights" and self.closed_form
-            fused = plain and self._is_free and self.layout.is_whole and FusedSlopes.covers(means, self.rho, self.prior)
-            data_term, kl, squares = (self._fused_slopes if fused else self._slopes)(nll, means, weight)
+        self.optimizer_step.check(data_term + kl_weight * kl, at=self.steps)
+        if not self._watch.compared:
             compare_draw(self, data_term, nll)
-            squared = () if squares is None else (*means.values(), self.rho)
-            losses = (data_term, kl)
-            data_term, kl = self.descent.ready(at=self.steps, squares=squares or 0.0, squared=squared, losses=losses)
-            terms = Terms(loss=data_term + weight * kl, nll=data_term, penalty=weight * kl, kl=kl)
-            yield partial(self._update, terms)
+        data_term, kl = self.optimizer_step.ready(
+            at=self.steps,
+            losses=(data_term, kl),
+            squared_norm=squared_norm or 0.0,
+            normed=() if squared_norm is None else normed,
+        )
+        return Terms(loss=data_term + kl_weight * kl, nll=data_term, penalty=kl_weight * kl, kl=kl)
 
-    def _update(self, terms: Terms) -> Terms:
-        self.descent.move(scale=self.lr_scale)
-        return self._stepped(terms)
+    def _passes(self) -> list[tuple[float, bool, bool]]:
+        """For each pass of a step its fraction of the loss, if it is adversarial, if it leaves running statistics."""
+        attacked = 0.0 if self.attack is None else self.attack.weight
+        plain = [((1 - attacked) / self.step_draws, False)] * self.step_draws if attacked < 1 else []
+        passes = plain + ([(attacked / self.step_draws, True)] * self.step_draws if attacked > 0 else [])
+        all_count = self.attack is not None and attacked > 0 and self.attack.attack_statistics
+        return [(*one, index > 0 and not all_count) for index, one in enumerate(passes)]
+
+    def _gradient_buffer(self, kl_weight: float) -> GaussianGradients:
+        means = parameters_at(self.model, self.layout.names)
+        prior = self.prior.numbers if type(self.prior) is Gaussian else None
+        is_common = self.noise_name == "weights" and self.closed_form and isinstance(self.spread, SoftplusStd)
+        if prior and is_common and self.layout.is_whole and flat.fused([*means.values(), self.rho]):
+            return flat.CompiledGradients(means, self.rho, prior, kl_weight)
+        return TorchGradients(means, self.rho, self.spread, self.layout)
+
+    def _pass(
+        self,
+        nll: Nll,
+        net: nn.Module,
+        draw: Mapping[str, Tensor],
+        std: Tensor | None,
+        fraction: float,
+        *,
+        frozen: bool,
+    ) -> tuple[float, dict[str, Tensor]]:
+        """The batch's NLL under one sample of the noise, and the weights drawn with `fraction` of its gradients."""
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in draw.items()}
+        backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
+        with frozen_statistics(net) if frozen else nullcontext():
+            if std is not None:
+                return backward(self._noisy_nll(nll, net, weights, std)), weights
+            # Backward with the draw still in place: checkpointed parts of a network run again there.
+            with self._means_unread(weights), substituted(net, weights, self._aliases):
+                return backward(nll(net)), weights
+
+    def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
+        return noisy_loss(
+            nll,
+            net,
+            self.noise_name,
+            weights,
+            self.layout.split(std),
+            aliases=self._aliases,
+            by_weight=self._by_weight,
+            generator=self.generator,
+            rows=WHOLE if self.process_group is None else self.process_group.rows,
+            check_used=self.guard.check_used,
+        )
+
+    def _worst_noise(self, nll: Nll, net: nn.Module, gradients: GaussianGradients, index: int) -> Tensor:
+        """The noise of a new draw after the ascent of adversarial sampling."""
+        attack = self.attack
+        assert attack is not None
+        by_weights = weight_gradients(
+            net,
+            nll,
+            self.layout,
+            self._aliases,
+            partial(self.optimizer_step.check, at=self.steps),
+            frozen=not attack.attack_statistics,
+            process_group=self.process_group,
+        )
+        self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
+        return attack.worst_noise(self._normal(), *gradients.moments(), by_weights, self.layout)
 
     def _locate(self, name: str, gradient: Tensor) -> str:
         if name != "rho":
@@ -215,14 +339,8 @@ class BBB(DrawnGradients):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments; what initialisation gave is in the tensors."""
-        return {
-            **self._config,
-            "random": list(self.layout.names),
-            "prior": None if self.kl_name == "ard" else self.prior.config(),
-            "likelihood": self.likelihood.config(),
-            "seed": self.seed,
-        }
+        """Constructor arguments; a prior fitted to the weights is none that could be given."""
+        return {**super().config(), **({"prior": None} if self.kl_name == "ard" else {})}
 
     def describe(self) -> Description:
         """Prior, KL and σ."""
@@ -243,16 +361,13 @@ class BBB(DrawnGradients):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Also which layers were found to need weight draws: finding them anew would use up random numbers."""
+        """Also which layers were found to need weight draws: finding them again would use up random numbers."""
         return {**super().get_extra_state(), "by_weight": sorted(self._by_weight)}
 
     def set_extra_state(self, state: Any) -> None:
         """Continue exactly where `get_extra_state` was called."""
         super().set_extra_state(state)
         self._by_weight = set(state["by_weight"])
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        return self.descent.optimizer
 
 
 def _check_choices(noise: Noise, draws: int, temperature: float) -> None:

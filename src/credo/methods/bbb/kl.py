@@ -15,7 +15,13 @@ KL_NAMES = ("auto", "closed", "monte-carlo", "ard")
 
 
 def uses_closed_form(prior: Prior, choice: str, like: Tensor) -> bool:
-    """Whether a choice of KL means a closed form for that prior on vectors such as `like`; refuses what cannot be."""
+    """Whether the KL is computed in closed form; raises ValueError if the choice does not fit the prior.
+
+    Args:
+        prior: The prior, bound to a layout.
+        choice: One of `KL_NAMES`.
+        like: A vector with the entries of the random weights.
+    """
     if choice not in KL_NAMES:
         raise ValueError(unknown("kl", choice, KL_NAMES))
     if isinstance(prior, LayerL2):
@@ -36,15 +42,15 @@ def ard_kl(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def relative_ard_kl(log_alpha: Tensor) -> Tensor:
-    """The same for σ² = αμ²: ½ Σ log(1 + 1/α), the KL that Shridhar et al. (2019) trained with.
+    """`ard_kl` for σ² = αμ²: ½ Σ log(1 + 1/α), the KL that Shridhar et al. (2019) trained with.
 
-    It does not depend on the means, which rounding would make it do where they are nearly zero.
+    Independent of the means, also where rounding would make `ard_kl` depend on means that are nearly zero.
     """
     return 0.5 * F.softplus(-log_alpha).sum()
 
 
 class FittedPrior(Prior):
-    """N(0, μ² + σ²): the prior that `ard_kl` is the KL from, another for each weight and for each state of training."""
+    """N(0, μ² + σ²), the prior of `ard_kl`: it is fitted to each weight and follows the training."""
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """½ Σ log(1 + μ²/σ²)."""
@@ -55,28 +61,28 @@ class FittedPrior(Prior):
         return 0.0, torch.hypot(mean, std)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Not to be had: weights alone do not say what was fitted to them."""
+        """Raise ValueError: the density depends on μ and σ."""
         raise _nothing_fixed("density")
 
     @property
     def std(self) -> float:
-        """Not to be had: `moments_for` knows it."""
+        """Raise ValueError: it depends on μ and σ, see `moments_for`."""
         raise _nothing_fixed("standard deviation")
 
     def config(self) -> dict[str, Any]:
-        """Its kind alone; `kl="ard"` makes it."""
+        """Its kind; it is made by `kl="ard"`."""
         return {"kind": "fitted"}
 
 
 def _nothing_fixed(what: str) -> ValueError:
     return ValueError(
-        f"kl='ard' fits a prior to each weight as it is, so that there is no {what} before there are weights: give "
+        f"kl='ard' fits a prior to each weight, so the prior has no {what} before the weights are initialised: give "
         "mean_init='he' or a number, or choose a prior and kl='auto'."
     )
 
 
 def prior_for(choice: str, given: Any) -> Prior:
-    """The prior that a choice of KL is about."""
+    """The prior: `FittedPrior` for `choice="ard"`, else what was given."""
     if choice != "ard":
         return make_prior(given)
     if given is not None:
@@ -84,14 +90,7 @@ def prior_for(choice: str, given: Any) -> Prior:
     return FittedPrior()
 
 
-def closed_kl(prior: Prior, mean: Tensor, std: Tensor) -> Tensor:
-    """KL(N(mean, std²) ‖ prior) where it has a closed form."""
-    kl = prior.kl(mean, std)
-    assert kl is not None  # settled by `uses_closed_form`
-    return kl
-
-
 def monte_carlo_kl(prior: Prior, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
-    """log q(w) − log p(w) at w = mean + std·eps."""
+    """log q(w) − log p(w) at w = `mean` + `std`·`eps`, under the `prior` p."""
     log_q = -0.5 * eps.square().sum() - std.log().sum() - eps.numel() * HALF_LOG_2PI
     return log_q - prior.log_prob(torch.addcmul(mean, std, eps))

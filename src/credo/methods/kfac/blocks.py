@@ -25,9 +25,9 @@ from credo.core.kronecker.factors import (
     product,
     to_matrix,
 )
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
-from credo.core.network.flat_layout import parameters_at
+from credo.core.network.substitute import parameters_at
 
 Tensors = tuple[Tensor, ...]
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.row_weights import CountedRows
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.inplace_inputs import ChangedInputError, versions
-from credo.core.per_example.outputs import OutputGradients
-from credo.core.per_example.plan import PlanChangedError
+from credo.core.per_example.hook_plan import PlanChangedError
+from credo.core.per_example.output_rows import OutputGradients
 
 # Arguments, keyword arguments, and how often these were changed in place before.
 Calls = list[tuple[tuple[Any, ...], dict[str, Any], list[int]]]
@@ -70,7 +70,7 @@ def sampled_curvature(
     while True:
         generator = torch.Generator(leaves[0].device).manual_seed(key)  # the same labels if a pass is made again
         try:
-            with frozen_statistics(plan.model), plan.watched(counted) as watch:
+            with frozen_statistics(plan.model), plan.hooks(counted) as watch:
                 losses = []
                 for (args, options, before), share in zip(calls, shares, strict=True):
                     if versions(args, options) != before:

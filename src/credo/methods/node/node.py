@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,40 +23,62 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.description import Description
-from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
-from credo.core.example_counts import Counted, weighed
 from credo.core.kernels import flat
-from credo.core.kl_schedule import KLWeight, make_kl_weight
+from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
 from credo.core.likelihood import Likelihood
-from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
-from credo.core.network.flat_layout import Layout, all_names, parameters_at, random_names, substituted
+from credo.core.network.batchnorm import frozen_statistics
+from credo.core.network.flat_layout import Layout
 from credo.core.network.inplace_inputs import same_inputs
-from credo.core.optimizer_step import OptimizerChoice, scalar_loss
-from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.network.selection import all_names, random_names
+from credo.core.network.substitute import parameters_at, substituted
+from credo.core.optimizer_step import GradientPosterior, trainable
+from credo.core.optimizers import OptimizerChoice
+from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.support.validate import checked_count, is_count
 from credo.methods.node.elbo_terms import TERMS
 from credo.methods.node.layers import Layers, folded, node_layers
 from credo.methods.node.noise import ExampleNoise
-from credo.methods.node.setup import check_choices, initial_nodes, node_descent
+from credo.methods.node.setup import check_choices, initial_nodes, node_optimizer_step
 
 
-class NodeBNN(Posterior):
-    """A mixture of Gaussians over scales of nodes; weights are trained as points, also pretrained ones.
+class NodeBNN(GradientPosterior):
+    """Mixture of Gaussians over scales of nodes; weights are trained as points, also pretrained ones.
 
-    `side`: scales of the inputs of Linear and Conv layers, of their outputs, or both; `bias_scale` adds one for each
-    layer's bias (iBNN has it, with `side="in"`). `components` start at N(1, `spread`²), their deviations near
-    `std_init`. `draws` passes a step, each with new nodes for each example. `kl`: `"bound"`, the entropy bound over all
-    layers together; `"layer-bound"`, summed over layers as in the authors' code, which counts the gain of up to log K
-    once for each layer and so is no bound of all together; `"mean"` and `"full"`, those of iBNN. `noise="batch"` takes
-    one weight draw for the batch, which goes with any network. `node_lr` (by default `lr`) is the rate for one
-    component: under `sgd` it is taken K times, since a component sees 1/K of the examples. `weight_prior` or a weight
-    decay among `optimizer_options` is the weights' own prior; nodes have no decay. Frozen weights stay as they are,
-    their nodes are trained.
+    Frozen weights stay as they are, their nodes are trained.
+
+    Args:
+        model: The network.
+        data_size: Number of training examples, which the KL is divided by.
+        components: Number K of Gaussians in the mixture.
+        side: Which nodes of Linear and Conv layers have a scale: `"in"`, `"out"` or `"both"`.
+        bias_scale: Whether each layer's bias has a scale, too (iBNN has it, with `side="in"`).
+        layers: `"all"` Linear and Conv layers, or globs of their paths.
+        prior_std: Standard deviation of the nodes' prior N(1, prior_std²).
+        spread: Standard deviation of the components' first means around 1.
+        std_init: First standard deviation of the nodes, up to 10 % noise.
+        draws: Passes a step, averaged, each with new nodes for each example.
+        noise: `"example"`: nodes of its own for each example. `"batch"`: one draw for the batch, for any network.
+        kl: `"bound"`: the entropy bound over all layers together. `"layer-bound"`: summed over layers as in the
+            authors' code, which counts the gain of up to log K once for each layer and so is no bound. `"mean"` and
+            `"full"`: those of iBNN.
+        gamma: Factor γ on the additional entropy; above 0 the posterior is hotter.
+        temperature: Factor on the KL: 1 is the Bayes posterior.
+        kl_weight: Factor on the KL at each step: a name of `KL_WEIGHTS` or a function of the step.
+        batches: Batches an epoch, for the weights `"blundell"` and `"uniform"`.
+        warmup_steps: Steps until the full KL counts, for the weight `"warmup"`.
+        weight_prior: Prior of the point weights: an object, its description, or a Gaussian's std; None: none.
+        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
+        lr: Learning rate of the weights.
+        node_lr: Learning rate of the nodes, `lr` by default. Under `sgd` it is taken K times, since a component sees
+            1/K of the examples.
+        optimizer_options: Further arguments of an optimiser given by name. A weight decay leaves the nodes out.
+        node_options: The same for the nodes.
+        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        likelihood: What the outputs mean: an object, its description or name; None: categorical.
+        seed: Start of the posterior's own random numbers.
     """
-
-    averages_over_processes = True
 
     def __init__(
         self,
@@ -99,13 +121,7 @@ class NodeBNN(Posterior):
             {"spread": spread, "temperature": temperature},
         )
         self.nodes = node_layers(model, side=side, bias_scale=bias_scale, layers=layers)
-        self._config: dict[str, Any] = {"components": self.components, "side": side, "bias_scale": bias_scale}
-        self._config |= {"layers": list(self.nodes), "prior_std": prior_std, "spread": spread, "std_init": std_init}
-        self._config |= {"draws": self.step_draws, "noise": noise, "kl": kl, "gamma": gamma, "temperature": temperature}
-        self._config |= {"kl_weight": kl_weight if isinstance(kl_weight, str) else None, "batches": batches}
-        self._config |= {"warmup_steps": warmup_steps, "lr": lr, "node_lr": node_lr, "clip_norm": clip_norm}
-        self._config |= {"optimizer": optimizer if isinstance(optimizer, str) else None}
-        self._config |= {"optimizer_options": dict(optimizer_options or {}), "node_options": dict(node_options or {})}
+        self.arguments["layers"] = list(self.nodes)
         self.prior_std, self.gamma, self.temperature, self.noise_name = prior_std, gamma, temperature, noise
         self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
         self._terms = TERMS[kl]
@@ -114,7 +130,11 @@ class NodeBNN(Posterior):
         self._bind_weight_prior(weight_prior)
         first = initial_nodes(model, self.nodes, self.components, spread, std_init, self.generator)
         self.loc, self.rho = (nn.Parameter(values) for values in first)
-        self.descent = node_descent(self, optimizer, lr, node_lr, optimizer_options, node_options, clip_norm)
+        parameters = trainable(self)
+        nodes = {name: parameters.pop(name) for name in ("loc", "rho")}
+        self.optimizer_step = node_optimizer_step(
+            parameters, nodes, optimizer, lr, node_lr, optimizer_options, node_options, clip_norm
+        )
 
     # -- the distribution ------------------------------------------------------------------------------------
 
@@ -140,9 +160,12 @@ class NodeBNN(Posterior):
         return F.softplus(self.rho.detach())
 
     def fold(self, component: int | None = None) -> nn.Module:
-        """A plain network, a copy, with the means of one component folded into its weights; None: of all of them.
+        """A plain copy of the network in eval mode, with node means folded into its weights.
 
-        No approximation of the mixture: it answers as one network does. In eval mode, also after training.
+        It predicts as one network does and does not approximate the mixture.
+
+        Args:
+            component: Which component's means; None: the average over all of them.
         """
         if component is not None and not (is_count(component, least=0) and component < self.components):
             raise ValueError(f"component={component!r}: there are 0 to {self.components - 1}, or None for their mean.")
@@ -156,79 +179,63 @@ class NodeBNN(Posterior):
         return network.eval()
 
     def kl(self) -> Tensor:
-        """What is taken for KL(q ‖ p), in nats, summed over all nodes: an upper bound of it for `"bound"`."""
+        """The estimate of KL(q ‖ p) in nats, summed over all nodes: an upper bound for `kl="bound"`."""
         return self._terms(self.loc, F.softplus(self.rho), self.prior_std, 0.0, self._spans)[1]
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """One step of the optimiser on weights and nodes together."""
-        with self.prepared(nll, examples=examples, weights=weights) as update:
-            return update()
-
-    @contextmanager
-    def prepared(
-        self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
-    ) -> Iterator[Callable[[], Terms]]:
-        """A step whose gradients are there and checked; what it yields makes the update."""
-        with statistics_kept_on_error(self.model), self.descent.cleared_on_error(self.process_group):
-            self.descent.clear()
-            nll = weighed(nll, Counted(examples, weights), self.process_group)
-            nll = same_inputs(nll) if self.step_draws > 1 else nll
+    def _gradients(self, nll: Nll) -> Terms:
+        """Set the gradients of weights and nodes, averaged over the draws."""
+        draws = self.step_draws
+        if draws > 1:
+            nll = same_inputs(nll)
+        if self.process_group is not None:
             self._reseed()
-            first = self._random_component()
-            data_term, called = 0.0, set[str]()
-            for index in range(self.step_draws):
-                # Only the first pass counts as data for running statistics.
-                with frozen_statistics(self._net) if index else nullcontext():
-                    data_term += self._pass(nll, first, index, called) / self.step_draws
+        first, net = self._random_component(), self._net
+        data_term, called = 0.0, set[str]()
+        for index in range(draws):
+            # Only the first pass updates running statistics.
+            with frozen_statistics(net) if index else nullcontext():
+                data_term += self._pass(nll, net, first, index, called) / draws
+        if not self._watch.compared:
             compare_draw(self, data_term, nll)
-            penalty, kl = self._penalty()
-            self.descent.check(data_term + penalty, at=self.steps)
-            (data_term,) = self.descent.ready(at=self.steps, losses=(data_term,))
-            yield partial(self._update, Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl))
+        penalty, kl = self._add_penalty()
+        self.optimizer_step.check(data_term + penalty, at=self.steps)
+        (data_term,) = self.optimizer_step.ready(at=self.steps, losses=(data_term,))
+        return Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl)
 
-    def _update(self, terms: Terms) -> Terms:
-        self.descent.move(scale=self.lr_scale)
-        return self._stepped(terms)
-
-    def _pass(self, nll: Nll, first: int, index: int, called: set[str]) -> float:
-        """The batch's NLL under new nodes; adds this pass's share of all gradients, and the layers that were called."""
-        index = self._draw_number(index, self.step_draws)
-        self._reseed(index)
+    def _pass(self, nll: Nll, net: nn.Module, first: int, index: int, called: set[str]) -> float:
+        """The batch's NLL under new nodes; adds this pass's part of all gradients, and the layers that were called."""
+        if self.process_group is not None:
+            index = self._draw_number(index, self.step_draws)
+            self._reseed(index)
+        backward = partial(self.optimizer_step.backward, at=self.steps, fraction=1 / self.step_draws)
         if self.noise_name == "batch":
-            return self._batch_pass(nll, self._component_draw((first + index) % self.components))
-        noise = ExampleNoise(self._net, self.nodes, partial(self._example_values, first=first, index=index), called)
+            # The weights are leaves of the loss's graph: reentrant checkpoints make a backward pass of their own for
+            # each part, and all of them would go through the graph of the draw.
+            draw = self._component_draw((first + index) % self.components)
+            leaves = {name: weight.detach().requires_grad_() for name, weight in draw.items()}
+            with substituted(net, leaves, self._aliases):
+                value = backward(nll(net))
+            reached = [(draw[name], leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None]
+            self.guard.check_used(bool(reached))
+            if reached:
+                torch.autograd.backward([weight for weight, _ in reached], [grad for _, grad in reached])
+            return value
+        noise = ExampleNoise(net, self.nodes, partial(self._example_values, first=first, index=index), called)
         with noise.on():
-            value = self._backward(nll(self._net))
-        self.guard.check_used(noise.is_used)
+            value = backward(nll(net))
+        if not noise.is_used:
+            self.guard.check_used(False)
         noise.check_reached(nll, self._tried)
         noise.backward()
         return value
 
-    def _batch_pass(self, nll: Nll, draw: Mapping[str, Tensor]) -> float:
-        """A pass on one weight draw. Its weights are leaves of the loss's graph: reentrant checkpoints make a backward
-        pass of their own for each part, and all of them would go through the graph of the draw.
-        """
-        leaves = {name: weight.detach().requires_grad_() for name, weight in draw.items()}
-        with substituted(self._net, leaves, self._aliases) as net:
-            value = self._backward(nll(net))
-        self.guard.check_used(any(leaf.grad is not None for leaf in leaves.values()))
-        reached = [(weight, leaves[name].grad) for name, weight in draw.items() if leaves[name].grad is not None]
-        if reached:
-            torch.autograd.backward([weight for weight, _ in reached], [grad for _, grad in reached])
-        return value
-
-    def _backward(self, value: Tensor) -> float:
-        value = scalar_loss(value)
-        number = value.item()
-        self.descent.check(number, at=self.steps)
-        (value / self.step_draws).backward()
-        return number
-
-    def _penalty(self) -> tuple[float, float]:
-        """The priors' share of the loss, whose gradients are added, and the KL of the nodes."""
-        weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+    def _add_penalty(self) -> tuple[float, float]:
+        """Add the gradients of the priors' terms; returns the penalty and the KL of the nodes."""
+        weight = self.temperature / self.data_size
+        if self.kl_weight is not constant:
+            weight = self.temperature * self.kl_weight(self.steps) / self.data_size
         minimised, kl = self._terms(self.loc, F.softplus(self.rho), self.prior_std, self.gamma, self._spans)
         penalty = weight * minimised
         if self.weight_prior is not None:
@@ -238,15 +245,20 @@ class NodeBNN(Posterior):
         return penalty.item(), kl.item()
 
     def _example_values(self, rows: int, *, first: int, index: int) -> Tensor:
-        """[rows, nodes]: components by turns over the rows of every pass, which BatchNorm takes together.
+        """Nodes [rows, nodes] for pass `index`, with the components by turns over the rows, beginning at `first`.
 
-        A row has another component in the next pass.
+        So BatchNorm sees all components in every pass, and a row has another one in the next pass.
         """
-        ours = WHOLE if self.process_group is None else self.process_group.rows
-        component = (first + ours.numbers(rows, self.loc.device) + index) % self.components
-        # Not by indexing, whose way back is many times slower.
-        means, stds = (each.index_select(0, component) for each in (self.loc, F.softplus(self.rho)))
-        return torch.addcmul(means, stds, ours.of(lambda shape: self._normal(*shape), (rows, self.loc.shape[1])))
+        ours = None if self.process_group is None else self.process_group.rows
+        shape = (rows, self.loc.shape[1])
+        if ours is None:
+            numbers, eps = torch.arange(rows, device=self.loc.device), self._normal(*shape)
+        else:
+            numbers, eps = ours.numbers(rows, self.loc.device), ours.of(lambda shape: self._normal(*shape), shape)
+        component = (first + numbers + index) % self.components
+        # Not by indexing, whose backward pass is many times slower.
+        means, stds = self.loc.index_select(0, component), F.softplus(self.rho).index_select(0, component)
+        return torch.addcmul(means, stds, eps)
 
     def _component_draw(self, component: int) -> dict[str, Tensor]:
         std = F.softplus(self.rho[component])
@@ -270,11 +282,6 @@ class NodeBNN(Posterior):
             self.layout = Layout(random, known=all_names(self.model))
             self.weight_prior = make_prior(given).bind(self.layout, data_size=self.data_size, device=self.device)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments; what initialisation gave is in the tensors."""
-        prior = None if self.weight_prior is None else self.weight_prior.config()
-        return {**self._config, "weight_prior": prior, "likelihood": self.likelihood.config(), "seed": self.seed}
-
     def describe(self) -> Description:
         """KL and moments of the node variables; there is no prior over random weights."""
         return Description(
@@ -284,6 +291,3 @@ class NodeBNN(Posterior):
             noise=self.noise_name,
             spread_count=self.loc.numel() + self.rho.numel(),
         )
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        return self.descent.optimizer

@@ -1,4 +1,4 @@
-"""Before the first step of a node-based BNN: choices checked, first values, and an optimiser with two groups."""
+"""Construction of a node-based BNN: validation, initial values, and an optimiser with two groups."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from torch import Tensor, nn
 
 from credo.core.errors import unknown
 from credo.core.network.flat_layout import inverse_softplus
-from credo.core.optimizer_step import Descent, OptimizerChoice, plain_name, trainable
+from credo.core.optimizer_step import OptimizerStep, plain_name
+from credo.core.optimizers import OptimizerChoice
 from credo.methods.node.elbo_terms import KINDS
 from credo.methods.node.layers import NodeLayer, node_dtype
 
 NOISES = ("example", "batch")
-_NODES = ("loc", "rho")
-# First deviations are normal around `std_init`, with this share of it.
+# First deviations are normal around `std_init`, with this fraction of it as their std.
 _STD_SPREAD, _LEAST_STD = 0.1, 1e-6
 
 
 def check_choices(
     noise: str, kl: str, gamma: float, positive: Mapping[str, float], others: Mapping[str, float]
 ) -> None:
-    """Refuse names that do not exist and numbers that cannot be."""
+    """Raise ValueError for unknown names and numbers out of range.
+
+    Args:
+        noise: A name of `NOISES`.
+        kl: A name of `KINDS`.
+        gamma: Factor on the additional entropy.
+        positive: Arguments that must be positive, by name.
+        others: Arguments that must not be negative, by name.
+    """
     if noise not in NOISES:
         raise ValueError(unknown("noise", str(noise), NOISES))
     if kl not in KINDS:
@@ -48,25 +56,43 @@ def initial_nodes(
     std_init: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """First means N(1, spread²) and ρ of deviations near `std_init`, each [components, nodes]."""
+    """First means N(1, spread²) and ρ of deviations near `std_init`, each [components, nodes].
+
+    Args:
+        model: The network.
+        nodes: Its layers with node variables, by path.
+        components: Number of components.
+        spread: Standard deviation of the means around 1.
+        std_init: Typical standard deviation of a node.
+        generator: Source of random numbers.
+    """
     shape = (2, components, max(node.span.stop for node in nodes.values()))
     noise = torch.randn(shape, generator=generator, device=generator.device, dtype=node_dtype(model, nodes))
     std = (std_init * (1 + _STD_SPREAD * noise[1])).abs().clamp_min(_LEAST_STD)
     return 1 + spread * noise[0], inverse_softplus(std)
 
 
-def node_descent(
-    posterior: nn.Module,
+def node_optimizer_step(
+    weights: Mapping[str, nn.Parameter],
+    nodes: Mapping[str, nn.Parameter],
     optimizer: OptimizerChoice | None,
     lr: float,
     node_lr: float | None,
     options: Mapping[str, Any] | None,
     node_options: Mapping[str, Any] | None,
     clip_norm: float | None,
-) -> Descent:
-    """Descent on all parameters of a posterior whose own are `loc` and `rho`; these have no weight decay.
+) -> OptimizerStep:
+    """The optimiser of weights and nodes, each with a rate and options of its own.
 
-    An optimiser that is given as a function keeps the groups it makes, and its rates.
+    Args:
+        weights: All other parameters, by name.
+        nodes: The parameters `loc` and `rho` of the nodes, which have no weight decay.
+        optimizer: A name of `OPTIMIZERS`, a function that makes the groups and their rates itself, or None.
+        lr: Learning rate of the weights.
+        node_lr: Learning rate of the nodes; None: `lr`.
+        options: Further arguments of the optimiser.
+        node_options: The same for the nodes.
+        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
     """
     rate = lr if node_lr is None else node_lr
     if not isinstance(rate, Real) or not 0 <= rate < math.inf:
@@ -76,32 +102,30 @@ def node_descent(
         raise ValueError("node_options: the nodes' rate is given by node_lr.")
     if callable(optimizer) and (node_lr is not None or node_options):
         raise ValueError("node_lr and node_options are for optimisers by name; a function gives its groups their own.")
-    own = trainable(posterior)
-    # Weights first: messages name the first parameter that is wrong.
-    parameters = {n: p for n, p in own.items() if n not in _NODES} | {n: p for n, p in own.items() if n in _NODES}
-    descent = Descent(parameters, optimizer, lr, options, clip_norm, locate=_located)
+    # Weights first: messages name the first parameter that is not finite.
+    step = OptimizerStep({**weights, **nodes}, optimizer, lr, options, clip_norm, locate=_located)
     if not isinstance(optimizer, str):
-        return descent
-    nodes = [parameters[name] for name in _NODES]
+        return step
+    own = [*nodes.values()]
     if optimizer == "sgd":
         # A component sees 1/K of the examples. Adaptive optimisers undo that by themselves.
-        rate *= len(nodes[0])
-    made = descent.optimizer
+        rate *= len(own[0])
+    made = step.optimizer
     for group in made.param_groups:
-        group["params"] = [p for p in group["params"] if not any(p is node for node in nodes)]
+        group["params"] = [p for p in group["params"] if not any(p is node for node in own)]
     made.param_groups = [group for group in made.param_groups if group["params"]]
     given = {"weight_decay": 0.0} if "weight_decay" in made.defaults else {}
     given |= dict(node_options or {})
-    strangers = sorted(set(given) - set(made.defaults))
-    if strangers:
-        raise ValueError(f"node_options: {optimizer} has no option {', '.join(strangers)}.")
+    unknown_options = sorted(set(given) - set(made.defaults))
+    if unknown_options:
+        raise ValueError(f"node_options: {optimizer} has no option {', '.join(unknown_options)}.")
     try:
-        type(made)(nodes, **{**(options or {}), **given, "lr": rate})  # a group that is added is not checked
-        made.add_param_group({"params": nodes, **given, "lr": rate})
+        type(made)(own, **{**(options or {}), **given, "lr": rate})  # a group that is added is not checked
+        made.add_param_group({"params": own, **given, "lr": rate})
     except (TypeError, ValueError) as error:
         raise ValueError(f"node_options={dict(node_options or {})}: {error}.") from error
     made.param_groups[-1]["initial_lr"] = rate
-    return descent
+    return step
 
 
 def _located(name: str, tensor: Tensor) -> str:

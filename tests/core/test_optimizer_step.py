@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
-from credo.core.optimizer_step import OPTIMIZERS, Descent
+from credo.core.optimizer_step import OptimizerStep
+from credo.core.optimizers import OPTIMIZERS
 
 
 def network() -> nn.Sequential:
@@ -31,10 +32,10 @@ def gradient_of(net: nn.Module) -> Tensor:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_torchs_own_optimiser(name: str) -> None:
     ours, theirs = network(), network()
-    descent = Descent(dict(ours.named_parameters()), name, 0.01)
+    stepper = OptimizerStep(dict(ours.named_parameters()), name, 0.01)
     optimizer = OPTIMIZERS[name](theirs.parameters(), lr=0.01, foreach=False)
     for step in range(5):
-        descent.step(loss_of(ours), at=step)
+        stepper.step(loss_of(ours), at=step)
         optimizer.zero_grad()
         loss_of(theirs).backward()
         optimizer.step()
@@ -44,11 +45,11 @@ def test_equals_torchs_own_optimiser(name: str) -> None:
 def test_options_and_own_optimisers_are_used() -> None:
     ours, theirs, own = network(), network(), network()
     options = {"momentum": 0.9, "nesterov": True}
-    descent = Descent(dict(ours.named_parameters()), "sgd", 0.1, options)
-    custom = Descent(dict(own.named_parameters()), lambda ps: torch.optim.SGD(ps, lr=0.1, **options), 123.0)
+    stepper = OptimizerStep(dict(ours.named_parameters()), "sgd", 0.1, options)
+    custom = OptimizerStep(dict(own.named_parameters()), lambda ps: torch.optim.SGD(ps, lr=0.1, **options), 123.0)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **options)
     for step in range(3):
-        descent.step(loss_of(ours), at=step)
+        stepper.step(loss_of(ours), at=step)
         custom.step(loss_of(own), at=step)
         optimizer.zero_grad()
         loss_of(theirs).backward()
@@ -60,9 +61,9 @@ def test_options_and_own_optimisers_are_used() -> None:
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e3])
 def test_clipping_equals_torchs(clip_norm: float) -> None:
     ours, theirs = network(), network()
-    descent = Descent(dict(ours.named_parameters()), "sgd", 1.0, clip_norm=clip_norm)
+    stepper = OptimizerStep(dict(ours.named_parameters()), "sgd", 1.0, clip_norm=clip_norm)
     start = weights(ours)
-    descent.step(loss_of(ours, 50.0), at=0)
+    stepper.step(loss_of(ours, 50.0), at=0)
     loss_of(theirs, 50.0).backward()
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm)
     assert 1 < norm < 1e3  # so that the first two limits clip and the third does not
@@ -71,42 +72,42 @@ def test_clipping_equals_torchs(clip_norm: float) -> None:
 
 def test_scale_multiplies_the_initial_rate_and_does_not_accumulate() -> None:
     net = network()
-    descent = Descent(dict(net.named_parameters()), "sgd", 0.1)
+    stepper = OptimizerStep(dict(net.named_parameters()), "sgd", 0.1)
     for scale in (0.5, 0.5, 0.1, 1.0):
         before = weights(net)
         gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss_of(net), list(net.parameters()))])
-        descent.step(loss_of(net), at=0, scale=scale)
+        stepper.step(loss_of(net), at=0, scale=scale)
         torch.testing.assert_close(weights(net), before - 0.1 * scale * gradient)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_named_with_its_step_and_changes_nothing(value: float) -> None:
     net = network()
-    descent = Descent(dict(net.named_parameters()), "adam", 0.1)
+    stepper = OptimizerStep(dict(net.named_parameters()), "adam", 0.1)
     before = weights(net)
     with pytest.raises(NonFiniteError, match=f"The loss is {value} at step 17"):
-        descent.step(loss_of(net) * value, at=17)
+        stepper.step(loss_of(net) * value, at=17)
     assert torch.equal(weights(net), before)
-    assert not descent.optimizer.state
+    assert not stepper.optimizer.state
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing(value: float) -> None:
     net = network()
-    descent = Descent(dict(net.named_parameters()), "adam", 0.1, locate=lambda name, g: f"<{name}>")
+    stepper = OptimizerStep(dict(net.named_parameters()), "adam", 0.1, locate=lambda name, g: f"<{name}>")
     before = weights(net)
     net[2].bias.register_hook(lambda g: torch.full_like(g, value))
     with pytest.raises(NonFiniteError, match=r"The gradient of <2\.bias> is not finite at step 3"):
-        descent.step(loss_of(net), at=3)
+        stepper.step(loss_of(net), at=3)
     assert torch.equal(weights(net), before)
-    assert not descent.optimizer.state
+    assert not stepper.optimizer.state
 
 
 def test_gradients_whose_norm_overflows_are_stopped_too() -> None:
     parameter = nn.Parameter(torch.zeros(2))
-    descent = Descent({"w": parameter}, "sgd", 0.1)
+    stepper = OptimizerStep({"w": parameter}, "sgd", 0.1)
     with pytest.raises(NonFiniteError, match="norm of the gradient"):
-        descent.step((parameter * 1e38).sum() * 3, at=0)
+        stepper.step((parameter * 1e38).sum() * 3, at=0)
     assert torch.equal(parameter, torch.zeros(2))
 
 
@@ -125,20 +126,20 @@ def test_gradients_whose_norm_overflows_are_stopped_too() -> None:
 def test_bad_arguments_are_refused(arguments: dict, words: str) -> None:
     given = {"optimizer": "sgd", "lr": 0.1, **arguments}
     with pytest.raises(ValueError, match=words):
-        Descent(dict(network().named_parameters()), **given)
+        OptimizerStep(dict(network().named_parameters()), **given)
 
 
 def test_a_loss_apart_from_the_parameters_is_an_error() -> None:
-    descent = Descent(dict(network().named_parameters()), "sgd", 0.1)
+    stepper = OptimizerStep(dict(network().named_parameters()), "sgd", 0.1)
     with pytest.raises(RuntimeError, match="does not depend on the network"):
-        descent.step(torch.ones((), requires_grad=True) * 2, at=0)
+        stepper.step(torch.ones((), requires_grad=True) * 2, at=0)
 
 
 def test_gradients_left_by_others_are_not_added_and_none_are_left_behind() -> None:
     clean, dirty = network(), network()
     loss_of(dirty, 100.0).backward()
     for net in (clean, dirty):
-        Descent(dict(net.named_parameters()), "sgd", 0.1).step(loss_of(net), at=0)
+        OptimizerStep(dict(net.named_parameters()), "sgd", 0.1).step(loss_of(net), at=0)
         assert all(p.grad is None for p in net.parameters())
     assert torch.equal(weights(clean), weights(dirty))
 
@@ -146,27 +147,27 @@ def test_gradients_left_by_others_are_not_added_and_none_are_left_behind() -> No
 @pytest.mark.parametrize("lr", ["0.1", None, True, float("nan"), -1.0])
 def test_a_rate_that_is_no_number_is_refused(lr: object) -> None:
     with pytest.raises(ValueError, match="must be a non-negative number"):
-        Descent(dict(network().named_parameters()), "sgd", lr)  # type: ignore[arg-type]
+        OptimizerStep(dict(network().named_parameters()), "sgd", lr)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_that_could_be_differentiated_is_refused(name: str) -> None:
     parameters = dict(network().named_parameters())
     with pytest.raises(ValueError, match=r"differentiable=True cannot be used.*Leave the option out"):
-        Descent(parameters, name, 0.1, {"differentiable": True})
+        OptimizerStep(parameters, name, 0.1, {"differentiable": True})
     with pytest.raises(ValueError, match=r"differentiable=True cannot be used"):
-        Descent(parameters, lambda ps: OPTIMIZERS[name](ps, lr=0.1, differentiable=True), 0.1)
+        OptimizerStep(parameters, lambda ps: OPTIMIZERS[name](ps, lr=0.1, differentiable=True), 0.1)
 
 
 @pytest.mark.parametrize("options", [{"fused": True, "foreach": True}, {"betas": (0.9,)}])
 def test_options_that_torch_cannot_combine_are_named(options: dict) -> None:
     with pytest.raises(ValueError, match=f"Optimizer 'adam' with options .*'{next(iter(options))}'"):
-        Descent(dict(network().named_parameters()), "adam", 0.1, options)
+        OptimizerStep(dict(network().named_parameters()), "adam", 0.1, options)
 
 
 def test_ready_changes_no_parameter_and_move_cannot_fail() -> None:
     ours, theirs = network(), network()
-    whole, halves = (Descent(dict(net.named_parameters()), "adam", 0.1, clip_norm=0.1) for net in (ours, theirs))
+    whole, halves = (OptimizerStep(dict(net.named_parameters()), "adam", 0.1, clip_norm=0.1) for net in (ours, theirs))
     for step in range(3):
         whole.step(loss_of(ours, 50.0), at=step, scale=0.5)
         before = weights(theirs)
@@ -179,9 +180,9 @@ def test_ready_changes_no_parameter_and_move_cannot_fail() -> None:
 
 def test_sparse_gradients_are_named_and_change_nothing() -> None:
     net = nn.Embedding(5, 2)
-    descent = Descent({"table": net.weight}, "sgd", 0.1)
+    stepper = OptimizerStep({"table": net.weight}, "sgd", 0.1)
     before = net.weight.detach().clone()
     rows = torch.nn.functional.embedding(torch.tensor([1, 3]), net.weight, sparse=True)
     with pytest.raises(ValueError, match=r"gradient of table is sparse.*sparse=False"):
-        descent.step(rows.sum(), at=0)
+        stepper.step(rows.sum(), at=0)
     assert torch.equal(net.weight, before)

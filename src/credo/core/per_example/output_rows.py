@@ -1,4 +1,4 @@
-"""By which rows of a network's outputs a loss has a gradient; the others do not count in it."""
+"""Find the rows of a network's outputs that a loss has a gradient by; the others do not count in it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from credo.core.network.inplace_inputs import first_size
-from credo.core.per_example.autograd_state import computes_gradient_of
+from credo.core.per_example.layer_rules import computes_gradient_of
 
 
 @dataclass
 class Call:
-    """One call of the network: what it got, and where the gradients by its outputs are not zero, by output."""
+    """One call of the network.
+
+    Attributes:
+        args: Positional arguments.
+        options: Keyword arguments.
+        outputs: How many of its outputs can have a gradient.
+        nonzero: Where the gradient by each output is not zero, by its index.
+        certain: Rows of each output that are classified with certainty, as in `OutputGradients.certain`.
+    """
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -32,10 +40,11 @@ _CERTAIN = 15.0
 
 
 class OutputGradients:
-    """What one backward pass has told of the outputs of the network's calls.
+    """Gradients by the outputs of the network's calls, as far as one backward pass has brought them.
 
-    `weight` is one of the tensors that the pass differentiates by: a gradient by inputs only, as an attack inside the
-    loss takes it, does not count.
+    Args:
+        weight: One of the tensors that the pass differentiates by: a gradient by inputs only, as an attack inside the
+            loss takes it, does not count.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -53,17 +62,17 @@ class OutputGradients:
         return bool(self.calls) and all(len(call.nonzero) == call.outputs > 0 for call in self.calls)
 
     def rows(self, size: int) -> Tensor | None:
-        """Which of so many rows have a gradient at any output, [rows]; None where no output has them in front."""
+        """Which of `size` rows have a gradient at any output, [rows]; None if no output begins with that many rows."""
         found = [mask.flatten(1).any(1) if mask.dim() > 1 else mask for mask in self._masks() if len(mask) == size]
         return torch.stack([mask.to(found[0].device) for mask in found]).any(0) if found else None
 
     def certain(self, size: int) -> Tensor:
-        """Which rows have outputs so far apart that the gradient of a cross-entropy rounds to zero, [rows]."""
+        """Which of `size` rows have outputs so far apart that a cross-entropy's gradient rounds to zero, [rows]."""
         found = [rows for call in self.calls for rows in call.certain if len(rows) == size]
         return torch.stack(found).any(0) if found else torch.zeros(size, dtype=torch.bool)
 
     def counts(self) -> set[int]:
-        """How many positions of the outputs have a gradient, whichever dimension the classes are in, if any is."""
+        """Numbers of positions with a gradient, for classes in the second or the last dimension, or in none."""
         masks = list(self._masks())
         inner = [mask.any(dim) for mask in masks if mask.dim() > 1 for dim in (1, -1)]
         return {int(mask.sum()) for mask in (*masks, *inner)}
@@ -101,7 +110,7 @@ def _is_certain(outputs: Tensor) -> Tensor:
 
 @contextmanager
 def output_gradients(model: nn.Module, weight: Tensor) -> Iterator[OutputGradients]:
-    """While open, calls of the network are watched, and the gradients that come back to their outputs."""
+    """While open, record calls of the network and the gradients that arrive at their outputs."""
     found = OutputGradients(weight)
     handle = model.register_forward_hook(found._called, with_kwargs=True)
     try:

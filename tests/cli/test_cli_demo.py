@@ -1,0 +1,53 @@
+"""`credo demo`, with fewer and shorter trainings than it really has."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from credo.cli.commands import demo
+
+Call = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = {**demo._COMMON["training"], "epochs": 1, "batch_size": 256}
+    model = {**demo._COMMON["model"], "hidden": [8]}
+    monkeypatch.setattr(demo, "_COMMON", {**demo._COMMON, "training": training, "model": model})
+    monkeypatch.setattr(demo, "DRAWS", 5)
+
+
+METHODS_SHOWN = ["map", "mc-dropout", "ensemble", "bbb"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_demo")
+def test_demo(call: Call) -> None:
+    result = call("demo")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [line.split("│")[1].strip() for line in lines] == METHODS_SHOWN
+    for line in lines:
+        accuracy, nll, ece, auroc, seconds = (float(job) for job in line.split("│")[2:7])
+        assert 0 <= accuracy <= 1
+        assert 0 <= ece <= 1
+        assert 0 <= auroc <= 1
+        assert min(nll, seconds) >= 0
+    assert all(f"training {name}" in result.stderr for name in METHODS_SHOWN)
+    found = call("demo", "--json")
+    assert list(json.loads(found.stdout)) == METHODS_SHOWN
+    assert "training" not in found.stderr
+    assert all(Path(f"runs/demo/{name}/result.json").exists() for name in METHODS_SHOWN)
+
+
+@pytest.mark.usefixtures("short_demo")
+def test_demo_does_not_take_runs_with_other_settings(
+    call: Call, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "_METHODS", {"map": demo._METHODS["map"]})
+    call("demo", "--folder", "mine")
+    monkeypatch.setattr(demo, "_METHODS", {"map": {"name": "map", "lr": 0.5}})
+    assert "method.lr is 0.002 there, 0.5 now" in refused("demo", "--folder", "mine")
