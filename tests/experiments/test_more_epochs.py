@@ -1,4 +1,4 @@
-"""A run goes on with more epochs than it was begun with, finished or not; fewer than are done are refused."""
+"""A run resumes with more epochs, finished or not; fewer than are done raise an error."""
 
 import json
 from collections.abc import Callable
