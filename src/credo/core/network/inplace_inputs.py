@@ -36,6 +36,7 @@ class InputWatch:
         earlier, found = dict(self._changed), list[tuple[Tensor, int]]()
 
         def before(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            """Forward pre-hook, of the network (`_`), with positional args and keyword options."""
             for tensor in _tensors(args, options):
                 if tensor._version == earlier.get(_address(tensor), (None, None))[1]:
                     raise ChangedInputError(_MESSAGE)

@@ -20,6 +20,7 @@ class PlanChangedError(CredoError, RuntimeError):
     """The pass showed that a larger module must be run for some parameters; the plan is changed: run the pass again.
 
     Args:
+        message: What happened.
         changed: Inputs of the network that the pass has changed in place, each with its version since.
     """
 

@@ -150,7 +150,7 @@ class Receiver(Protocol):
         """Whether the backward pass that is running computes gradients by the weights."""
 
     def take(self, x: Tensor, g: Tensor, sums: Sums) -> None:
-        """Take the sums, with input and output gradient."""
+        """Take the sums, with the layer's input x and the gradient g by its output."""
 
 
 def fused_forward(
@@ -191,6 +191,7 @@ class _FusedLayer(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
+        """As `fused_forward`: ctx is autograd's; receiver, fused, plain; whether it is lowered; x, weight and bias."""
         ctx.receiver, ctx.fused = receiver, fused
         ctx.save_for_backward(x, weight)
         if fused.forward is None:

@@ -44,6 +44,7 @@ def _fused_batch_norm(layer: Any) -> Fused:
     def backward(
         x: Tensor, weight: Tensor, g: Tensor, *, needs_input: bool, bias: bool, scale: float | None
     ) -> tuple[Tensor | None, Sums | None]:
+        """As `Backward`: x, weight, g, needs_input, bias (always summed) and scale."""
         return norm_back(x, g, weight, statistics, eps, needs_input=needs_input, scale=scale or 1.0)
 
     return Fused(backward, suits=usable)

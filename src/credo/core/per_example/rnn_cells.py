@@ -144,6 +144,7 @@ def _gru_back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh:
 
 def _plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, None, Saved]]:
     def run(inputs: Tensor, h: Tensor, c: None, w: Tensor, b: Tensor | None) -> tuple[Tensor, None, Saved]:
+        """As `RecurrentCell.run`: inputs, first state h, no memory c, weight w and bias b."""
         states = inputs.clone() if b is None else inputs + b
         back = w.t()
         for t in range(len(inputs)):
@@ -155,6 +156,7 @@ def _plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
 
 def _plain_back(derivative: Callable[[Tensor], Tensor]) -> Callable[..., Gradients]:
     def back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh: Tensor, dc: None) -> Gradients:
+        """As `RecurrentCell.back`: saved (nothing), states, h0, c0, w, dh, dc."""
         factors, found = derivative(states), torch.empty_like(states)
         state = torch.zeros_like(h0)
         for t in range(len(states) - 1, -1, -1):

@@ -105,6 +105,7 @@ class _Unrolled(torch.autograd.Function):
         b_ih: Tensor | None,
         b_hh: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
+        """ctx, the two `calls`, the cell, input x, first state h0 and memory c0, and w_ih, w_hh, b_ih, b_hh."""
         inputs = F.linear(x.transpose(0, 1), w_ih, b_ih)
         states, memory, saved = cell.run(inputs, h0, c0, w_hh, b_hh)
         ctx.calls, ctx.cell, ctx.has_memory = calls, cell, c0 is not None
@@ -113,6 +114,7 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor, dc: Tensor | None) -> tuple[Tensor | None, ...]:
+        """From gradients dh by all states and dc by the last memory; ctx is autograd's."""
         check_first_order()
         x, h0, c0, w_ih, w_hh, states, *saved = ctx.saved_tensors
         needs = ctx.needs_input_grad

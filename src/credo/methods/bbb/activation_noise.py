@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.layer_hooks import LayerUseError, Replace, covered_layers, parameter_names, tapped
+from credo.core.network.layer_hooks import LayerUseError, Replace, covered_layers, hooked, parameter_names
 from credo.core.network.layer_table import RULES, output_variance, random_signs, sign_shapes
 from credo.core.network.selection import join
 from credo.core.network.substitute import substituted
@@ -158,5 +158,5 @@ def _noisy(
     }
     by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
     rest = {name: w for name, w in weights.items() if name not in by_noise}
-    with substituted(model, rest, aliases), tapped(layers, NOISES[noise](std, generator, rows)):
+    with substituted(model, rest, aliases), hooked(layers, NOISES[noise](std, generator, rows)):
         yield

@@ -360,6 +360,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
         """Prior, temperature and curvature; σ² = variance_scale/(curvature + …)."""
 
         def refit(curvature: Tensor, mean: Tensor, before: Tensor, after: Tensor) -> Tensor:
+            """The curvature for a variance that was `before` and is `after`, whatever the mean."""
             change = 1 / after.double() - 1 / before.double()
             return curvature + (self.variance_scale * change).to(curvature.dtype)
 

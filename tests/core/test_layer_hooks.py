@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from credo.core.network.layer_hooks import LayerUseError, covered_layers, tapped
+from credo.core.network.layer_hooks import LayerUseError, covered_layers, hooked
 
 
 def add_one(path: str):
@@ -44,7 +44,7 @@ def test_layers_that_compute_their_weight_from_others_are_not_covered() -> None:
 def test_outputs_are_replaced_inside_and_hooks_gone_after() -> None:
     layer, x = nn.Linear(2, 2), torch.ones(3, 2)
     plain = layer(x)
-    with tapped({"": layer}, add_one):
+    with hooked({"": layer}, add_one):
         assert torch.equal(layer(x), plain + 1)
     assert torch.equal(layer(x), plain)
     assert not layer._forward_hooks
@@ -54,14 +54,14 @@ def test_the_users_own_hooks_see_the_replaced_output() -> None:
     layer, x = nn.Linear(2, 2), torch.ones(3, 2)
     plain = layer(x)
     layer.register_forward_hook(lambda module, inputs, output: output * 10)
-    with tapped({"": layer}, add_one):
+    with hooked({"": layer}, add_one):
         torch.testing.assert_close(layer(x), (plain + 1) * 10)
     assert len(layer._forward_hooks) == 1
 
 
 def test_hooks_are_gone_after_an_error_which_is_not_hidden() -> None:
     layer = nn.Linear(2, 2)
-    with pytest.raises(ZeroDivisionError), tapped({"": layer}, add_one):
+    with pytest.raises(ZeroDivisionError), hooked({"": layer}, add_one):
         raise ZeroDivisionError
     assert not layer._forward_hooks
 
@@ -80,7 +80,7 @@ def test_layers_that_do_not_run_exactly_once_are_named_together_at_the_end_of_th
     done = []
 
     def run() -> None:
-        with tapped(dict(model.named_children()), add_one):
+        with hooked(dict(model.named_children()), add_one):
             done.append(model(torch.ones(1, 2)))
 
     with pytest.raises(LayerUseError, match="never, twice") as error:
@@ -92,5 +92,5 @@ def test_layers_that_do_not_run_exactly_once_are_named_together_at_the_end_of_th
 
 def test_an_input_given_by_keyword_counts_as_not_covered() -> None:
     layer = nn.Linear(2, 2)
-    with pytest.raises(LayerUseError), tapped({"": layer}, add_one):
+    with pytest.raises(LayerUseError), hooked({"": layer}, add_one):
         layer(input=torch.ones(1, 2))
