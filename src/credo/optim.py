@@ -249,7 +249,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """Inside a draw, the network's parameters are the draw's: nothing else may take them for the means."""
         if self._in_use:
             raise RuntimeError(
-                "Sampled weights are currently loaded in the network: steps and sampled_params blocks do not nest. Inside a "
+                "Sampled weights are loaded in the network: steps and sampled_params blocks do not nest. Inside a "
                 "closure the network is a draw without a block; step() comes after the block has ended."
             )
         with self.posterior.guard.exclusive(self.posterior):

@@ -125,7 +125,7 @@ class GradientAccumulator:
     def check_free(self) -> None:
         """Raise RuntimeError if the network's own weights are a draw, and not the means."""
         if self.leaves is not None:
-            raise RuntimeError("Sampled weights are currently loaded in the network: trials, steps and draws do not nest.")
+            raise RuntimeError("Sampled weights are loaded in the network: trials, steps and draws do not nest.")
 
     @contextmanager
     def trying(self, leaves: Mapping[str, Tensor]) -> Iterator[None]:
