@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import credo
 from credo.continual import GaussianMoments, Learner, Task, moments_of
 from credo.core.description import Description
-from credo.core.network.flat_layout import Layout, parameters_at
+from credo.core.network.flat_layout import Layout
+from credo.core.network.substitute import parameters_at
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import Gaussian
 from credo.data import Split

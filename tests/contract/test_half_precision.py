@@ -53,20 +53,16 @@ def run(posterior: Any, steps: int, scale: float = 1.0) -> list[credo.Terms]:
     return [posterior.step(lambda net: scale * F.cross_entropy(net(x).float(), y)) for _ in range(steps)]
 
 
-def engine(posterior: Any) -> Any:
-    return getattr(posterior, "engine", posterior)
-
-
 def test_the_curvature_moves_as_in_single_precision(name: str) -> None:
     """A large one forgets itself by 0.999 a step: rounded to 8 bits, 0.999·s is s."""
     curvatures, momenta = [], []
     for dtype in (torch.bfloat16, torch.float32):
         posterior = make(name, dtype, lr=0.0)
         run(posterior, 1, scale=10.0 if name == "ogn" else 1.0)  # whose first curvature is the first batch's
-        before = engine(posterior).curvature.clone()
+        before = posterior.curvature.clone()
         run(posterior, 150)
-        curvatures.append((before, engine(posterior).curvature))
-        momenta.append(engine(posterior).momentum)
+        curvatures.append((before, posterior.curvature))
+        momenta.append(posterior.momentum)
     low, full = curvatures
     assert low[1].dtype is momenta[0].dtype is torch.float32
     assert low[1].mean() < 0.9 * low[0].mean()
@@ -92,8 +88,8 @@ def test_a_saved_state_continues_identically(name: str, tmp_path: Path) -> None:
     again.load_state_dict(posterior.state_dict())
     loaded = credo.load(credo.save(posterior, tmp_path / "posterior.safetensors"), model=network(torch.float32))
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
-    assert engine(loaded).curvature.dtype is torch.float32
-    assert torch.equal(engine(loaded).curvature, engine(posterior).curvature)
+    assert loaded.curvature.dtype is torch.float32
+    assert torch.equal(loaded.curvature, posterior.curvature)
     loaded.generator.set_state(posterior.generator.get_state())
     wanted = run(posterior, 3)
     assert run(again, 3) == run(loaded, 3) == wanted

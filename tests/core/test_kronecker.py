@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
 from credo.core.kronecker.factors import (
-    damping_shares,
+    factored_damping,
     from_matrix,
     inverse_diagonal,
     inverse_root,
@@ -127,17 +127,17 @@ def positive(count: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
 
 def test_damping_is_split_by_the_mean_eigenvalues() -> None:
     a, g = positive(2, 4, 0, scale=100.0), positive(2, 3, 1, scale=1e-3)
-    for_a, for_g = damping_shares(a, g, 0.01)
+    for_a, for_g = factored_damping(a, g, 0.01)
     torch.testing.assert_close(for_a * for_g, torch.full((2,), 0.01, dtype=torch.float64))
     mean = [torch.linalg.eigvalsh(m).mean(-1) for m in (a, g)]
     torch.testing.assert_close(for_a / mean[0], for_g / mean[1])  # the same share of both
-    for_a, _ = damping_shares(a, g, torch.tensor([0.04, 0.01], dtype=torch.float64))
+    for_a, _ = factored_damping(a, g, torch.tensor([0.04, 0.01], dtype=torch.float64))
     assert for_a[0] / for_a[1] == pytest.approx(2 * math.sqrt(float((mean[0] / mean[1])[0] / (mean[0] / mean[1])[1])))
 
 
 @pytest.mark.parametrize(("a", "g"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
 def test_matrices_of_zeros_share_the_damping_equally(a: float, g: float) -> None:
-    shares = damping_shares(a * torch.eye(3).unsqueeze(0), g * torch.eye(2).unsqueeze(0), 0.04)
+    shares = factored_damping(a * torch.eye(3).unsqueeze(0), g * torch.eye(2).unsqueeze(0), 0.04)
     assert [float(share) for share in shares] == pytest.approx([0.2, 0.2])
 
 

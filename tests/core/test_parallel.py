@@ -168,7 +168,7 @@ def test_ddp_around_a_network_that_an_optimizer_has_does_not_replace_distribute(
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_prediction_and_meeting_need_no_team() -> None:
+def test_prediction_and_rendezvous_need_no_process_group() -> None:
     posterior = BBB(network(), data_size=10)
     assert credo.predict(posterior, torch.zeros(2, 4), draws=2).probs.shape == (2, 3)
     assert join().world == 2

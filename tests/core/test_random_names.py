@@ -7,15 +7,8 @@ import torch
 from torch import nn
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import (
-    Layout,
-    check_model,
-    inverse_softplus,
-    inverse_softplus_number,
-    join,
-    one_device,
-    random_names,
-)
+from credo.core.network.flat_layout import Layout, inverse_softplus, inverse_softplus_number
+from credo.core.network.selection import check_model, join, one_device, random_names
 
 
 def mixed() -> nn.Sequential:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from credo.core.network.flat_layout import aliases, substituted
+from credo.core.network.substitute import aliases, substituted
 
 
 class Tied(nn.Module):

@@ -55,7 +55,7 @@ def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_own_loop(names: dict[str, Any], out: str) -> None:
     assert names["accuracy"] > 0.93
-    assert names["doubt"][~names["right"]].mean() > 2 * names["doubt"][names["right"]].mean()
+    assert names["entropy"][~names["right"]].mean() > 2 * names["entropy"][names["right"]].mean()
 
 
 def check_fit_and_predict(names: dict[str, Any], out: str) -> None:

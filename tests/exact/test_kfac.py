@@ -22,7 +22,7 @@ def test_for_one_example_the_kronecker_product_is_the_outer_product_of_the_gradi
     x, y = normal(1, 4), torch.tensor([2])
     posterior = KFAC(layer, data_size=10, lr=0.0)
     posterior.step(lambda net: F.cross_entropy(net(x), y))
-    (block,) = posterior.engine.blocks
+    (block,) = posterior.blocks
     slopes = torch.autograd.grad(F.cross_entropy(layer(x), y), [layer.weight, layer.bias])
     gradient = matrix_of(*slopes).flatten()
     torch.testing.assert_close(dense(block.inputs[0], block.outputs[0]), torch.outer(gradient, gradient))
@@ -42,7 +42,7 @@ def test_a_linear_regression_has_the_exact_fisher_matrix() -> None:
     )
     for _ in range(500):  # 20 000 draws of each residual: G's entries are within 5 of their std 1/σ²·√2/√20000 ≈ 0.04
         posterior.step(lambda net: posterior.likelihood.nll(net(x), torch.zeros(40, 2, dtype=DOUBLE)))
-    (block,) = posterior.engine.blocks
+    (block,) = posterior.blocks
     row = torch.cat([x, torch.ones(40, 1, dtype=DOUBLE)], dim=1)
     torch.testing.assert_close(block.inputs[0], row.T @ row / 40)
     torch.testing.assert_close(block.outputs[0], torch.eye(2, dtype=DOUBLE) / std**2, rtol=0, atol=0.2)
@@ -60,10 +60,10 @@ def test_drawn_labels_give_the_fisher_matrix_of_a_classifier(kind: str) -> None:
     out = layer(x[0]).detach()
     p = out.softmax(0) if kind == "categorical" else out.sigmoid()
     exact = torch.diag(p) - torch.outer(p, p)
-    torch.testing.assert_close(posterior.engine.blocks[0].outputs[0], exact, rtol=0, atol=0.05)
+    torch.testing.assert_close(posterior.blocks[0].outputs[0], exact, rtol=0, atol=0.05)
     data = KFAC(layer, data_size=50, lr=0.0, likelihood=kind)
     data.step(lambda net: data.likelihood.nll(net(x), y))
-    assert (data.engine.blocks[0].outputs[0] - exact).abs().max() > 0.1  # the data's labels tell something else
+    assert (data.blocks[0].outputs[0] - exact).abs().max() > 0.1  # the data's labels tell something else
 
 
 def test_a_bernoulli_likelihood_draws_both_labels() -> None:
@@ -81,7 +81,7 @@ def test_factors_are_averaged_plainly_at_first_and_then_with_the_decay() -> None
     for value in (1.0, 2.0, 3.0, 4.0):
         x = torch.full((2, 1), value, dtype=DOUBLE)
         posterior.step(lambda net, x=x: net(x).mean())
-        seen.append(float(posterior.engine.blocks[0].inputs))
+        seen.append(float(posterior.blocks[0].inputs))
     third = (1 + 4) / 2 * 0.6 + 0.4 * 9  # 1 − 1/3 is more than the decay
     assert seen == pytest.approx([1, 2.5, third, 0.6 * third + 0.4 * 16])
 
@@ -97,7 +97,7 @@ def test_a_step_is_that_of_the_dense_inverse() -> None:
     gradients = dict(zip(before, torch.autograd.grad(nll(model), list(model.parameters())), strict=True))
     terms = posterior.step(nll)
     shift = 0.5 * 3.0 / 10
-    blocks = {block.names[0]: block for block in posterior.engine.blocks}
+    blocks = {block.names[0]: block for block in posterior.blocks}
     for path, groups in (("0", 2), ("4", 1)):
         block = blocks[f"{path}.weight"]
         old, slope = (matrix_of(d[f"{path}.weight"], d[f"{path}.bias"]).chunk(groups) for d in (before, gradients))
@@ -118,7 +118,7 @@ def test_parameters_that_are_not_random_have_no_prior() -> None:
     before = model[0].weight.detach().clone()
     slope = torch.autograd.grad(nll(model), [model[0].weight, model[0].bias])
     posterior.step(nll)
-    block = next(b for b in posterior.engine.blocks if b.names[0] == "0.weight")
+    block = next(b for b in posterior.blocks if b.names[0] == "0.weight")
     old = matrix_of(before, before.new_zeros(4)).chunk(2)
     for group, (a, g) in enumerate(damped(block, 1e-3)):
         direction = torch.linalg.solve(dense(a, g), matrix_of(*slope).chunk(2)[group].flatten())
@@ -136,10 +136,10 @@ def test_clipping_bounds_the_quadratic_form_of_the_step() -> None:
     def form(step: Tensor) -> float:
         """stepᵀ F step by the engine's own damped curvature."""
         model = network()
-        engine = KFAC(model, data_size=10, lr=0.0).engine
+        engine = KFAC(model, data_size=10, lr=0.0)
         engine.gather(nll)
         engine.update()
-        pieces = engine.split.layout.split(step)
+        pieces = engine.vector.layout.split(step)
         ordered = {name: pieces[name] for name, _ in model.named_parameters()}
         total = 0.0
         for block in engine.blocks:
@@ -155,7 +155,7 @@ def test_clipping_bounds_the_quadratic_form_of_the_step() -> None:
         model = network()
         names = [name for name, _ in model.named_parameters()]
         by_name = dict(zip(names, step.split([p.numel() for p in model.parameters()]), strict=True))
-        layout = KFAC(model, data_size=10).engine.split.layout
+        layout = KFAC(model, data_size=10).vector.layout
         return torch.cat([by_name[name] for name in layout.names])
 
     free = moved(None)

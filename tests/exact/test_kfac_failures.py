@@ -50,7 +50,7 @@ def test_labels_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot draw labels of a Poisson"):
         KFAC(mlp(), data_size=20, fisher="sampled", likelihood=Poisson())
     assert posterior.steps == 0
-    assert posterior.engine._gathered.count == 0
+    assert posterior._gathered.count == 0
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------------------
@@ -144,9 +144,9 @@ def test_a_pass_that_must_be_made_again_uses_the_same_draw_and_labels() -> None:
         for _ in range(3):
             first.step(nll)
         second.load_state_dict(first.state_dict())
-        assert first.plan.squares.units
-        assert not second.plan.squares.units
+        assert first.plan.diagonal.modules
+        assert not second.plan.diagonal.modules
         for _ in range(2):
             assert first.step(nll) == second.step(nll)
-        assert second.plan.squares.units
+        assert second.plan.diagonal.modules
         assert same(first.state_dict(), second.state_dict())

@@ -41,10 +41,10 @@ def test_factors_and_inverses_are_made_when_they_are_due(factor_every: int) -> N
 def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = KFAC(mlp(), data_size=20, factor_every=5)
     opened = []
-    original = type(posterior.engine.plan).watched
+    original = type(posterior.plan).hooks
     monkeypatch.setattr(
-        type(posterior.engine.plan),
-        "watched",
+        type(posterior.plan),
+        "hooks",
         lambda plan, *rest: opened.append(posterior.steps) or original(plan, *rest),
     )
     for _ in range(7):
@@ -87,7 +87,7 @@ def test_halves_of_a_batch_gathered_are_one_step_on_the_batch(way: str) -> None:
         ours = halves.update()
         assert way == "trial" or ours.nll == pytest.approx(terms.nll)
     torch.testing.assert_close(vector(halves), vector(whole))
-    for one, other in zip(whole.engine.blocks, halves.engine.blocks, strict=True):
+    for one, other in zip(whole.blocks, halves.blocks, strict=True):
         assert all(torch.allclose(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
 
 
@@ -124,13 +124,13 @@ def test_rates_by_name() -> None:
 def test_momentum_is_corrected_when_the_rate_changes(correct: bool) -> None:
     posterior = KFAC(mlp(), data_size=20, momentum=0.5, momentum_correction=correct, curvature_decay=0.0)
     posterior.step(nll)
-    old = [block.momentum.clone() for block in posterior.engine.blocks]
+    old = [block.momentum.clone() for block in posterior.blocks]
     slopes = copy.deepcopy(posterior)
     posterior.lr_scale = 0.2
     posterior.step(nll)
-    slopes.engine._config["momentum"] = 0.0
+    slopes.momentum_decay = 0.0
     slopes.step(nll)
-    for before, block, plain in zip(old, posterior.engine.blocks, slopes.engine.blocks, strict=True):
+    for before, block, plain in zip(old, posterior.blocks, slopes.blocks, strict=True):
         expected = (0.5 * 0.2 if correct else 0.5) * before + plain.momentum
         torch.testing.assert_close(block.momentum, expected)
 
@@ -145,9 +145,9 @@ def test_drawn_labels_leave_gradients_statistics_and_the_global_generator_alone(
     terms = [posterior.step(nll) for posterior in (data, drawn)]
     assert torch.equal(torch.get_rng_state(), before)
     assert terms[0] == terms[1]
-    for one, other in zip(data.engine.blocks, drawn.engine.blocks, strict=True):
+    for one, other in zip(data.blocks, drawn.blocks, strict=True):
         assert torch.equal(one.momentum, other.momentum)
-    assert not torch.equal(data.engine.blocks[0].outputs, drawn.engine.blocks[0].outputs)
+    assert not torch.equal(data.blocks[0].outputs, drawn.blocks[0].outputs)
     assert same(data.model[1].state_dict()["running_mean"], drawn.model[1].state_dict()["running_mean"])
     assert drawn.model[1].num_batches_tracked == 1
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from credo.core.network.layer_hooks import tapped
+from credo.core.network.layer_hooks import hooked
 from credo.methods import BBB
 from credo.methods.bbb.activation_noise import NOISES
 
@@ -55,7 +55,7 @@ class Case:
         return torch.stack([self._pass(noise, self.x, generator).flatten(1) for _ in range(count)])
 
     def _pass(self, noise: str, x: Tensor, generator: torch.Generator) -> Tensor:
-        with tapped({"": self.layer}, NOISES[noise](self.std, generator)):
+        with hooked({"": self.layer}, NOISES[noise](self.std, generator)):
             return self.layer(x)
 
 
@@ -165,7 +165,7 @@ def test_gradients_by_the_standard_deviation_are_those_of_the_noise(noise: str) 
     generator = torch.Generator().manual_seed(2)
     gradients = []
     for _ in range(1500):
-        with tapped({"": case.layer}, NOISES[noise](std, generator)):
+        with hooked({"": case.layer}, NOISES[noise](std, generator)):
             square = (case.layer(case.x) - case.mean).square().sum()
         gradients.append(torch.autograd.grad(square, std["weight"])[0])
     sample = torch.stack(gradients)
@@ -180,7 +180,7 @@ def test_zero_inputs_give_finite_gradients(noise: str) -> None:
     layer = nn.Linear(3, 2, bias=False)
     std = {"weight": torch.full((2, 3), 0.1, requires_grad=True)}
     x = torch.zeros(4, 3, requires_grad=True)
-    with tapped({"": layer}, NOISES[noise](std, torch.Generator().manual_seed(0))):
+    with hooked({"": layer}, NOISES[noise](std, torch.Generator().manual_seed(0))):
         layer(x).sum().backward()
     assert torch.isfinite(x.grad).all()
     assert torch.isfinite(std["weight"].grad).all()
@@ -191,6 +191,6 @@ def test_flipout_without_a_batch_dimension_is_refused(layer: nn.Module, shape: t
     std = {key: torch.ones_like(p) for key, p in layer.named_parameters()}
     with (
         pytest.raises(ValueError, match="batch dimension"),
-        tapped({"": layer}, NOISES["flipout"](std, torch.Generator())),
+        hooked({"": layer}, NOISES["flipout"](std, torch.Generator())),
     ):
         layer(torch.ones(shape))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.kronecker.factors import damping_shares
+from credo.core.kronecker.factors import factored_damping
 from credo.methods.kfac.blocks import KroneckerBlock
 
 DOUBLE = torch.float64
@@ -39,7 +39,7 @@ def matrix_of(weight: Tensor, bias: Tensor) -> Tensor:
 
 def damped(block: KroneckerBlock, damping: float) -> list[tuple[Tensor, Tensor]]:
     """A' and G' of every group."""
-    shares = damping_shares(block.inputs, block.outputs, damping)
+    shares = factored_damping(block.inputs, block.outputs, damping)
     return [
         (a + for_a * torch.eye(len(a), dtype=DOUBLE), g + for_g * torch.eye(len(g), dtype=DOUBLE))
         for a, g, for_a, for_g in zip(block.inputs, block.outputs, *shares, strict=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from credo import BBB, VOGN, AdversarialSampling, UnsupportedModelError, load, save
-from credo.core.network.flat_layout import substituted
+from credo.core.network.substitute import substituted
 from credo.core.prior import Laplace, ScaleMixture
 from credo.methods.adversarial_sampling import make_attack
 

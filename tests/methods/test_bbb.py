@@ -9,8 +9,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.network.flat_layout import substituted
-from credo.core.network.layer_hooks import tapped
+from credo.core.network.layer_hooks import hooked
+from credo.core.network.substitute import substituted
 from credo.core.prior import ScaleMixture
 from credo.methods import BBB
 from credo.methods.bbb.activation_noise import NOISES
@@ -125,7 +125,7 @@ def test_the_gradient_under_activation_noise_is_that_of_the_objective_by_autogra
         eps = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
         drawn = {"1.scale": plain.layout.split(mean + std * eps)["1.scale"]}
         layers = {path: plain.model.get_submodule(path) for path in ("0", "2")}
-        noisy = tapped(layers, NOISES[noise](plain.layout.split(std), generator))
+        noisy = hooked(layers, NOISES[noise](plain.layout.split(std), generator))
         with substituted(plain.model, drawn), noisy:
             total = total + F.cross_entropy(plain.model(x), y) / 2
     kl = torch.distributions.kl_divergence(torch.distributions.Normal(mean, std), torch.distributions.Normal(0.0, 0.5))

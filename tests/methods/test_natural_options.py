@@ -33,16 +33,9 @@ def test_a_warm_up_that_cannot_be_meant_is_refused(method: Any, options: dict[st
         method(nn.Linear(2, 2), data_size=10, **{**WARM, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "at_least"),
-    [({"temperature": 4.0}, 0.75), ({"temperature": 0.5, "temperature_start": 2.0, "warmup_steps": 9}, 0.5)],
-)
-def test_the_papers_temperature_must_not_make_the_curvature_negative(options: dict[str, Any], at_least: float) -> None:
-    """It multiplies s by 1 − τ(1 − decay)."""
-    credo.VOGN(nn.Linear(2, 2), data_size=10, paper_tau=True, curvature_decay=at_least, **options)
-    credo.VOGN(nn.Linear(2, 2), data_size=10, curvature_decay=0.1, **options)
-    with pytest.raises(ValueError, match=rf"paper_tau=True.*curvature_decay=0\.1.*at least {at_least}"):
-        credo.VOGN(nn.Linear(2, 2), data_size=10, paper_tau=True, curvature_decay=0.1, **options)
+def test_the_temperature_of_the_papers_text_was_removed() -> None:
+    with pytest.raises(ValueError, match="paper_tau=True was removed"):
+        credo.VOGN(nn.Linear(2, 2), data_size=10, paper_tau=True)
 
 
 @pytest.mark.parametrize("decay", [0, 0.0, -1e-4, math.inf, math.nan])

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,22 +11,38 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.kernels.build import library
-from credo.methods.natural.update import Part, Update
+from credo.methods.natural.diagonal import Coefficients, DiagonalUpdate
 
 needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
 SHAPES = [[(3,)], [(5, 7), (7,)], [(1024,), (1,), (33, 31)], [(40, 50), (2, 3, 4, 5), (), (1500,)]]
 UPDATES = {
-    "vogn": Update(lr=0.03, keep=0.7, take=1.0, decay=0.95, renew=0.05, shift=0.02, damping=1e-3, prior_mean=0.1,
+    "vogn": Coefficients(lr=0.03, keep=0.7, take=1.0, decay=0.95, renew=0.05, shift=0.02, damping=1e-3, prior_mean=0.1,
                    prior_precision=3.0, variance=0.01, gradient_scale=0.5, curvature_scale=0.5),
-    "vogn averaged": Update(lr=0.03, keep=0.9, take=0.1, decay=0.0, renew=1.0, shift=0.02, debias=3.0),
-    "ivon": Update(lr=0.2, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=0.05, prior_mean=-0.3, debias=2.0,
+    "vogn averaged": Coefficients(lr=0.03, keep=0.9, take=0.1, decay=0.0, renew=1.0, shift=0.02, debias=3.0),
+    "ivon": Coefficients(lr=0.2, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=0.05, prior_mean=-0.3, debias=2.0,
                    prior_precision=2.0, variance=0.02, clip=0.4, gradient_scale=1 / 3, curvature_scale=1 / 3,
                    correction=1.0, coupled=0),
-    "ivon's point weights": Update(lr=0.2, keep=0.9, take=0.1, decay=1.0, renew=0.0, coupled=0),
+    "ivon's point weights": Coefficients(lr=0.2, keep=0.9, take=0.1, decay=1.0, renew=0.0, coupled=0),
 }  # fmt: skip
 
 
-def part_of(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> tuple[Part, Any, Any]:
+@dataclass
+class State:
+    """Parameters with their momentum and curvature."""
+
+    parameters: dict[str, nn.Parameter]
+    momentum: Tensor
+    curvature: Tensor
+
+    def update(self, numbers: Coefficients, gradients: Any, curvatures: Any) -> DiagonalUpdate:
+        return DiagonalUpdate(self.parameters, self.momentum, self.curvature, numbers, gradients, curvatures)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [p.detach() for p in self.parameters.values()]
+
+
+def state_of(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> tuple[State, Any, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(shape: tuple[int, ...]) -> Tensor:
@@ -33,52 +50,53 @@ def part_of(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -
 
     parameters = {str(i): nn.Parameter(normal(shape)) for i, shape in enumerate(shapes)}
     size = sum(p.numel() for p in parameters.values())
-    part = Part(parameters, normal((size,)), normal((size,)).square() + 0.1)
+    state = State(parameters, normal((size,)), normal((size,)).square() + 0.1)
     gradients, curvatures = ({n: normal(p.shape) for n, p in parameters.items()} for _ in range(2))
-    return part, gradients, curvatures
+    return state, gradients, curvatures
 
 
-def with_vectors(update: Update, part: Part) -> Update:
+def with_vectors(numbers: Coefficients, state: State) -> Coefficients:
     """The same numbers as vectors, which the compiled passes do not take."""
-    like = part.momentum
     names = ("lr", "shift", "prior_mean", "prior_precision")
-    vectors = {name: torch.full_like(like, getattr(update, name)) for name in names}
-    return Update(**{**update.__dict__, **vectors})
+    vectors = {name: torch.full_like(state.momentum, getattr(numbers, name)) for name in names}
+    return Coefficients(**{**numbers.__dict__, **vectors})
 
 
 @needs_kernels
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("name", UPDATES)
 def test_the_compiled_update_is_torchs(name: str, shapes: list[tuple[int, ...]]) -> None:
-    update, results = UPDATES[name], []
+    numbers, results = UPDATES[name], []
     for way in (lambda u, _: u, with_vectors):
-        part, gradients, curvatures = part_of(shapes)
-        if not update.correction:  # squares, else the curvature could become negative
+        state, gradients, curvatures = state_of(shapes)
+        if not numbers.correction:  # squares, else the curvature could become negative
             curvatures = {key: value.square() for key, value in curvatures.items()}
-        chosen = way(update, part)
-        assert part.is_fused(chosen, gradients, curvatures) == (chosen is update)
-        before = part.momentum.clone()
-        kl, squares = part.inspect(chosen, gradients, curvatures)
-        assert torch.equal(part.momentum, before)
+        chosen = way(numbers, state)
+        update = state.update(chosen, gradients, curvatures)
+        assert update.is_fused == (chosen is numbers)
+        before = state.momentum.clone()
+        kl, squares = update.inspect()
+        assert torch.equal(state.momentum, before)
         for _ in range(3):
-            part.apply_(chosen, gradients, curvatures)
-        results.append((torch.tensor([kl, squares]), *part.tensors, part.momentum, part.curvature))
-        assert not torch.equal(part.momentum, before)
+            update.apply_()
+        results.append((torch.tensor([kl, squares]), *state.tensors, state.momentum, state.curvature))
+        assert not torch.equal(state.momentum, before)
     for ours, torchs in zip(*results, strict=True):
         torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=2e-6)
 
 
 @needs_kernels
 def test_what_the_compiled_update_does_not_cover_is_done_by_torch() -> None:
-    part, gradients, curvatures = part_of([(5, 7), (7,)])
+    state, gradients, curvatures = state_of([(5, 7), (7,)])
     turned = {**gradients, "0": gradients["0"].t().contiguous().t()}
-    assert not part.is_fused(UPDATES["vogn"], turned, curvatures)
-    part.apply_(UPDATES["vogn"], turned, curvatures)
-    other, gradients, curvatures = part_of([(5, 7), (7,)])
-    other.apply_(UPDATES["vogn"], gradients, curvatures)
-    torch.testing.assert_close(part.tensors, other.tensors)
-    double = part_of([(5, 7)], torch.float64)
-    assert not double[0].is_fused(UPDATES["vogn"], *double[1:])
+    update = state.update(UPDATES["vogn"], turned, curvatures)
+    assert not update.is_fused
+    update.apply_()
+    other, gradients, curvatures = state_of([(5, 7), (7,)])
+    other.update(UPDATES["vogn"], gradients, curvatures).apply_()
+    torch.testing.assert_close(state.tensors, other.tensors)
+    double, *gathered = state_of([(5, 7)], torch.float64)
+    assert not double.update(UPDATES["vogn"], *gathered).is_fused
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_kernels), False])
@@ -92,20 +110,23 @@ def test_ivons_curvature_stays_positive_whatever_arrives(compiled: bool, renew: 
         size, generator=generator
     )
     assert (start + delta > 0).all()
-    part = Part({"w": nn.Parameter(torch.zeros(size))}, torch.zeros(size), start.clone())
-    update = Update(lr=0.1, keep=0.9, take=0.1, decay=1 - renew, renew=renew, shift=delta, correction=1.0, coupled=0)
-    update = update if compiled else with_vectors(update, part)
+    state = State({"w": nn.Parameter(torch.zeros(size))}, torch.zeros(size), start.clone())
+    numbers = Coefficients(
+        lr=0.1, keep=0.9, take=0.1, decay=1 - renew, renew=renew, shift=delta, correction=1.0, coupled=0
+    )
+    numbers = numbers if compiled else with_vectors(numbers, state)
     zeros = {"w": torch.zeros(size)}
     for step in range(20):
-        before = part.curvature + delta
+        before = state.curvature + delta
         sign = torch.randint(2, (size,), generator=generator) * 2 - 1
         hostile = sign * 10 ** (18 * torch.rand(size, generator=generator) - 6)  # up to 10¹²
         if step % 2:  # the worst there is: x = −1
-            hostile = part.curvature - before / renew
-        assert part.is_fused(update, zeros, {"w": hostile}) == compiled
-        assert math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
-        part.apply_(update, zeros, {"w": hostile})
-        after = part.curvature + delta
+            hostile = state.curvature - before / renew
+        update = state.update(numbers, zeros, {"w": hostile})
+        assert update.is_fused == compiled
+        assert math.isfinite(update.inspect()[1])
+        update.apply_()
+        after = state.curvature + delta
         assert bool(torch.isfinite(after).all())
         # Rounding is relative to the larger of what is added.
         slack = 1e-5 * before + 1e-6 * delta
@@ -120,14 +141,14 @@ def test_a_curvature_that_would_not_stay_finite_is_seen_before_anything_is_writt
 ) -> None:
     """The correction has about the square of what arrives: 10²⁴ is finite, 10⁴⁸ is not."""
     for place in (0, 40, 1499):
-        part = Part({"w": nn.Parameter(torch.zeros(1500))}, torch.zeros(1500), torch.full((1500,), 1e-3))
-        update = Update(lr=0.1, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=1e-3, correction=1.0, coupled=0)
-        update = update if compiled else with_vectors(update, part)
+        state = State({"w": nn.Parameter(torch.zeros(1500))}, torch.zeros(1500), torch.full((1500,), 1e-3))
+        numbers = Coefficients(lr=0.1, keep=0.9, take=0.1, decay=0.9, renew=0.1, shift=1e-3, correction=1.0, coupled=0)
+        numbers = numbers if compiled else with_vectors(numbers, state)
         hostile, zeros = torch.zeros(1500), {"w": torch.zeros(1500)}
-        assert math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
+        assert math.isfinite(state.update(numbers, zeros, {"w": hostile}).inspect()[1])
         hostile[place] = largest
-        assert not math.isfinite(part.inspect(update, zeros, {"w": hostile})[1])
-        assert (part.curvature == 1e-3).all()
+        assert not math.isfinite(state.update(numbers, zeros, {"w": hostile}).inspect()[1])
+        assert (state.curvature == 1e-3).all()
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])

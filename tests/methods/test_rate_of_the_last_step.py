@@ -83,10 +83,9 @@ def test_each_momentum_is_rescaled_by_its_own_rates(kind: str, saved: Any, lr: A
 
 
 def momentum_of(posterior: Any) -> dict[str, Tensor]:
-    engine = getattr(posterior, "engine", posterior)
-    if hasattr(engine, "momentum"):
-        return {name: m.clone() for name, m in engine.split.layout.split(engine.momentum).items()}
-    return {name: m.clone() for block in engine.blocks for name, m in block.split(block.momentum).items()}
+    if hasattr(posterior, "momentum"):
+        return {name: m.clone() for name, m in posterior.vector.layout.split(posterior.momentum).items()}
+    return {name: m.clone() for block in posterior.blocks for name, m in block.split(block.momentum).items()}
 
 
 def test_a_state_without_its_rate_is_one_of_the_same_rate() -> None:

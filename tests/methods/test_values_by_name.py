@@ -25,11 +25,6 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(body=nn.Linear(4, 3), act=nn.ReLU(), head=nn.Linear(3, 2)))
 
 
-def engine(posterior: Any) -> Any:
-    """Who holds rates and prior: OGN and K-FAC are noisy methods without their noise."""
-    return getattr(posterior, "engine", posterior)
-
-
 def refused(make: Callable[[], Any], *words: str) -> None:
     with pytest.raises(ValueError, match="Unknown parameter or glob") as caught:
         make()
@@ -44,7 +39,7 @@ def test_rates_for_no_parameter_are_refused(method: str) -> None:
         lambda: make(lr={"haed.*": 0.1, "*": 0.01}), "in lr 'haed.*'", "Did you mean 'head.", "body.weight", "whole"
     )
     refused(lambda: make(lr={"*": 0.1, "head": 0.01}), "in lr 'head'")  # though '*' comes first
-    rates = engine(make(lr={"head.*": 0.1, "*.bias": 0.2, "*": 0.01})).rates
+    rates = make(lr={"head.*": 0.1, "*.bias": 0.2, "*": 0.01}).rates
     assert rates.unique().numel() == 3
 
 
@@ -52,7 +47,7 @@ def test_rates_for_no_parameter_are_refused(method: str) -> None:
 def test_precisions_for_no_parameter_are_refused(method: str) -> None:
     make = partial(NATURAL[method], network(), data_size=10)
     refused(lambda: make(prior_precision={"haed.*": 4.0, "*": 1.0}), "in prior_precision 'haed.*'", "'head.")
-    made = engine(make(prior_precision={"head.*": 4.0, "*": 1.0}))
+    made = make(prior_precision={"head.*": 4.0, "*": 1.0})
     assert made.prior.std.unique().tolist() == [0.5, 1.0]
 
 
@@ -64,7 +59,7 @@ def test_priors_for_no_parameter_are_refused(method: str) -> None:
         (credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0}), "scale"),
     ):
         refused(lambda prior=prior: make(prior=prior), f"in the prior's {key} 'haed.*'")  # type: ignore[misc]
-    made = engine(make(prior=credo.priors.Gaussian(0.0, {"head.*": 0.5, "*": 1.0})))
+    made = make(prior=credo.priors.Gaussian(0.0, {"head.*": 0.5, "*": 1.0}))
     assert made.prior.std.unique().tolist() == [0.5, 1.0]
 
 
@@ -90,7 +85,7 @@ def test_values_for_parameters_without_noise_pass(method: str) -> None:
     frozen = network().requires_grad_(False)
     frozen.head.requires_grad_(True)
     options: dict[str, Any] = {"lr": {"body.*": 0.1, "*": 0.2}} if method in NATURAL else {}
-    made = engine(BY_PRIOR[method](frozen, data_size=10, prior=prior, **options))
+    made = BY_PRIOR[method](frozen, data_size=10, prior=prior, **options)
     assert made.prior.mean.unique().tolist() == [0.0]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.compress.structure import NORMS, Connection
-from credo.core.network.flat_layout import join
+from credo.core.network.selection import join
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.compress.structure import LAYERS, NORMS
-from credo.core.network.flat_layout import join
+from credo.core.network.selection import join
 
 _SIZES = {nn.Linear: ("out_features", "in_features"), nn.Conv2d: ("out_channels", "in_channels")}
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from credo.compress.ranking import keep_above, keep_highest, signal_to_noise, unit_norms
 from credo.compress.structure import NORMS, Connection, connections
 from credo.core.errors import UnsupportedModelError, unknown
-from credo.core.network.flat_layout import Random, join, random_names
 from credo.core.network.layer_hooks import parameter_names
+from credo.core.network.selection import Random, join, random_names
 from credo.core.posterior import GaussianPosterior, Posterior
 
 CRITERIA = ("snr", "magnitude")

@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import aliases, join
+from credo.core.network.selection import join
+from credo.core.network.substitute import aliases
 
 LAYERS = (nn.Linear, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from credo.core.description import HasMoments
 from credo.core.likelihood import Likelihood
-from credo.core.network.flat_layout import Layout, all_names, inverse_softplus, parameters_at
+from credo.core.network.flat_layout import Layout, inverse_softplus
+from credo.core.network.selection import all_names
+from credo.core.network.substitute import parameters_at
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.methods import BBB

@@ -21,7 +21,8 @@ from credo.continual.gaussian_algebra import GaussianMoments, Tensors, moments_o
 from credo.continual.memory import TaskMemory, check_first
 from credo.continual.tasks import Task
 from credo.core.errors import unknown
-from credo.core.network.flat_layout import parameters_at, random_names
+from credo.core.network.selection import random_names
+from credo.core.network.substitute import parameters_at
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian

@@ -19,7 +19,8 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
 from credo.core.likelihood import Likelihood, make_likelihood
-from credo.core.network.flat_layout import aliases, check_model
+from credo.core.network.selection import check_model
+from credo.core.network.substitute import aliases
 from credo.core.pruning import Prunable
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_safety import ThreadSafe, checked_once, exclusively

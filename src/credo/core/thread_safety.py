@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from credo.core.distributed.wrapped_networks import check_alone
-from credo.core.network.flat_layout import Draw, parameters_at, substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
+from credo.core.network.substitute import Draw, parameters_at, substituted
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -185,7 +185,8 @@ class Guard(NotFollowed):
         """Raise RuntimeError if the network holds a draw; to be called with the lock, so it is this thread's."""
         if self.holds_draw:
             raise RuntimeError(
-                "Cannot start a step or draw inside `trial()`: sampled weights are currently loaded in the network."
+                "Sampled weights are currently loaded in the network: trials, steps and draws do not nest. Leave the "
+                "`trial()` or `sampled_params` block first."
             )
 
 

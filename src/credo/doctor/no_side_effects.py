@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import substituted
+from credo.core.network.substitute import substituted
 from credo.core.posterior import Posterior
 
 

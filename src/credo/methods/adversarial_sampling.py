@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Layout, substituted
+from credo.core.network.flat_layout import Layout
+from credo.core.network.substitute import substituted
 from credo.core.optimizer_step import scalar_loss
 from credo.core.posterior import Nll
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from credo.core.description import Description
 from credo.core.likelihood import Likelihood
-from credo.core.network.flat_layout import Layout, Random, all_names, random_names
+from credo.core.network.flat_layout import Layout
+from credo.core.network.selection import Random, all_names, random_names
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, scalar_loss, trainable
 from credo.core.optimizers import OptimizerChoice
 from credo.core.posterior import Nll, Terms

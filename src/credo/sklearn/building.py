@@ -17,7 +17,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.experiments.config import MEMBER_SEEDS
-from credo.experiments.defaults import method_options
+from credo.experiments.options import method_options
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.models.blocks import init_from

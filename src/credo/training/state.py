@@ -15,6 +15,7 @@ from credo.core.errors import FileFormatError
 from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior, Terms
 from credo.core.support.finite_state import listed, unsound, without_std
+from credo.methods.natural.point_estimate import current_names
 from credo.training.files.checkpoint import (
     check_kernels,
     newest_checkpoint,
@@ -93,6 +94,7 @@ class Checkpoints:
         if content is None:
             return Progress()
         state = parse_checkpoint(content, path)
+        state["posterior"] = current_names(self.posterior, state["posterior"])
         check_kernels(path, state)
         _raise_if(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])

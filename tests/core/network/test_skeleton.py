@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
-from credo.core.network.flat_layout import substituted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.skeleton import ChangedStructureError, Skeleton
+from credo.core.network.substitute import substituted
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

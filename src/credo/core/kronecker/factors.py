@@ -1,7 +1,7 @@
-"""Kronecker factors of a layer's Fisher matrix and what is made of them: pure functions of tensors.
+"""Kronecker factors of a layer's Fisher matrix, and their inverses: pure functions of tensors.
 
 A layer's weight, with the bias as its last column, is a matrix [groups, outputs, inputs]. Its Fisher matrix is taken as
-A ⊗ G, A the second moments of what goes in (a 1 behind it for the bias), G those of the gradients by what comes out
+A ⊗ G, A the second moments of the inputs (a 1 appended for the bias), G those of the gradients by the outputs
 (Martens and Grosse 2015). A convolution's A is summed over positions, its G averaged over them (Grosse and Martens
 2016). All functions take a stack of matrices: one for each group of a grouped convolution, one for all other layers.
 """
@@ -31,13 +31,25 @@ def matrix_shape(layer: nn.Module, *, bias: bool) -> tuple[int, int, int]:
 
 
 def to_matrix(weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """[groups, outputs, inputs], the bias as the last column."""
+    """The matrix [groups, outputs, inputs] of weight and bias, which is the last column.
+
+    Args:
+        weight: The weight.
+        bias: The bias, if it is part of the matrix.
+        groups: Groups of a grouped convolution.
+    """
     rows = weight.reshape(groups, weight.shape[0] // groups, -1)
     return rows if bias is None else torch.cat([rows, bias.reshape(groups, -1, 1)], dim=-1)
 
 
 def from_matrix(matrix: Tensor, shape: torch.Size, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The weight of that shape, and the bias; undoes `to_matrix`."""
+    """Undo `to_matrix`.
+
+    Args:
+        matrix: The matrix.
+        shape: The shape of the weight.
+        bias: Whether the last column is a bias.
+    """
     if not bias:
         return matrix.reshape(shape), None
     return matrix[..., :-1].reshape(shape), matrix[..., -1].reshape(-1)
@@ -49,7 +61,15 @@ def from_matrix(matrix: Tensor, shape: torch.Size, *, bias: bool) -> tuple[Tenso
 def moment_sums(
     layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, int]:
-    """Σ w·a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are; w are weights of examples."""
+    """Σ w·a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are.
+
+    Args:
+        layer: The layer.
+        x: Its input, a.
+        g: The gradient by its output.
+        bias: Whether the bias is part of the matrix.
+        weights: Weights w of the examples; None: 1.
+    """
     groups: Any = getattr(layer, "groups", 1)
     if isinstance(layer, nn.Linear):
         rows = g.reshape(1, -1, g.shape[-1])
@@ -66,7 +86,7 @@ def moment_sums(
 
 
 def patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """What each position of a convolution's output sees, [groups, examples · positions, kernel · channels / groups].
+    """The receptive field of each output position, [groups, examples · positions, kernel · channels / groups].
 
     Channels last, unlike in the weight, so that every copied run is long.
     """
@@ -85,7 +105,7 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _weight_order(layer: nn.Module, size: int, device: torch.device) -> Tensor:
-    """Where the weight's entries, and the bias behind them, are in `patches`."""
+    """Indices of the weight's entries, and of the bias after them, in `patches`."""
     weight: Any = layer.weight
     channels, *kernel = weight.shape[1:]
     order = torch.arange(channels * prod(kernel), device=device).view(-1, channels).t().flatten()
@@ -93,7 +113,7 @@ def _weight_order(layer: nn.Module, size: int, device: torch.device) -> Tensor:
 
 
 def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None) -> Tensor:
-    """Σ w·r rᵀ over the rows of each matrix [groups, rows, size]; with a 1 behind each row for the bias.
+    """Σ w·r rᵀ over the rows of each matrix [groups, rows, size]; with a 1 appended to each row for the bias.
 
     `weights` are those of equally long runs of rows; None: 1 for all.
     """
@@ -114,13 +134,18 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
     return result
 
 
-# -- damping, inverses and what is done with them ---------------------------------------------------------------------
+# -- damping and inverses ----------------------------------------------------------------------------------------------
 
 
-def damping_shares(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+def factored_damping(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
     """π√γ and √γ/π for A and G, [groups]: their product is γ, and both matrices are damped alike.
 
     π² is the mean eigenvalue of A over that of G (Martens and Grosse 2015); 1 where one of them is zero.
+
+    Args:
+        inputs: A.
+        outputs: G.
+        damping: γ.
     """
     ratio = (_mean_eigenvalue(inputs) / _mean_eigenvalue(outputs)).sqrt()
     ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)

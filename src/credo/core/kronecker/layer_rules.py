@@ -1,4 +1,4 @@
-"""Which layers of a network have Kronecker factors, and which parameters belong to each."""
+"""Find the layers of a network that have Kronecker factors, and the parameters of each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import join
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
 from credo.core.support.name_patterns import chosen_names
 
 
 @dataclass(frozen=True)
 class KroneckerLayer:
-    """A layer and the names of its weight and bias in the network; no bias where that one goes its own way."""
+    """A layer and the names of its weight and bias in the network; None for a bias that is not part of the matrix."""
 
     path: str
     layer: nn.Module
@@ -30,7 +30,7 @@ class KroneckerLayer:
 
     @property
     def keys(self) -> tuple[str, str]:
-        """What the estimates of A and G are called."""
+        """Keys of the estimates of A and G."""
         return f"{self.weight} (inputs)", f"{self.weight} (outputs)"
 
 
@@ -41,10 +41,17 @@ def kronecker_layers(
     aliases: Mapping[str, tuple[str, ...]],
     diagonal: Sequence[str] = (),
 ) -> list[KroneckerLayer]:
-    """The layers whose weight is among `names` and has a Kronecker rule; exact types of the layer table.
+    """The layers whose weight has Kronecker factors; exact types of the layer table.
 
-    A weight shared with another layer, or in `diagonal` (names or globs), has none; a bias belongs to its layer's
-    matrix if it is random where the weight is.
+    A weight that is shared with another layer has none. A bias belongs to its layer's matrix if it is random where the
+    weight is.
+
+    Args:
+        model: The network.
+        names: The trainable parameters.
+        random: Those of them that are random.
+        aliases: All names of each parameter.
+        diagonal: Names or globs of parameters that get no factors.
     """
     free = {*names} - {*chosen_names(names, diagonal, "parameter or glob in diagonal=")}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -57,7 +64,7 @@ def kronecker_layers(
         bias = join(path, "bias")
         together = bias in free and _is_own(bias, aliases, modules) and (bias in random) == (name in random)
         found.append(KroneckerLayer(path, layer, name, bias if together else None))
-    _check_not_compiled(modules, [tap.path for tap in found])
+    _check_not_compiled(modules, [layer.path for layer in found])
     return found
 
 

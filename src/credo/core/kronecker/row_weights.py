@@ -1,4 +1,4 @@
-"""Which rows of a batch count in K-FAC's factors of inputs: those that count in the loss."""
+"""Find the rows of a batch that count in K-FAC's factors of inputs: those that count in the loss."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from torch import Tensor
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import Counted
-from credo.core.per_example.outputs import OutputGradients
+from credo.core.per_example.output_rows import OutputGradients
 
 
 class CountedRows:
-    """Weights of a batch's rows as far as a backward pass has told them.
+    """Weights of a batch's rows.
 
     They are given, or all 1, or, where a loss is a mean over another number of rows, 0 for those without a gradient at
     the network's output.
+
+    Args:
+        counted: What the loss is a mean over.
+        outputs: The network's outputs in the pass.
     """
 
     def __init__(self, counted: Counted, outputs: OutputGradients | None) -> None:
         self.counted, self._outputs = counted, outputs
         self._found: Tensor | None = counted.weights
-        self._asked = False
+        self._is_asked = False
 
     def examples(self, size: int) -> float:
         """n, the number that the mean was divided by."""
@@ -31,9 +35,9 @@ class CountedRows:
 
     def weights(self, size: int) -> Tensor | None:
         """How often each of `size` rows counts; None: once. Only once they are known, or the pass is over."""
-        if not self._asked and self.counted.chooses(size):
+        if not self._is_asked and self.counted.chooses(size):
             self._found = self._chosen(size)
-        self._asked = True
+        self._is_asked = True
         return self._found
 
     def _chosen(self, size: int) -> Tensor | None:

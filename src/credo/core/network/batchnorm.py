@@ -1,4 +1,4 @@
-"""Running statistics of normalisation layers: when they change, and how to estimate them anew."""
+"""Running statistics of normalisation layers: freeze, restore and re-estimate them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import Draw, substituted
 from credo.core.network.skeleton import private_network
+from credo.core.network.substitute import Draw, substituted
 
 _TRACKING = nn.modules.batchnorm._NormBase
 _STATISTICS = ("running_mean", "running_var")
@@ -27,9 +27,9 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Passes inside leave running statistics alone; what a pass computes does not change.
+    """While open, passes do not update running statistics; what a pass computes does not change.
 
-    For inner passes in training (extra draws, adversarial ascent): without it each of them would count as data.
+    For extra passes in training (further draws, adversarial ascent), which would otherwise count as data.
     """
     training = [m for m in tracking_layers(model) if m.training]
     batch = [m for m in training if _is_batch_norm(m) and m.track_running_stats]
@@ -38,8 +38,8 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         for module in batch:
             module.track_running_stats = False
         for module in instance:
-            # Instance norm updates whatever statistics it finds (momentum 0 would still round them): shadowed by
-            # plain attributes, it finds none.
+            # Instance norm updates whatever statistics it finds (momentum 0 would still round them): plain attributes
+            # of these names hide them.
             module.__dict__.update(dict.fromkeys(_STATISTICS))
         yield
     finally:
@@ -52,7 +52,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
-    """If what is inside fails, running statistics are as before: a NaN batch must not stay in them."""
+    """Restore running statistics if what is inside fails: a NaN batch must not stay in them."""
     kept = [(b, b.clone()) for m in tracking_layers(model) if m.training for b in m._buffers.values() if b is not None]
     try:
         yield
@@ -67,9 +67,13 @@ def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
 def refresh_statistics(
     model: nn.Module, batches: Iterable[Any], *, draw: Draw | None = None, most: int | None = None
 ) -> None:
-    """Estimate running statistics anew as the plain average over `batches`, for the mean or for one draw.
+    """Re-estimate running statistics as the plain average over batches. Raises ValueError if there is none.
 
-    A batch is a tensor or a tuple whose first entry is the input; `most` limits how many are used.
+    Args:
+        model: The network.
+        batches: Tensors, or tuples whose first entry is the input.
+        draw: Weights to run it with, by name; None: its own.
+        most: How many batches to use at most.
     """
     if not tracking_layers(model):
         return
@@ -78,7 +82,7 @@ def refresh_statistics(
     before = [(m, m.momentum, m.training) for m in modules]
     count = 0
     try:
-        # Inside: a member of an ensemble brings its own statistics, which are then the ones to estimate.
+        # Inside: the draw of an ensemble's member holds its own statistics, which are then the ones to estimate.
         with substituted(net, draw or {}):
             for module in modules:
                 module.reset_running_stats()

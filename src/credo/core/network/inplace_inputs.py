@@ -1,8 +1,8 @@
-"""What a network is called with: how many rows it has, and that the several passes of one step see the same."""
+"""Detect networks that change their inputs in place, where several passes of one step need the same inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,23 +18,27 @@ class ChangedInputError(CredoError, ValueError):
 
 
 class InputWatch:
-    """Refuses a second pass on inputs that a network changed in place (`x -= 1`, a first `nn.ReLU(inplace=True)`).
+    """Raises ChangedInputError in a second pass on inputs that a network changed in place (`x -= 1`, a first ReLU).
 
-    Seen are tensors that the network itself is called with; what a loss hands to parts of it is not.
+    Checked are tensors that the network itself is called with, not those that a loss hands to parts of it.
+
+    Args:
+        changed: Inputs that a pass has changed already, each with its version since.
     """
 
-    def __init__(self) -> None:
-        # By place in memory; kept alive, so that no other tensor gets it meanwhile. With the version that a pass left.
-        self._changed: dict[int, tuple[Tensor, int]] = {}
+    def __init__(self, changed: Iterable[tuple[Tensor, int]] = ()) -> None:
+        # By address; kept alive, so that no other tensor gets it meanwhile. With the version that a pass left.
+        self._changed = {_address(t): (t, version) for t, version in changed if _is_plain(t)}
 
     @contextmanager
     def over(self, model: nn.Module) -> Iterator[None]:
-        """One pass, or one call of a loss that makes some."""
+        """Around one pass, or one call of a loss that makes some."""
         earlier, found = dict(self._changed), list[tuple[Tensor, int]]()
 
         def before(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            """Forward pre-hook, of the network (`_`), with positional args and keyword options."""
             for tensor in _tensors(args, options):
-                if tensor._version == earlier.get(_memory(tensor), (None, None))[1]:
+                if tensor._version == earlier.get(_address(tensor), (None, None))[1]:
                     raise ChangedInputError(_MESSAGE)
                 found.append((tensor, tensor._version))
 
@@ -44,12 +48,19 @@ class InputWatch:
         finally:
             handle.remove()
             changed = [tensor for tensor, version in found if tensor._version != version]
-            self._changed.update({_memory(tensor): (tensor, tensor._version) for tensor in changed})
+            self._changed.update({_address(tensor): (tensor, tensor._version) for tensor in changed})
 
 
-def same_inputs(nll: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:
-    """The loss, as one that may be called several times in a step: its passes are watched by an `InputWatch`."""
-    watch = InputWatch()
+def same_inputs(
+    nll: Callable[[nn.Module], Tensor], changed: Iterable[tuple[Tensor, int]] = ()
+) -> Callable[[nn.Module], Tensor]:
+    """The loss as one that may be called several times in a step, under an `InputWatch`.
+
+    Args:
+        nll: The loss.
+        changed: Inputs that a pass has changed already, each with its version since.
+    """
+    watch = InputWatch(changed)
 
     def watched(net: nn.Module) -> Tensor:
         with watch.over(net):
@@ -72,12 +83,15 @@ def versions(args: tuple[Any, ...], options: dict[str, Any]) -> list[int]:
 
 
 def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[Tensor]:
-    """Those of which torch says how often they were changed, and where they are."""
-    found = (value for value in (*args, *options.values()) if isinstance(value, Tensor))
-    return [t for t in found if t.layout is torch.strided and t.numel() > 0 and not t.is_inference()]
+    return [value for value in (*args, *options.values()) if isinstance(value, Tensor) and _is_plain(value)]
 
 
-def _memory(tensor: Tensor) -> int:
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether torch counts its changes, and it has an address."""
+    return tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.is_inference()
+
+
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 

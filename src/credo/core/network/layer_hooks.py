@@ -1,4 +1,4 @@
-"""Hooks on layers that live for one call, and the count of how often each layer fired."""
+"""Replace the outputs of layers for one pass, in which each layer must run exactly once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from credo.core.errors import CredoError
-from credo.core.network.flat_layout import join
 from credo.core.network.layer_table import RULES
+from credo.core.network.selection import join
 
 Replace = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 class LayerUseError(CredoError, RuntimeError):
-    """Layers did not run exactly once in a pass; `paths` names them."""
+    """Layers did not run exactly once in a pass.
+
+    Args:
+        paths: Names of these layers.
+        some_fired: Whether any of the layers ran at all.
+    """
 
     def __init__(self, paths: list[str], *, some_fired: bool) -> None:
         super().__init__(f"These layers did not run exactly once in the pass: {', '.join(paths)}.")
@@ -24,7 +29,7 @@ class LayerUseError(CredoError, RuntimeError):
 
 
 def covered_layers(model: nn.Module, tied: set[str]) -> dict[str, nn.Module]:
-    """Layers of a type in the table, by path, whose parameters are not shared with another place."""
+    """Layers of a type in the table, by path, whose parameters are not shared with another layer."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -45,11 +50,15 @@ def parameter_names(path: str, layer: nn.Module) -> list[str]:
 
 
 @contextmanager
-def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -> Iterator[None]:
+def hooked(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -> Iterator[None]:
     """While open, each layer's output is what `replace(path)(layer, input, output)` returns.
 
-    On a clean exit every layer must have fired exactly once, else `LayerUseError`: a layer used twice would get
-    independent noise for the same weights, one that never fired (its weights used directly) would get none.
+    Raises LayerUseError on a clean exit if a layer did not run exactly once: one that runs twice would get independent
+    noise for the same weights, one that never runs (its weights used directly) would get none.
+
+    Args:
+        layers: Layers by path.
+        replace: Makes the function for a path.
     """
     fired = dict.fromkeys(layers, 0)
 
@@ -57,8 +66,9 @@ def tapped(layers: Mapping[str, nn.Module], replace: Callable[[str], Replace]) -
         action = replace(path)
 
         def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            # An input given by keyword is not seen here: counts as a use that is not covered. The pass goes on to its
-            # end, so that one pass finds all wrong layers and running statistics have seen it exactly once.
+            """Forward hook: the layer, its inputs and output."""
+            # An input given by keyword does not arrive here: counts as a call that is not covered. The pass continues
+            # to its end, so that one pass finds all wrong layers and running statistics are updated exactly once.
             fired[path] += 1 if inputs else 2
             return action(layer, inputs[0], output) if fired[path] == 1 else None
 

@@ -1,4 +1,4 @@
-"""What Credo knows of layer types: the one table, keyed by exact type."""
+"""Rules of layer types, keyed by exact type."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Apply = Callable[[nn.Module, Tensor, Tensor, Tensor | None], Tensor]
 class LayerRule:
     """How a layer type acts.
 
-    `apply(layer, x, weight, bias)` is the layer's linear map with other weights. Inputs have their features in
-    dimension `feature_dim`, which a sign per example and feature must know.
+    Attributes:
+        apply: `apply(layer, x, weight, bias)` is the layer's linear map with other weights.
+        feature_dim: The dimension of an input's features.
+        min_dim: Dimensions of an input with its batch, at least.
     """
 
     apply: Apply
@@ -33,7 +35,7 @@ def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def _conv(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # The layer's own method knows stride, padding (also "same" and circular), dilation and groups.
+    # The layer's own method handles stride, padding (also "same" and circular), dilation and groups.
     result: Tensor = layer._conv_forward(x, weight, bias)  # type: ignore[operator]
     return result
 
@@ -52,7 +54,14 @@ def output_variance(
 ) -> Tensor:
     """Variance of each output over independent Gaussian weights, given the input (Kingma et al. 2015).
 
-    Exact for each output on its own; for convolutions it says nothing of how positions vary together.
+    Exact for each output on its own; for convolutions, covariances between positions are left out.
+
+    Args:
+        rule: The rule of the layer's type.
+        layer: The layer.
+        x: Its input.
+        weight_std: Standard deviations of the weight; None: it is not random.
+        bias_std: The same for the bias.
     """
     bias_variance = None if bias_std is None else bias_std.square()
     if weight_std is not None:
@@ -62,13 +71,25 @@ def output_variance(
 
 
 def random_signs(shape: list[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """±1 with equal chance."""
+    """±1 with equal probability.
+
+    Args:
+        shape: Shape of the result.
+        like: A tensor of its precision and device.
+        generator: Source of the random numbers.
+    """
     bits = torch.randint(0, 2, shape, generator=generator, device=like.device)
     return bits.to(like.dtype).mul_(2).sub_(1)
 
 
 def sign_shapes(rule: LayerRule, x: Tensor, out: Tensor) -> tuple[list[int], list[int]]:
-    """Shapes of one sign per example and input feature, and per example and output feature."""
+    """Shapes of one sign per example and input feature, and per example and output feature.
+
+    Args:
+        rule: The rule of the layer's type.
+        x: The layer's input.
+        out: Its output.
+    """
 
     def shape(tensor: Tensor) -> list[int]:
         sizes = [1] * tensor.dim()
@@ -78,7 +99,7 @@ def sign_shapes(rule: LayerRule, x: Tensor, out: Tensor) -> tuple[list[int], lis
     return shape(x), shape(out)
 
 
-# How the gradients of single examples follow from what goes in and what comes back.
+# How per-example gradients follow from a layer's input and its output's gradient.
 EXAMPLE_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module], rules.ExampleGradients]] = {
     nn.Linear: rules.linear,
     nn.Conv1d: rules.conv,

@@ -1,4 +1,4 @@
-"""Which weights of a network are pruned: masks by parameter name, and as one vector over all parameters."""
+"""Pruning masks by parameter name, and as one vector over all parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credo.core.errors import unknown
 
 
 def masks_by_name(model: nn.Module, kept: Tensor | None) -> dict[str, Tensor]:
-    """The vector cut into masks of the parameters' shapes; without one, nothing is pruned."""
+    """Masks of the parameters' shapes from one vector; all True without one."""
     parameters = dict(model.named_parameters())
     sizes = [p.numel() for p in parameters.values()]
     if kept is None:
@@ -23,7 +23,13 @@ def masks_by_name(model: nn.Module, kept: Tensor | None) -> dict[str, Tensor]:
 
 
 def joined_masks(model: nn.Module, masks: Mapping[str, Tensor], before: Tensor | None) -> Tensor:
-    """One vector of marks over all parameters: what is in none of the masks stays, what was pruned before does not."""
+    """One mask over all parameters: parameters without a mask stay, what was pruned before stays pruned.
+
+    Args:
+        model: The network.
+        masks: Masks by parameter name.
+        before: The mask so far.
+    """
     marks = {name: mask.clone() for name, mask in masks_by_name(model, before).items()}
     for name, mask in masks.items():
         if name not in marks:
@@ -37,7 +43,7 @@ def joined_masks(model: nn.Module, masks: Mapping[str, Tensor], before: Tensor |
 
 @torch.no_grad()
 def zero_outside_(model: nn.Module, kept: Tensor) -> None:
-    """Set all weights to zero that are not kept."""
+    """Set all weights to zero where the mask is False."""
     masks = masks_by_name(model, kept)
     for name, parameter in model.named_parameters():
         parameter.masked_fill_(~masks[name].to(parameter.device), 0.0)

@@ -1,4 +1,4 @@
-"""Loss, gradients and squares of one batch in a single call."""
+"""Loss, gradients and sums of squared per-example gradients of one batch in a single call."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from credo.core.example_counts import EVERY, Counted
+from credo.core.example_counts import EVERY, Counted, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import substituted
 from credo.core.network.skeleton import private_network
-from credo.core.optimizer_step import scalar_loss
-from credo.core.per_example.accumulate import square_sums
-from credo.core.per_example.first_steps import FirstSteps
-from credo.core.per_example.plan import PlanChangedError, SquarePlan
+from credo.core.network.substitute import substituted
+from credo.core.per_example.first_pass_checks import FirstPassChecks
+from credo.core.per_example.hook_plan import PlanChangedError
+from credo.core.per_example.hooks import squared_gradients
+from credo.core.per_example.plan import PerExamplePlan
 
 
 @dataclass(frozen=True)
-class GradientSums:
-    """What one pass over a batch gives: the mean loss, its gradients, and Σᵢ wᵢ·(∂ℓᵢ/∂w)² over the batch's rows.
+class BatchGradients:
+    """What one pass over a batch gives.
 
-    Divide squares by `examples` for the mean square, the diagonal of the empirical Fisher matrix. That is `batch_size`,
-    the number of rows, unless the loss is a mean over something else.
+    Divide `squares` by `examples` for the mean square, the diagonal of the empirical Fisher matrix.
+
+    Attributes:
+        loss: The mean loss.
+        gradients: Its gradients, by parameter name.
+        squares: Σᵢ wᵢ·(∂ℓᵢ/∂w)² over the batch's rows, by parameter name.
+        batch_size: The number of rows.
+        examples: What the loss is a mean over: the number of rows, unless another was given.
     """
 
     loss: float
@@ -34,33 +40,30 @@ class GradientSums:
     examples: float
 
 
-def gradients_and_squares(
-    plan: SquarePlan,
-    weights: Mapping[str, Tensor],
-    nll: Callable[[nn.Module], Tensor],
-    counted: Counted = EVERY,
-    check_used: Callable[[bool], None] | None = None,
-) -> GradientSums:
-    """One forward and backward pass at `weights`, which must hold the plan's parameters.
-
-    `counted` says over how many examples the loss is a mean, and how often each row counts. `check_used` is told
-    whether any of the weights has a gradient.
+def batch_gradients(
+    plan: PerExamplePlan, weights: Mapping[str, Tensor], nll: Callable[[nn.Module], Tensor], counted: Counted = EVERY
+) -> BatchGradients:
+    """One forward and backward pass.
 
     Gradients of other parameters are added to their `.grad`, running statistics are updated, both as in any training
     pass. The first passes may find that parameters are used in unusual ways and then run again: `nll` may be called
     more than once.
+
+    Args:
+        plan: How squared gradients are found.
+        weights: The weights to run the network with, by name; all of the plan's parameters.
+        nll: `nll(net)` is the batch's mean loss.
+        counted: What it is a mean over.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
     with _gradients_aside(plan.others) as forget:
         statistics: AbstractContextManager[None] = nullcontext()
         while True:
             try:
-                with statistics, substituted(plan.model, leaves, plan.aliases), square_sums(plan, counted) as sums:
+                with statistics, substituted(plan.model, leaves, plan.aliases), squared_gradients(plan, counted) as run:
                     value = scalar_loss(nll(plan.model))
                     value.backward()
-                    if check_used is not None:
-                        check_used(any(leaf.grad is not None for leaf in leaves.values()))
-                    squares = sums.result()
+                    squares = run.result()
                 break
             except PlanChangedError:
                 # The pass just thrown away has counted as data for running statistics already.
@@ -69,7 +72,7 @@ def gradients_and_squares(
                 for leaf in leaves.values():
                     leaf.grad = None
     gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-    return GradientSums(value.item(), gradients, squares, sums.batch_size, sums.examples)
+    return BatchGradients(value.item(), gradients, squares, run.batch_size, run.examples)
 
 
 def per_example_squares(
@@ -79,48 +82,48 @@ def per_example_squares(
     *,
     examples: float | None = None,
     weights: Tensor | None = None,
-) -> GradientSums:
-    """Mean loss, gradients and sums of squared per-example gradients of a batch, for the parameters in `names`.
+) -> BatchGradients:
+    """Mean loss, gradients and sums of squared per-example gradients of a batch.
 
     Nothing of the network changes: not its `.grad` fields, not its running statistics, though BatchNorm normalises by
     the batch in training mode, not an embedding that `max_norm` renormalises for the pass. Raises
-    `UnsupportedModelError` where squares could not be right.
+    `UnsupportedModelError` where results could not be right.
 
     Args:
         model: The network.
         nll: `nll(net)` is the batch's *mean* loss; it may be called more than once.
-        names: Parameters whose squares are wanted; None means every trainable one.
+        names: Parameters whose squared gradients are wanted; None means every trainable one.
         examples: The number that the mean was divided by, where that is not the number of rows (`ignore_index`, a
             mask). None: the sum of `weights`, or without them the number of rows.
         weights: How often each row counts in the loss, [rows], which then is Σ wᵢ·ℓᵢ / examples.
     """
     if not callable(nll):
         raise ValueError(
-            f"nll is a {type(nll).__name__}; a function of the network is wanted that computes the batch's mean loss, "
-            "since squares are gathered while it runs: lambda net: F.cross_entropy(net(x), y)."
+            f"nll is a {type(nll).__name__}; give a function of the network that computes the batch's mean loss, since "
+            "squared gradients are summed while it runs: lambda net: F.cross_entropy(net(x), y)."
         )
     counted = Counted(examples, weights)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     net = private_network(model)
-    plan = SquarePlan(net, trainable if names is None else names)
-    plan.first_steps = FirstSteps(1, interaction=False)
-    with _gradients_aside(plan.others) as forget, frozen_statistics(net), _embeddings_kept(net):
-        found = gradients_and_squares(plan, {name: model.get_parameter(name) for name in plan.names}, nll, counted)
+    plan = PerExamplePlan(net, trainable if names is None else names)
+    plan.first_passes = FirstPassChecks(1, interaction=False)
+    with _gradients_aside(plan.others) as forget, frozen_statistics(net), _embeddings_restored(net):
+        found = batch_gradients(plan, {name: model.get_parameter(name) for name in plan.names}, nll, counted)
         forget()
     return found
 
 
 @contextmanager
-def _embeddings_kept(model: nn.Module) -> Iterator[None]:
-    """Embeddings with `max_norm`, which shorten rows of their weight in place when they run, are as before on exit."""
+def _embeddings_restored(model: nn.Module) -> Iterator[None]:
+    """Restore embeddings with `max_norm`, which shorten rows of their weight in place when they run."""
     limited = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None]
     before = [(m.weight, m.weight.detach().clone()) for m in limited]
     try:
         yield
     finally:
         with torch.no_grad():
-            for weight, kept in before:
-                weight.copy_(kept)
+            for weight, original in before:
+                weight.copy_(original)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Gradients of single examples, layer by layer: pure functions of a layer's input and its output's gradient."""
+"""Per-example gradients, layer by layer: pure functions of a layer's input and its output's gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,37 +19,56 @@ from credo.core.kernels.conv_squares import conv_sums, shared_linear_sums
 
 
 class Backward(Protocol):
-    """From input, weight and output gradient to the input's gradient and, with a `scale` for the squares, the sums."""
+    """The backward pass of a layer that also sums squared per-example gradients."""
 
     def __call__(
         self, x: Tensor, weight: Tensor, g: Tensor, *, needs_input: bool, bias: bool, scale: float | None
     ) -> tuple[Tensor | None, Sums | None]:
-        """Gradient by the input if needed, sums (of the bias, too, if asked for) if there is a scale."""
+        """The gradient by the input, and the sums over examples.
+
+        Args:
+            x: The layer's input.
+            weight: Its weight.
+            g: The gradient by its output.
+            needs_input: Whether the gradient by the input is wanted.
+            bias: Whether the sums of the bias are wanted, too.
+            scale: Factor of the squares; None: no sums are wanted.
+        """
 
 
 @dataclass(frozen=True)
 class Fused:
-    """The layer's own computation with a way back that makes gradient and squares together, for less than each.
+    """The layer's own computation with a backward that makes gradient and squares together, for less than each.
 
-    `before` is what the layer does to its input first; without a `forward` the layer's own one is run. `suits` says
-    whether it is possible for an input and weight.
+    Attributes:
+        backward: That backward.
+        forward: The computation from input, weight and bias; None: the layer's own one.
+        before: What the layer does to its input first, if anything.
+        dims: Dimensions that the input has at least.
+        suits: Whether it is possible for an input and weight; None: always.
     """
 
     backward: Backward
     forward: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
     before: Callable[[Tensor], Tensor] | None = None
-    suits: Callable[[Tensor, Tensor], bool] = lambda x, weight: True
+    dims: int = 0
+    suits: Callable[[Tensor, Tensor], bool] | None = None
 
 
 @dataclass(frozen=True)
 class ExampleGradients:
-    """How each example's weight and bias gradients follow from a layer's input and its output's gradient.
+    """How per-example gradients of weight and bias follow from a layer's input and its output's gradient g.
 
-    Made from the layer when it runs: its mode may be another when the gradient comes. `dims`: dimensions of an input
-    with its batch, at least. `features(x)` is what the output gradient g is multiplied by; it may need the whole batch,
-    all else may be given some examples. `weight(features, g)` and `bias(g)` give each example's own gradient,
-    `weight_squares` the sum of the weight's squares over examples, without keeping any; `both`, where it exists, that
-    of weight and bias in one go, times a factor.
+    Made from the layer when it runs: its mode may be another when the gradient arrives.
+
+    Attributes:
+        dims: Dimensions of an input with its batch, at least.
+        features: From the input to what g is multiplied by; may need the whole batch, all else works on part of it.
+        weight: Each example's weight gradient, from features and g.
+        weight_squares: Σ over examples of its squares, without keeping any of them.
+        bias: Each example's bias gradient, from g.
+        fused: A backward pass that makes gradient and squares together, where one exists.
+        both: Squares of weight and bias in one go, times a factor, where that is cheaper.
     """
 
     dims: int
@@ -60,15 +79,139 @@ class ExampleGradients:
     fused: Fused | None = None
     both: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None
 
+    def squares(self, keys: Collection[str], x: Tensor | None, g: Tensor, scale: float) -> dict[str, Tensor]:
+        """Σ over examples of squared gradients times `scale`.
+
+        Args:
+            keys: Those of `"weight"` and `"bias"` that are wanted; of others there may be some, too.
+            x: The layer's input, which the weight needs.
+            g: The gradient by its output, in single precision or wider.
+            scale: A factor.
+        """
+        with full_precision(g.device.type):
+            if x is not None and self.both is not None:
+                return dict(zip(("weight", "bias"), self.both(widened(x), g, scale), strict=True))
+            found: dict[str, Tensor] = {}
+            if "weight" in keys and x is not None:
+                found["weight"] = self.weight_squares(self.features(widened(x)), g).mul_(scale)
+            if "bias" in keys:
+                found["bias"] = self.bias(g).square().sum(0).mul_(scale)
+            return found
+
+    def examples(self, key: str, x: Tensor | None, g: Tensor) -> Callable[[slice], Tensor]:
+        """A function that gives the gradients of some of the examples, [examples, *shape].
+
+        Args:
+            key: `"weight"` or `"bias"`.
+            x: The layer's input, which the weight needs.
+            g: The gradient by its output, in single precision or wider.
+        """
+        with full_precision(g.device.type):
+            if key == "bias":
+                return self.bias(g).__getitem__
+            assert x is not None
+            features = self.features(widened(x))
+        return lambda part: self.weight(features[part], g[part])
+
 
 def widened(tensor: Tensor) -> Tensor:
-    """At least single precision; indices stay what they are."""
+    """The tensor in single precision, if it is in half precision; else as it is (indices, too)."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+# -- the backward pass -------------------------------------------------------------------------------------------------
+
+
+def computes_gradient_of(weight: Tensor) -> bool:
+    """Whether the running backward pass computes gradients by the weight; an attack's, inside a loss, does not."""
+    with torch.enable_grad():
+        node: Any = weight.view_as(weight).grad_fn
+    try:
+        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
+    except RuntimeError:  # torch.autograd.grad by this very weight
+        return True
 
 
 def full_precision(kind: str) -> AbstractContextManager[object]:
     """Without autocast on this kind of device, which would lower what was widened before."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def check_first_order() -> None:
+    """Raise RuntimeError inside a backward pass that shall be differentiated itself."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("Inside squared_gradients a gradient cannot be differentiated again (create_graph=True).")
+
+
+class Receiver(Protocol):
+    """What takes the sums of a fused backward pass."""
+
+    def expected(self) -> bool:
+        """Whether the backward pass that is running computes gradients by the weights."""
+
+    def take(self, x: Tensor, g: Tensor, sums: Sums) -> None:
+        """Take the sums, with the layer's input x and the gradient g by its output."""
+
+
+def fused_forward(
+    receiver: Receiver, fused: Fused, x: Tensor, own: Mapping[str, Any], plain: Callable[..., Any]
+) -> Tensor:
+    """The layer's output; its backward pass makes gradient and squares together.
+
+    Args:
+        receiver: Takes the sums when the gradient arrives.
+        fused: The computation.
+        x: The layer's input.
+        own: Its parameters.
+        plain: Its own forward.
+    """
+    if fused.before is not None:
+        x = fused.before(x)
+    kind = x.device.type
+    lowered = fused.forward is not None and torch.is_autocast_enabled(kind) and x.dtype is not torch.float64
+    if lowered:
+        x = x.to(torch.get_autocast_dtype(kind))
+    with full_precision(kind) if lowered else nullcontext():
+        run: Any = _FusedLayer.apply
+        out: Tensor = run(receiver, fused, plain, lowered, x, own["weight"], own.get("bias"))
+    return out
+
+
+class _FusedLayer(torch.autograd.Function):
+    """A layer whose backward makes Σ g and Σ g² of its weight together, instead of the library's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        receiver: Receiver,
+        fused: Fused,
+        plain: Callable[..., Any],
+        lowered: bool,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """As `fused_forward`: ctx is autograd's; receiver, fused, plain; whether it is lowered; x, weight and bias."""
+        ctx.receiver, ctx.fused = receiver, fused
+        ctx.save_for_backward(x, weight)
+        if fused.forward is None:
+            return plain(x)  # type: ignore[no-any-return]
+        if lowered:
+            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        return fused.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_order()
+        receiver, (x, weight), needs = ctx.receiver, ctx.saved_tensors, ctx.needs_input_grad
+        scale = float(g.shape[0] ** 2) if receiver.expected() else None
+        with full_precision(g.device.type):
+            dx, sums = ctx.fused.backward(x, weight, g, needs_input=needs[4], bias=needs[6], scale=scale)
+            if scale is None or sums is None:
+                return None, None, None, None, dx, None, None
+            receiver.take(x, g, sums)
+        bias = sums.bias_total.to(weight.dtype) if needs[6] and sums.bias_total is not None else None
+        return None, None, None, None, dx, sums.total.to(weight.dtype), bias
 
 
 def _same(x: Tensor) -> Tensor:
@@ -113,7 +256,7 @@ def _linear_squares(a: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor]
 
 
 def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # As F.linear, whose result is a view: out of an autograd function, nobody could change that in place.
+    # As F.linear, whose result is a view: coming out of an autograd function, it could not be changed in place.
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     flat, into = x.flatten(0, -2), out.flatten(0, -2)
     if bias is None:
@@ -139,7 +282,7 @@ _LINEAR = ExampleGradients(
     weight_squares=_linear_weight_squares,
     bias=partial(positions_before, trailing=1),
     # With one position there is nothing to share between gradient and squares.
-    fused=Fused(_linear_backward, _linear_forward, suits=lambda x, weight: x.dim() > 2),
+    fused=Fused(_linear_backward, _linear_forward, dims=3),
     both=_linear_squares,
 )
 
@@ -203,7 +346,7 @@ def transposed_conv(layer: nn.Module) -> ExampleGradients:
 
 
 def conv_padding(layer: nn.Module) -> tuple[tuple[int, ...], list[int]]:
-    """Zeros that the convolution itself adds on both sides of each dimension, and what `F.pad` must add before it."""
+    """Zeros that the convolution adds on both sides of each dimension, and what `F.pad` must add before it."""
     module: Any = layer
     if module.padding_mode != "zeros":
         return (0,) * len(module.kernel_size), list(module._reversed_padding_repeated_twice)
@@ -217,7 +360,7 @@ def conv_padding(layer: nn.Module) -> tuple[tuple[int, ...], list[int]]:
     return tuple(total // 2 for total in totals), uneven if any(uneven) else []
 
 
-# -- embedding: Σ over the places of a token in the example; none for the padding token ------------------------------
+# -- embedding: Σ over the positions of a token in the example; none for the padding token ---------------------------
 
 
 def embedding(layer: nn.Module) -> ExampleGradients:
@@ -227,24 +370,24 @@ def embedding(layer: nn.Module) -> ExampleGradients:
     sums = partial(_token_sums, rows=rows, padding=module.padding_idx)
 
     def weight(tokens: Tensor, g: Tensor) -> Tensor:
-        places, found = sums(tokens, g)
+        indices, found = sums(tokens, g)
         dense = found.new_zeros(tokens.shape[0] * rows, g.shape[-1])
-        return dense.index_copy_(0, places, found).view(tokens.shape[0], rows, g.shape[-1])
+        return dense.index_copy_(0, indices, found).view(tokens.shape[0], rows, g.shape[-1])
 
     def squares(tokens: Tensor, g: Tensor) -> Tensor:
-        places, found = sums(tokens, g)
-        return found.new_zeros(rows, g.shape[-1]).index_add_(0, places % rows, found.square_())
+        indices, found = sums(tokens, g)
+        return found.new_zeros(rows, g.shape[-1]).index_add_(0, indices % rows, found.square_())
 
     return ExampleGradients(1, _same, weight, squares, _same)
 
 
 def _token_sums(tokens: Tensor, g: Tensor, *, rows: int, padding: int | None) -> tuple[Tensor, Tensor]:
-    """Places (example · rows + token) that occur, and the gradients summed for each."""
+    """Indices (example · rows + token) that occur, and the gradients summed for each."""
     examples = torch.arange(tokens.shape[0], device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
-    places = (examples * rows + tokens).flatten()
+    indices = (examples * rows + tokens).flatten()
     each = g.reshape(-1, g.shape[-1])
     if padding is not None:
         kept = tokens.flatten() != padding
-        places, each = places[kept], each[kept]
-    found, index = places.unique(return_inverse=True)
+        indices, each = indices[kept], each[kept]
+    found, index = indices.unique(return_inverse=True)
     return found, each.new_zeros(len(found), each.shape[1]).index_add_(0, index, each)

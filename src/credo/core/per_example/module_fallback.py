@@ -1,12 +1,12 @@
-"""Modules that no rule covers: their inputs and output gradients are kept, and each example is run again by itself."""
+"""Modules without a rule: record their inputs and output gradients, and run each example again by itself."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,37 +14,77 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
-from credo.core.network.flat_layout import substituted
 from credo.core.network.inplace_inputs import first_size
-from credo.core.per_example.autograd_state import computes_gradient_of
-from credo.core.per_example.plan import Unit, all_ways
-
-if TYPE_CHECKING:
-    from credo.core.per_example.accumulate import SquareSums
-
-Forward = Callable[..., Any]
+from credo.core.network.substitute import substituted
+from credo.core.per_example.example_sums import unexplained
+from credo.core.per_example.hook_plan import FallbackModule, Forward, all_ways
+from credo.core.per_example.hooks import PerExamplePass
+from credo.core.per_example.layer_rules import computes_gradient_of
 
 
-def unit_forward(sums: SquareSums, unit: Unit, original: Forward) -> Forward:
-    """The module's own forward, which also keeps what a run example by example needs."""
+def module_forward(run: PerExamplePass, fallback: FallbackModule, original: Forward) -> Forward:
+    """The forward of a module without a rule, for one pass: its own one, which is recorded.
+
+    Args:
+        run: The pass.
+        fallback: The module.
+        original: Its own forward.
+    """
 
     def forward(*args: Any, **options: Any) -> Any:
         out = original(*args, **options)
-        if sums.active and torch.is_grad_enabled():
-            size = sums.batch_or(first_size(args, options))
-            use = UnitUse(unit, original, args, options, out, size, sums.weight(next(iter(unit.places))))
-            sums.count_unit(unit, use, size)
+        if run.active and torch.is_grad_enabled():
+            size = run.batch_or(first_size(args, options))
+            weight = run.parameters[next(iter(fallback.inside))]
+            call = ModuleCall(fallback, original, args, options, out, size, weight)
+            if call.problem is not None:
+                run.too_narrow(fallback.inside, call.problem)
+            else:
+                run.begin(call.size, fallback.title)
+                run.module_calls[fallback.path].append(call)
         return out
 
     return forward
 
 
-class UnitUse:
-    """One run of a unit. `problem` says why it cannot be run example by example, if so."""
+def finish_module(run: PerExamplePass, fallback: FallbackModule) -> None:
+    """Run a module's calls example by example; parameters that are also used outside of it get a larger module.
+
+    Args:
+        run: The pass, which is over.
+        fallback: The module.
+    """
+    names = list(fallback.inside)
+    calls = [call for call in run.module_calls[fallback.path] if call.gradients]
+    sums = run.add_up(names, [call.examples for call in calls]) if calls else {}
+    low = any(call.low_precision for call in calls)
+    totals = {name: run.module_gradients[name] for name in names if name in run.module_gradients}
+    doubtful = unexplained(totals, sums, run.squares, run.batch_size if sums else 0, low=low)
+    # One example may round to the other side of a kink when it is run by itself: compare with the whole batch.
+    for mode in ("as it is", "eval") if calls else ():
+        if doubtful:
+            found = [call.whole(mode) for call in calls]
+            sums = {name: sum(f[name] for f in found) for name in doubtful}
+            doubtful = unexplained({n: totals[n] for n in doubtful}, sums, run.squares, run.batch_size, low=low)
+    run.too_narrow(doubtful, f"is also used outside of {fallback.title}")
+
+
+class ModuleCall:
+    """One call of a module without a rule. `problem` tells why it cannot be run example by example, if so.
+
+    Args:
+        fallback: The module.
+        original: Its own forward.
+        args: Positional arguments of the call.
+        options: Keyword arguments of the call.
+        out: What it returned.
+        size: The batch's size.
+        weight: One of the wanted parameters.
+    """
 
     def __init__(
         self,
-        unit: Unit,
+        fallback: FallbackModule,
         original: Forward,
         args: tuple[Any, ...],
         options: Any,
@@ -52,32 +92,32 @@ class UnitUse:
         size: int | None,
         weight: Tensor,
     ) -> None:
-        self.unit, self.original, self.weight = unit, original, weight
+        self.fallback, self.original, self.weight = fallback, original, weight
         self.leaves, self.structure = tree_flatten((args, options))
         mask = options.get("attn_mask")  # [time, time] is shared, even if there are as many examples as times
         self.dims = {
             index: dim
-            for index, dim in _batch_dims(unit.module, self.leaves).items()
+            for index, dim in _batch_dims(fallback.module, self.leaves).items()
             if _size(self.leaves[index], dim) == size and self.leaves[index] is not mask
         }
         outputs = tree_leaves(out)
-        chosen = {
+        self.out_dims = {
             index: dim
-            for index, dim in _batch_dims(unit.module, outputs).items()
+            for index, dim in _batch_dims(fallback.module, outputs).items()
             if outputs[index].requires_grad and outputs[index].is_floating_point()
         }
-        self.out_dims = chosen
         self.problem = None
+        self.size = size or 0
         if size is None or not self.dims:
-            self.problem = f"belongs to {unit.title}, which gets no batch"
-        elif any(_size(outputs[index], dim) != size for index, dim in chosen.items()):
-            self.problem = f"belongs to {unit.title}, whose output does not have the batch in front"
+            self.problem = f"belongs to {fallback.title}, which gets no batch"
+        elif any(_size(outputs[index], dim) != size for index, dim in self.out_dims.items()):
+            self.problem = f"belongs to {fallback.title}, whose output does not begin with the batch"
         self.gradients: dict[int, Tensor] = {}
         if self.problem is None:
-            self._keep({index: outputs[index] for index in chosen})
+            self._record({index: outputs[index] for index in self.out_dims})
 
-    def _keep(self, outputs: dict[int, Tensor]) -> None:
-        module = self.unit.module
+    def _record(self, outputs: dict[int, Tensor]) -> None:
+        module = self.fallback.module
         members = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         self.tensors = {name: tensor.detach() for name, tensor in members}
         self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
@@ -98,8 +138,8 @@ class UnitUse:
     def examples(self, part: slice) -> dict[str, Tensor]:
         """Gradients of some of the examples, by the network's name of each parameter, [examples, *shape]."""
         reason = ""
-        while self.unit.ways:
-            way, mode = self.unit.ways[0]
+        while self.fallback.ways:
+            way, mode = self.fallback.ways[0]
             try:
                 with self._as_it_ran(mode):
                     gradients, outputs = _WAYS[way](self, part)
@@ -108,11 +148,11 @@ class UnitUse:
                 reason = "it gives other outputs then: something inside is random, keeps state, or mixes examples"
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                 reason = f"{type(error).__name__}: {error}"
-            self.unit.ways.pop(0)
-        self.unit.ways = all_ways()  # for whoever mends the module and tries again
-        names = ", ".join(self.unit.places)
+            self.fallback.ways.pop(0)
+        self.fallback.ways = all_ways()  # for whoever mends the module and tries again
+        names = ", ".join(self.fallback.inside)
         raise UnsupportedModelError(
-            f"{self.unit.title} cannot be run example by example, which squares of the gradients by {names} need: "
+            f"{self.fallback.title} cannot be run example by example, which squared gradients by {names} need: "
             f"{reason}. Leave these parameters out, or take out what couples the examples."
         )
 
@@ -121,8 +161,8 @@ class UnitUse:
         weights = {name: tensor.clone().requires_grad_() for name, tensor in self.weights.items()}
         with self._as_it_ran(mode, by_example=False), torch.enable_grad():
             pairs = list(zip(self.outputs(weights, self.leaves), self.gradients.values(), strict=True))
-            outputs, slopes = zip(*[(out, g) for out, g in pairs if out.requires_grad], strict=True)
-            found = torch.autograd.grad(outputs, list(weights.values()), slopes, materialize_grads=True)
+            outputs, gradients = zip(*[(out, g) for out, g in pairs if out.requires_grad], strict=True)
+            found = torch.autograd.grad(outputs, list(weights.values()), gradients, materialize_grads=True)
         return dict(zip(weights, found, strict=True))
 
     @property
@@ -132,26 +172,26 @@ class UnitUse:
 
     def outputs(self, weights: Mapping[str, Tensor], leaves: list[Any]) -> list[Tensor]:
         """The outputs whose gradient is known, for these weights and inputs."""
-        places = {names[0]: names for names in self.unit.places.values()}
-        inside = {name: (name,) for name in self.tensors} | places
-        tensors = {**self.tensors, **{self.unit.places[name][0]: tensor for name, tensor in weights.items()}}
-        shadowed = {name for names in places.values() for name in names[1:]}
+        first_names = {names[0]: names for names in self.fallback.inside.values()}
+        inside = {name: (name,) for name in self.tensors} | first_names
+        tensors = {**self.tensors, **{self.fallback.inside[name][0]: tensor for name, tensor in weights.items()}}
+        shadowed = {name for names in first_names.values() for name in names[1:]}
         args, options = tree_unflatten(leaves, self.structure)
-        with substituted(self.unit.module, {n: t for n, t in tensors.items() if n not in shadowed}, inside):
-            for hook in self.unit.module._forward_pre_hooks.values():
+        with substituted(self.fallback.module, {n: t for n, t in tensors.items() if n not in shadowed}, inside):
+            for hook in self.fallback.module._forward_pre_hooks.values():
                 if not getattr(hook, "watches_first_pass", False):
-                    hook(self.unit.module, args)  # old-style weight norm computes the weight here
+                    hook(self.fallback.module, args)  # old-style weight norm computes the weight here
             flat = tree_leaves(self.original(*args, **options))
         return [flat[index] for index in self.gradients]
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The wanted parameters as they were."""
-        return {name: self.tensors[names[0]] for name, names in self.unit.places.items()}
+        return {name: self.tensors[names[0]] for name, names in self.fallback.inside.items()}
 
     @contextmanager
     def _as_it_ran(self, mode: str, *, by_example: bool = True) -> Iterator[None]:
-        module, (enabled, dtype) = self.unit.module, self.autocast
+        module, (enabled, dtype) = self.fallback.module, self.autocast
         tensors = self.tensors
         buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
         with ExitStack() as stack:
@@ -183,48 +223,48 @@ class UnitUse:
         return True
 
 
-def _by_vmap(use: UnitUse, part: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
-    dims = list(use.dims.items())
-    out_dims = [use.out_dims[index] for index in use.gradients]
-    given = [_part(use.leaves[index], dim, part) for index, dim in dims]
-    slopes = [_part(g, dim, part) for g, dim in zip(use.gradients.values(), out_dims, strict=True)]
+def _by_vmap(call: ModuleCall, part: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+    dims = list(call.dims.items())
+    out_dims = [call.out_dims[index] for index in call.gradients]
+    given = [_part(call.leaves[index], dim, part) for index, dim in dims]
+    given_gradients = [_part(g, dim, part) for g, dim in zip(call.gradients.values(), out_dims, strict=True)]
 
-    def one(inputs: list[Tensor], slope: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        leaves = list(use.leaves)
+    def one(inputs: list[Tensor], gradient: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        leaves = list(call.leaves)
         for (index, dim), tensor in zip(dims, inputs, strict=True):
             leaves[index] = tensor.unsqueeze(dim)
         outputs, pull = torch.func.vjp(  # type: ignore[misc]
-            lambda weights: use.outputs(weights, leaves), use.weights
+            lambda weights: call.outputs(weights, leaves), call.weights
         )
-        (gradients,) = pull([g.unsqueeze(dim) for g, dim in zip(slope, out_dims, strict=True)])
+        (gradients,) = pull([g.unsqueeze(dim) for g, dim in zip(gradient, out_dims, strict=True)])
         return gradients, [out.squeeze(dim) for out, dim in zip(outputs, out_dims, strict=True)]
 
     in_dims = ([dim for _, dim in dims], out_dims)
     spread: Any = torch.func.vmap(one, in_dims=in_dims, out_dims=(0, out_dims))  # type: ignore[arg-type]
-    gradients, outputs = spread(given, slopes)
+    gradients, outputs = spread(given, given_gradients)
     return gradients, outputs
 
 
-def _by_loop(use: UnitUse, part: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _by_loop(call: ModuleCall, part: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
     each: list[tuple[Tensor, ...]] = []
     found: list[list[Tensor]] = []
-    for place in range(part.start, part.stop):
-        leaves = list(use.leaves)
-        for index, dim in use.dims.items():
-            leaves[index] = leaves[index].narrow(dim, place, 1)
-        weights = {name: tensor.clone().requires_grad_() for name, tensor in use.weights.items()}
+    for example in range(part.start, part.stop):
+        leaves = list(call.leaves)
+        for index, dim in call.dims.items():
+            leaves[index] = leaves[index].narrow(dim, example, 1)
+        weights = {name: tensor.clone().requires_grad_() for name, tensor in call.weights.items()}
         with torch.enable_grad():
-            outputs = use.outputs(weights, leaves)
-        slopes = [g.narrow(use.out_dims[index], place, 1) for index, g in use.gradients.items()]
-        pairs = [(out, g) for out, g in zip(outputs, slopes, strict=True) if out.requires_grad]
+            outputs = call.outputs(weights, leaves)
+        arrived = [g.narrow(call.out_dims[index], example, 1) for index, g in call.gradients.items()]
+        pairs = [(out, g) for out, g in zip(outputs, arrived, strict=True) if out.requires_grad]
         each.append(
             torch.autograd.grad(
                 [out for out, _ in pairs], list(weights.values()), [g for _, g in pairs], materialize_grads=True
             )
         )
         found.append([out.detach() for out in outputs])
-    gradients = {name: torch.stack(parts) for name, parts in zip(use.weights, zip(*each, strict=True), strict=True)}
-    dims = [use.out_dims[index] for index in use.gradients]
+    gradients = {name: torch.stack(parts) for name, parts in zip(call.weights, zip(*each, strict=True), strict=True)}
+    dims = [call.out_dims[index] for index in call.gradients]
     return gradients, [torch.cat(parts, dim) for parts, dim in zip(zip(*found, strict=True), dims, strict=True)]
 
 
@@ -235,7 +275,7 @@ _WAYS = {"vmap": _by_vmap, "loop": _by_loop}
 
 
 def _batch_dims(module: nn.Module, leaves: list[Any]) -> dict[int, int]:
-    """Where each tensor has its batch: in front, but for the states of recurrent layers, [layers, batch, features]."""
+    """The batch dimension of each tensor: the first, but 1 for states of recurrent layers."""
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     behind = isinstance(module, nn.RNNBase)
     return {index: int(behind and count > 0) for count, index in enumerate(tensors)}
@@ -262,7 +302,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _kept_attributes(module: nn.Module) -> Iterator[None]:
-    """Attributes that a hook computes (old-style weight norm) are afterwards as before."""
+    """Restore attributes that a hook computes (old-style weight norm) on exit."""
     kept = [(inner, dict(inner.__dict__)) for inner in module.modules() if inner._forward_pre_hooks]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gradients of single examples by normalisation layers: Σ over positions of (output gradient) · (normalised input)."""
+"""Per-example gradients of normalisation layers: Σ over positions of (output gradient) · (normalised input)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def norm(layer: nn.Module) -> ExampleGradients:
         dims=2 if trailing is None else 1 + trailing,
         features=normalise,
         weight=lambda a, g: total(a * g),
-        weight_squares=lambda a, g: total(a.mul_(g)).square().sum(0),  # in place: nobody else has the features
+        weight_squares=lambda a, g: total(a.mul_(g)).square().sum(0),  # in place: the features are not used again
         bias=total,
         fused=_fused_batch_norm(layer) if _is_alone(layer) else None,
     )
@@ -44,6 +44,7 @@ def _fused_batch_norm(layer: Any) -> Fused:
     def backward(
         x: Tensor, weight: Tensor, g: Tensor, *, needs_input: bool, bias: bool, scale: float | None
     ) -> tuple[Tensor | None, Sums | None]:
+        """As `Backward`: x, weight, g, needs_input, bias (always summed) and scale."""
         return norm_back(x, g, weight, statistics, eps, needs_input=needs_input, scale=scale or 1.0)
 
     return Fused(backward, suits=usable)
@@ -61,7 +62,7 @@ Normalise = tuple[Callable[[Tensor], Tensor], int | None]
 def _batch_norm(layer: Any) -> Normalise:
     mean, var, eps = layer.running_mean, layer.running_var, layer.eps
     if _by_batch(layer) and is_synced(layer):
-        seen = layer.seen = []  # the run that is about to come leaves its statistics there
+        seen = layer.seen = []  # the call that follows puts its statistics there
         return lambda x: _scaled(x, *seen[0]), None
     if _by_batch(layer):
         return lambda x: F.batch_norm(x, None, None, training=True, momentum=0.0, eps=eps), None

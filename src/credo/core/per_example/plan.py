@@ -1,143 +1,120 @@
-"""Which module answers for which parameter's squares: covered layers for themselves, whole modules for the rest."""
+"""Decide how each parameter's squared per-example gradients are found: by its layer's rule, or by running a module."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from credo.core.errors import CredoError, UnsupportedModelError, unknown
-from credo.core.network import flat_layout as weights
-from credo.core.network.flat_layout import join
+from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
-from credo.core.per_example.first_steps import FirstSteps
+from credo.core.network.selection import join
+from credo.core.network.substitute import aliases as all_aliases
+from credo.core.per_example.first_pass_checks import FirstPassChecks
+from credo.core.per_example.hook_plan import FallbackModule, HookedLayer, HookPlan
+from credo.core.per_example.hooks import PerExamplePass, layer_forward
 from credo.core.per_example.layer_rules import ExampleGradients
+from credo.core.per_example.module_fallback import finish_module, module_forward
 from credo.core.per_example.norm_rules import norm
 from credo.core.per_example.rnn_cells import is_recurrent
+from credo.core.per_example.rnn_layers import recurrent_forward
 
 
-class PlanChangedError(CredoError, RuntimeError):
-    """The pass showed that a larger module must answer for some parameters; the plan knows now: run it again."""
+class PerExamplePlan(HookPlan):
+    """Made once for a network and the parameters wanted, then used at every step; passes may change it.
 
+    Layers of the table have rules. Any other module that owns parameters is run example by example with all below it,
+    and so is the parent (in the end the network) if a parameter turns out to be read from outside of its own layer's
+    call, or if a layer's input does not begin with the batch.
 
-@dataclass(frozen=True)
-class LayerTap:
-    """A covered layer and those of its parameters (weight, bias) whose squares are wanted, by name in the network.
+    Raises UnsupportedModelError for a network for which results could not be right, with all problems that its modules
+    show at once; what only a pass can show (a batch that is not in front, randomness in a function) is raised there.
 
-    `rule` is there where it does not depend on the layer's mode.
-    """
-
-    path: str
-    layer: nn.Module
-    names: Mapping[str, str]
-    rule: ExampleGradients | None
-
-
-def all_ways() -> list[tuple[str, str]]:
-    """How a module can be run example by example: all at once or in turn, in its own mode or else in eval mode."""
-    return [(way, mode) for mode in ("as it is", "eval") for way in ("vmap", "loop")]
-
-
-@dataclass
-class Unit:
-    """A module that is run example by example for parameters in or below it.
-
-    `places` gives each parameter's names inside the module. `ways` are those of running it that have not failed yet.
-    """
-
-    path: str
-    module: nn.Module
-    places: dict[str, tuple[str, ...]]
-    ways: list[tuple[str, str]] = field(default_factory=all_ways)
-
-    @property
-    def title(self) -> str:
-        """How messages call it."""
-        return f"{self.path or 'the network'} ({type(self.module).__name__})"
-
-
-class SquarePlan:
-    """Made once for a network and the parameters wanted, then used at every step; learns from passes.
-
-    Layers of the table are tapped. Any other module that owns parameters is a unit with all below it, and so is the
-    parent (in the end the network) where a parameter turns out to be read from outside of its own layer's call, or
-    where a layer's input does not begin with the batch.
+    Args:
+        model: The network.
+        names: The parameters whose squared gradients are wanted.
+        aliases: All names of each parameter, if known already.
     """
 
     def __init__(
         self, model: nn.Module, names: Iterable[str], aliases: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
         self.model = model
-        self.aliases = weights.aliases(model) if aliases is None else aliases
+        self.aliases = all_aliases(model) if aliases is None else aliases
         self.names = tuple(names)
         self._modules = dict(model.named_modules(remove_duplicate=False))
         parameters = dict(model.named_parameters())
         for name in self.names:
             if name not in parameters:
                 raise ValueError(unknown("parameter", name, parameters))
-        owners = {name: self._modules[name.rpartition(".")[0]] for name in self.names}
-        self.places: dict[str, tuple[Any, str]] = {
-            name: (owner._parameters, name.rpartition(".")[2]) for name, owner in owners.items()
+        modules = {name: self._modules[name.rpartition(".")[0]] for name in self.names}
+        self.owners: dict[str, tuple[Any, str]] = {
+            name: (module._parameters, name.rpartition(".")[2]) for name, module in modules.items()
         }
-        self.others = [p for name, p in parameters.items() if name not in owners]
-        # Layers whose input was once one token an example and no run of numbers, which places always are.
+        self.others = [p for name, p in parameters.items() if name not in modules]
         self.token_layers: set[str] = set()
-        self.first_steps = FirstSteps()
-        self._arrange({name: path for name in self.names if (path := self._first_unit(name)) is not None})
+        self.first_passes = FirstPassChecks()
+        self._arrange({name: path for name in self.names if (path := self._first_module(name)) is not None})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles are made anew for the network that is copied along; rules are functions and hold nothing.
-        return _remade, (self.model, self.names, self.aliases, self._unit_of)
+        return _remade, (self.model, self.names, self.aliases, self._module_of)
 
-    def on(self, model: nn.Module) -> SquarePlan:
-        """The same plan for another copy of the network, with all that passes have taught it."""
+    def on(self, model: nn.Module) -> PerExamplePlan:
+        """The same plan for another copy of the network, with all that it has learned from passes."""
         if model is self.model:
             return self
-        plan = _remade(model, self.names, self.aliases, self._unit_of)
-        plan.token_layers, plan.first_steps = self.token_layers, self.first_steps
+        plan = _remade(model, self.names, self.aliases, self._module_of)
+        plan.token_layers, plan.first_passes = self.token_layers, self.first_passes
         return plan
 
     def widen(self, reasons: Mapping[str, str]) -> None:
-        """Give each of these parameters to the next larger module; refused where that is no longer possible.
+        """Give each of these parameters to the next larger module.
 
-        Refused, the plan is as before: another batch may not need it.
+        Raises UnsupportedModelError if there is none; the plan is as before then: another batch may not need it.
         """
-        stuck, unit_of = [], dict(self._unit_of)
+        stuck, module_of = [], dict(self._module_of)
         for name, reason in reasons.items():
-            path = unit_of.get(name, _common(self._owners(name)))
-            if name not in unit_of and is_recurrent(self._modules[path]):  # first as a unit of its own
-                unit_of[name] = path
+            path = module_of.get(name, _common(self._owners_of(name)))
+            if name not in module_of and is_recurrent(self._modules[path]):  # first as a module of its own
+                module_of[name] = path
             elif path == "":
                 stuck.append(f"{name} {reason}")
             else:
-                unit_of[name] = self._callable(path.rpartition(".")[0])
-        if stuck:
-            raise UnsupportedModelError(_message(self.model, stuck))
-        self._arrange(unit_of)
+                module_of[name] = self._callable(path.rpartition(".")[0])
+        self._check(stuck)
+        self._arrange(module_of)
 
     def check_modes(self) -> None:
-        """Refuse what cannot be right in the modes that modules are in now, all problems in one message."""
-        self._refuse(_unit_problems(self.units.values()))
+        """Raise UnsupportedModelError if modules are in modes in which results would be wrong."""
+        self._check(_module_problems(self.modules.values()))
 
-    def _refuse(self, problems: Iterable[str]) -> None:
-        listed = list(problems)
+    def finish_modules(self, run: PerExamplePass) -> None:
+        """Run the modules of a pass example by example."""
+        for module in self.modules.values():
+            finish_module(run, module)
+
+    def _check(self, problems: Iterable[str]) -> None:
+        listed = "; ".join(problems)
         if listed:
-            raise UnsupportedModelError(_message(self.model, listed))
+            raise UnsupportedModelError(
+                f"Squared per-example gradients are impossible for {type(self.model).__name__}: {listed}. Leave such "
+                "parameters out, or put each into a module of its own that gets and returns the batch."
+            )
 
-    # -- who answers for what ----------------------------------------------------------------------------------
+    # -- layers and modules ------------------------------------------------------------------------------------
 
-    def _owners(self, name: str) -> list[str]:
+    def _owners_of(self, name: str) -> list[str]:
         return [alias.rpartition(".")[0] for alias in self.aliases[name]]
 
-    def _first_unit(self, name: str) -> str | None:
-        """Path of the module that must answer; None if the parameter's own layers can."""
-        owners = self._owners(name)
+    def _first_module(self, name: str) -> str | None:
+        """Path of the module that must be run; None if the parameter's own layers have rules."""
+        owners = self._owners_of(name)
         lifted = [self._opaque(path) for path in owners]
-        if lifted == owners and all(_is_covered(self._modules[path]) for path in owners):
+        if lifted == owners and all(_has_rule(self._modules[path]) for path in owners):
             return None
         if len({id(self._modules[path]) for path in lifted}) == 1:
             return self._callable(lifted[0])
@@ -157,32 +134,35 @@ class SquarePlan:
             path = path.rpartition(".")[0]
         return path
 
-    def _arrange(self, unit_of: dict[str, str]) -> None:
-        layers: dict[int, LayerTap] = {}
-        units: dict[str, Unit] = {}
+    def _arrange(self, module_of: dict[str, str]) -> None:
+        layers: dict[int, HookedLayer] = {}
+        modules: dict[str, FallbackModule] = {}
         for name in self.names:
-            path = unit_of.get(name)
+            path = module_of.get(name)
             if path is not None:
                 start = len(path) + 1 if path else 0
                 inside = [alias[start:] for alias in self.aliases[name] if alias.startswith(f"{path}." if path else "")]
-                units.setdefault(path, Unit(path, self._modules[path], {})).places[name] = tuple(inside)
+                fallback = modules.setdefault(path, FallbackModule(path, self._modules[path], module_forward))
+                fallback.inside[name] = tuple(inside)
                 continue
             for alias in self.aliases[name]:
                 owner, _, key = alias.rpartition(".")
                 layer = self._modules[owner]
                 before = layers.get(id(layer))
                 names = {**before.names, key: name} if before else {key: name}
-                layers[id(layer)] = LayerTap(before.path if before else owner, layer, names, _fixed_rule(layer))
-        self._refuse([*self._layer_problems(layers.values(), units), *_unit_problems(units.values())])
-        self._unit_of, self.layers, self.units = unit_of, list(layers.values()), units
-        # The network's own input says how many examples there are; a layer that is the network sees it anyway.
-        self.watches_root = all(tap.layer is not self.model for tap in self.layers)
+                forward = recurrent_forward if is_recurrent(layer) else layer_forward
+                owner = before.path if before else owner
+                layers[id(layer)] = HookedLayer(owner, layer, names, _fixed_rule(layer), forward)
+        self._check([*self._layer_problems(layers.values(), modules), *_module_problems(modules.values())])
+        self._module_of, self.layers, self.modules = module_of, list(layers.values()), modules
+        # The network's own input tells how many examples there are; a layer that is the network sees it anyway.
+        self.hooks_network = all(hooked.layer is not self.model for hooked in self.layers)
 
-    def _layer_problems(self, layers: Collection[LayerTap], units: Iterable[str]) -> Iterator[str]:
-        for tap in layers:
-            if isinstance(tap.layer, nn.Embedding) and (tap.layer.sparse or tap.layer.scale_grad_by_freq):
-                yield f"{tap.path}: embeddings with sparse=True or scale_grad_by_freq=True are not possible"
-        used = {tap.path for tap in layers} | set(units)
+    def _layer_problems(self, layers: Collection[HookedLayer], modules: Iterable[str]) -> Iterator[str]:
+        for hooked in layers:
+            if isinstance(hooked.layer, nn.Embedding) and (hooked.layer.sparse or hooked.layer.scale_grad_by_freq):
+                yield f"{hooked.path}: embeddings with sparse=True or scale_grad_by_freq=True are not possible"
+        used = {hooked.path for hooked in layers} | set(modules)
         for path in sorted({outer for inner in used for outer in _prefixes(inner)}):
             module = self._modules[path]
             if _is_compiled(module):
@@ -190,22 +170,14 @@ class SquarePlan:
 
 
 def _remade(
-    model: nn.Module, names: tuple[str, ...], aliases: Mapping[str, tuple[str, ...]], unit_of: dict[str, str]
-) -> SquarePlan:
-    plan = SquarePlan(model, names, aliases)
-    plan._arrange(unit_of)
+    model: nn.Module, names: tuple[str, ...], aliases: Mapping[str, tuple[str, ...]], module_of: dict[str, str]
+) -> PerExamplePlan:
+    plan = PerExamplePlan(model, names, aliases)
+    plan._arrange(module_of)
     return plan
 
 
-def check_squares(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse a network for whose parameters squares cannot be right, all problems that its modules show at once.
-
-    What only a pass can show (a batch that is not in front, randomness in a function) is refused there.
-    """
-    SquarePlan(model, names)
-
-
-def _is_covered(layer: nn.Module) -> bool:
+def _has_rule(layer: nn.Module) -> bool:
     # Hook-style weight norm, spectral norm and pruning keep the type but compute `weight` from other parameters.
     plain = layer._parameters.keys() <= {"weight", "bias"} and "weight" in layer._parameters
     own = plain and type(layer) in EXAMPLE_GRADIENTS and "forward" not in layer.__dict__
@@ -222,17 +194,17 @@ def _fixed_rule(layer: nn.Module) -> ExampleGradients | None:
     return None if make is None or make is norm else make(layer)
 
 
-def _unit_problems(units: Iterable[Unit]) -> Iterator[str]:
-    for unit in units:
-        yield from _problems_of(unit)
+def _module_problems(modules: Iterable[FallbackModule]) -> Iterator[str]:
+    for fallback in modules:
+        yield from _problems_of(fallback)
 
 
-def _problems_of(unit: Unit) -> Iterator[str]:
-    if isinstance(unit.module, nn.MultiheadAttention | nn.RNNBase) and not unit.module.batch_first:
-        yield f"{unit.title} has batch_first=False: examples must come first, build it with batch_first=True"
-    why = f"{unit.title} is run example by example for {', '.join(unit.places)}"
-    for path, module in unit.module.named_modules():
-        inner = f"{join(unit.path, path) if path else unit.path or 'the network'} ({type(module).__name__})"
+def _problems_of(fallback: FallbackModule) -> Iterator[str]:
+    if isinstance(fallback.module, nn.MultiheadAttention | nn.RNNBase) and not fallback.module.batch_first:
+        yield f"{fallback.title} has batch_first=False: examples must come first, build it with batch_first=True"
+    why = f"{fallback.title} is run example by example for {', '.join(fallback.inside)}"
+    for path, module in fallback.module.named_modules():
+        inner = f"{join(fallback.path, path) if path else fallback.path or 'the network'} ({type(module).__name__})"
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             yield f"{why}, which is impossible with {inner} in training mode inside, which couples examples"
         elif module.training and _dropout_rate(module) > 0:
@@ -245,12 +217,6 @@ def _dropout_rate(module: nn.Module) -> float:
     if isinstance(module, nn.RNNBase):
         return module.dropout if module.num_layers > 1 else 0.0
     return module.dropout if isinstance(module, nn.MultiheadAttention) else 0.0
-
-
-def _message(model: nn.Module, problems: list[str]) -> str:
-    advice = "Leave such parameters out, or put each into a module of its own that gets and returns the batch"
-    listed = "; ".join(problems)
-    return f"Squares of per-example gradients are impossible for {type(model).__name__}: {listed}. {advice}."
 
 
 def _prefixes(path: str) -> Iterator[str]:

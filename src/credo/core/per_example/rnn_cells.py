@@ -19,7 +19,7 @@ Saved = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Gradients:
-    """By the input's part, by the state's part, by the first state and (LSTM) by the first memory."""
+    """Gradients by W_ih·x + b_ih, by W_hh·h + b_hh, by the first state and (LSTM) by the first memory."""
 
     inputs: Tensor
     states: Tensor
@@ -28,10 +28,13 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`run(inputs, h0, c0, w_hh, b_hh)` gives all states, the last memory, and what `back` needs of it.
+class RecurrentCell:
+    """A cell over all times.
 
-    `back(saved, states, h0, c0, w_hh, dh, dc)`: `dh` are gradients by all states, `dc` by the last memory.
+    Attributes:
+        run: `run(inputs, h0, c0, w_hh, b_hh)` gives all states, the last memory, and the tensors that `back` needs.
+        back: `back(saved, states, h0, c0, w_hh, dh, dc)` gives gradients; `dh` are those by all states, `dc` that by
+            the last memory.
     """
 
     run: Callable[..., tuple[Tensor, Tensor | None, Saved]]
@@ -39,7 +42,7 @@ class Cell:
 
 
 def is_recurrent(layer: nn.Module) -> bool:
-    """Whether it is a recurrent layer that is unrolled here: batch in front, no projection, weights of its own."""
+    """Whether this is a recurrent layer that is unrolled here: batch first, no projection, parameters of its own."""
     if type(layer) not in (nn.RNN, nn.LSTM, nn.GRU):
         return False
     module: Any = layer
@@ -47,13 +50,13 @@ def is_recurrent(layer: nn.Module) -> bool:
     return plain and module.batch_first and not module.proj_size
 
 
-def cell_of(layer: nn.Module) -> Cell:
+def cell_of(layer: nn.Module) -> RecurrentCell:
     """The cell of a recurrent layer."""
     return CELLS[layer.mode]  # type: ignore[index]
 
 
 def before(states: Tensor, first: Tensor) -> Tensor:
-    """The state that each time begins with."""
+    """The state at the beginning of each time."""
     return torch.cat([first.unsqueeze(0), states[:-1]])
 
 
@@ -141,6 +144,7 @@ def _gru_back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh:
 
 def _plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, None, Saved]]:
     def run(inputs: Tensor, h: Tensor, c: None, w: Tensor, b: Tensor | None) -> tuple[Tensor, None, Saved]:
+        """As `RecurrentCell.run`: inputs, first state h, no memory c, weight w and bias b."""
         states = inputs.clone() if b is None else inputs + b
         back = w.t()
         for t in range(len(inputs)):
@@ -150,12 +154,13 @@ def _plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
     return run
 
 
-def _plain_back(slope: Callable[[Tensor], Tensor]) -> Callable[..., Gradients]:
+def _plain_back(derivative: Callable[[Tensor], Tensor]) -> Callable[..., Gradients]:
     def back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh: Tensor, dc: None) -> Gradients:
-        slopes, found = slope(states), torch.empty_like(states)
+        """As `RecurrentCell.back`: saved (nothing), states, h0, c0, w, dh, dc."""
+        factors, found = derivative(states), torch.empty_like(states)
         state = torch.zeros_like(h0)
         for t in range(len(states) - 1, -1, -1):
-            torch.mul(state.add_(dh[t]), slopes[t], out=found[t])
+            torch.mul(state.add_(dh[t]), factors[t], out=found[t])
             state = found[t] @ w
         return Gradients(found, found, state)
 
@@ -163,8 +168,8 @@ def _plain_back(slope: Callable[[Tensor], Tensor]) -> Callable[..., Gradients]:
 
 
 CELLS = {
-    "LSTM": Cell(_lstm, _lstm_back),
-    "GRU": Cell(_gru, _gru_back),
-    "RNN_TANH": Cell(_plain(torch.tanh_), _plain_back(lambda h: 1 - h * h)),
-    "RNN_RELU": Cell(_plain(F.relu_), _plain_back(lambda h: (h > 0).to(h.dtype))),
+    "LSTM": RecurrentCell(_lstm, _lstm_back),
+    "GRU": RecurrentCell(_gru, _gru_back),
+    "RNN_TANH": RecurrentCell(_plain(torch.tanh_), _plain_back(lambda h: 1 - h * h)),
+    "RNN_RELU": RecurrentCell(_plain(F.relu_), _plain_back(lambda h: (h > 0).to(h.dtype))),
 }

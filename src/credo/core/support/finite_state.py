@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.flat_layout import join
+from credo.core.network.selection import join
 from credo.core.posterior import GaussianPosterior, Posterior
 
 _NORM = nn.modules.batchnorm._NormBase

@@ -70,7 +70,14 @@ def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str,
 
 
 def kl_each(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL(N(mean, std²) ‖ N(prior_mean, prior_std²)) of each weight, in nats, from the tensors of these moments."""
+    """KL(N(mean, std²) ‖ N(prior_mean, prior_std²)) of each weight, in nats.
+
+    Args:
+        mean: Posterior means.
+        std: Posterior standard deviations.
+        prior_mean: Prior means.
+        prior_std: Prior standard deviations.
+    """
     ratio = (std / prior_std).square()
     # −log(ratio) + ratio − 1 cancels where both agree, the case of interest: needs float64.
     return 0.5 * (ratio - 1 - ratio.log() + ((mean - prior_mean) / prior_std).square())

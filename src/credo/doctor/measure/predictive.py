@@ -15,7 +15,7 @@ from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.strategies import choose_strategy
+from credo.predict.run import draw_loop
 
 _BATCH, _CHUNK = 256, 10
 
@@ -150,15 +150,15 @@ def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int
     draws = posterior.whole_draws(draws)
     batches = []
     with without_side_effects(posterior, seed):
-        plan = None
+        loop = None
         for x, _ in subset.split(_BATCH):
             x = x.to(posterior.device)
-            if plan is None:
-                plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
+            if loop is None:
+                loop = draw_loop(posterior, x, draws=draws, shared=True)
             with posterior.seeded(seed):
-                plan.restart()
+                loop.begin()
                 counts = [min(_CHUNK, draws - start) for start in range(0, draws, _CHUNK)]
-                batches.append(torch.cat([summable(plan.outputs(x, count)).cpu() for count in counts]))
+                batches.append(torch.cat([loop.outputs(x, count).cpu() for count in counts]))
     return make_predictive([part.likelihood for part in posterior.parts], torch.cat(batches, dim=1), subset.y.cpu())
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from credo.core.network.batchnorm import refresh_statistics
-from credo.core.network.flat_layout import join, substituted
+from credo.core.network.selection import join
+from credo.core.network.substitute import substituted
 from credo.core.posterior import Posterior
 from credo.doctor.measure.predictive import Predictive, predict_draws
 from credo.doctor.measure.scores import Gap, Score, gap, score

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import join, substituted
-from credo.core.network.layer_hooks import LayerUseError, Replace, covered_layers, parameter_names, tapped
+from credo.core.network.layer_hooks import LayerUseError, Replace, covered_layers, hooked, parameter_names
 from credo.core.network.layer_table import RULES, output_variance, random_signs, sign_shapes
+from credo.core.network.selection import join
+from credo.core.network.substitute import substituted
 
 # Below this the derivative of the square root overflows; such outputs get no noise.
 _VARIANCE_FLOOR = 1e-16
@@ -29,23 +30,26 @@ def local_reparameterisation(
         generator: Source of the noise.
         rows: Which examples of the batch this process has.
     """
+    return lambda path: partial(
+        _local_reparameterisation, std.get(join(path, "weight")), std.get(join(path, "bias")), generator, rows
+    )
 
-    def for_layer(path: str) -> Replace:
-        weight_std, bias_std = std.get(join(path, "weight")), std.get(join(path, "bias"))
 
-        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-            variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
-            deviation = torch.where(
-                variance > _VARIANCE_FLOOR,
-                variance.clamp_min(_VARIANCE_FLOOR).sqrt(),
-                torch.zeros_like(variance),
-            )
-            normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
-            return output + deviation * rows.of(normal, output.shape)
-
-        return replace
-
-    return for_layer
+def _local_reparameterisation(
+    weight_std: Tensor | None,
+    bias_std: Tensor | None,
+    generator: torch.Generator,
+    rows: Rows,
+    layer: nn.Module,
+    x: Tensor,
+    output: Tensor,
+) -> Tensor:
+    variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
+    deviation = torch.where(
+        variance > _VARIANCE_FLOOR, variance.clamp_min(_VARIANCE_FLOOR).sqrt(), torch.zeros_like(variance)
+    )
+    normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
+    return output + deviation * rows.of(normal, output.shape)
 
 
 def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = WHOLE) -> Callable[[str], Replace]:
@@ -56,25 +60,31 @@ def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = 
         generator: Source of the noise.
         rows: Which examples of the batch this process has.
     """
+    return lambda path: partial(
+        _flipout, path, std.get(join(path, "weight")), std.get(join(path, "bias")), generator, rows
+    )
 
-    def for_layer(path: str) -> Replace:
-        names = {key: std.get(join(path, key)) for key in ("weight", "bias")}
 
-        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-            rule = RULES[type(layer)]
-            if x.dim() < rule.min_dim:
-                raise ValueError(f"Flipout at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
-            weight: Tensor = layer.weight  # type: ignore[assignment]
-            delta = {k: _perturbation(s, generator) for k, s in names.items()}
-            shift = delta["weight"] if delta["weight"] is not None else torch.zeros_like(weight)
-            in_shape, out_shape = sign_shapes(rule, x, output)
-            flipped = x * rows.of(partial(random_signs, like=x, generator=generator), in_shape)
-            noise = rule.apply(layer, flipped, shift, delta["bias"])
-            return output + noise * rows.of(partial(random_signs, like=output, generator=generator), out_shape)
-
-        return replace
-
-    return for_layer
+def _flipout(
+    path: str,
+    weight_std: Tensor | None,
+    bias_std: Tensor | None,
+    generator: torch.Generator,
+    rows: Rows,
+    layer: nn.Module,
+    x: Tensor,
+    output: Tensor,
+) -> Tensor:
+    rule = RULES[type(layer)]
+    if x.dim() < rule.min_dim:
+        raise ValueError(f"Flipout at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    by_weight, by_bias = _perturbation(weight_std, generator), _perturbation(bias_std, generator)
+    shift = torch.zeros_like(weight) if by_weight is None else by_weight
+    in_shape, out_shape = sign_shapes(rule, x, output)
+    flipped = x * rows.of(partial(random_signs, like=x, generator=generator), in_shape)
+    noise = rule.apply(layer, flipped, shift, by_bias)
+    return output + noise * rows.of(partial(random_signs, like=output, generator=generator), out_shape)
 
 
 def _perturbation(std: Tensor | None, generator: torch.Generator) -> Tensor | None:
@@ -148,5 +158,5 @@ def _noisy(
     }
     by_noise = {name for path, layer in layers.items() for name in parameter_names(path, layer)}
     rest = {name: w for name, w in weights.items() if name not in by_noise}
-    with substituted(model, rest, aliases), tapped(layers, NOISES[noise](std, generator, rows)):
+    with substituted(model, rest, aliases), hooked(layers, NOISES[noise](std, generator, rows)):
         yield

@@ -1,6 +1,6 @@
 """The state of K-FAC, block by block: curvature, its inverse and the momentum of parameters that belong together.
 
-Parameters of different blocks are independent; each block has parameters as one tensor, here called its matrix.
+Parameters of different blocks are independent; each block has its parameters as one tensor, here called its matrix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from credo.core.kernels import flat
 from credo.core.kronecker.factors import (
-    damping_shares,
+    factored_damping,
     from_matrix,
     inverse_diagonal,
     inverse_root,
@@ -25,16 +25,16 @@ from credo.core.kronecker.factors import (
     product,
     to_matrix,
 )
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
-from credo.core.network.flat_layout import parameters_at
+from credo.core.network.substitute import parameters_at
 
 Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What an update does to a block, complete before anything is written; None is what stays as it is."""
+    """What an update does to a block, complete before anything is written; None: unchanged."""
 
     curvature: Tensors | None
     inverse: Tensors | None
@@ -46,6 +46,11 @@ class Block(nn.Module, ABC):
     """Some parameters, their curvature C, and L with L Lᵀ = (C + damping)⁻¹; L is zero before the first step.
 
     `averages` and `inverses` name the buffers of the curvature and of what is made from it.
+
+    Args:
+        names: Names of the parameters.
+        keys: Keys of the block's curvature among gathered ones.
+        is_random: Whether the parameters have noise and prior.
     """
 
     averages: tuple[str, ...]
@@ -85,7 +90,13 @@ class Block(nn.Module, ABC):
         """log det L Lᵀ."""
 
     def average(self, found: Mapping[str, Tensor], keep: float, scale: float) -> Tensors:
-        """The curvature with new estimates averaged in, `scale` times each."""
+        """The curvature with new estimates averaged in.
+
+        Args:
+            found: Gathered curvatures.
+            keep: Weight of the old curvature.
+            scale: Factor of the new ones.
+        """
         now = (getattr(self, name) for name in self.averages)
         return tuple(keep * c + (1 - keep) * scale * found[key] for c, key in zip(now, self.keys, strict=True))
 
@@ -100,14 +111,21 @@ class Block(nn.Module, ABC):
         return self.correlate(standard.view(like.shape))
 
     def kl(self, offset: Tensor, precision: float | Tensor, scale: float, inverse: Tensors) -> float:
-        """KL of N(·, scale·L Lᵀ) to a prior of independent entries whose means are `offset` away."""
+        """KL of N(·, scale·L Lᵀ) to a prior of independent entries.
+
+        Args:
+            offset: Means less those of the prior.
+            precision: Precision of the prior.
+            scale: Factor of the covariance.
+            inverse: The buffers of `inverses`.
+        """
         size = offset.numel()
         quadratic = (precision * (scale * self.variance(inverse) + offset.square())).double().sum()
         logs = torch.as_tensor(precision).double().log().expand(offset.shape).sum()
         return 0.5 * (float(quadratic - logs) - size * (1 + math.log(scale)) - self.log_determinant(inverse))
 
     def take_(self, change: Change) -> None:
-        """Make a change the block's own; the parameters are the caller's."""
+        """Write a change into the block's buffers; the parameters are the caller's."""
         for names, tensors in ((self.averages, change.curvature), (self.inverses, change.inverse)):
             for name, tensor in zip(names, tensors or (), strict=False):
                 getattr(self, name).copy_(tensor)
@@ -115,7 +133,12 @@ class Block(nn.Module, ABC):
 
 
 class KroneckerBlock(Block):
-    """A layer's weight and bias: C = A ⊗ G, damped by shares (Martens and Grosse 2015)."""
+    """A layer's weight and bias: C = A ⊗ G, with factored damping (Martens and Grosse 2015).
+
+    Args:
+        layer: The layer.
+        is_random: Whether its parameters have noise and prior.
+    """
 
     averages = ("inputs", "outputs")
     nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
@@ -127,11 +150,11 @@ class KroneckerBlock(Block):
     input_inverse: Tensor
     output_inverse: Tensor
 
-    def __init__(self, tap: KroneckerLayer, is_random: bool) -> None:
-        super().__init__(tap.names, tap.keys, is_random)
-        weight: Any = tap.layer.weight
-        self.groups, outputs, inputs = matrix_shape(tap.layer, bias=tap.bias is not None)
-        self.shape, self.has_bias = weight.shape, tap.bias is not None
+    def __init__(self, layer: KroneckerLayer, is_random: bool) -> None:
+        super().__init__(layer.names, layer.keys, is_random)
+        weight: Any = layer.layer.weight
+        self.groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
+        self.shape, self.has_bias = weight.shape, layer.bias is not None
         self._register("momentum", weight, outputs, inputs)
         for kind, size in (("input", inputs), ("output", outputs)):
             self._register(f"{kind}s", weight, size, size)
@@ -158,8 +181,8 @@ class KroneckerBlock(Block):
         """A damping that differs within a group enters by its mean there."""
         if isinstance(damping, Tensor):
             damping = damping.mean((-2, -1))
-        shares = damping_shares(curvature[0], curvature[1], damping)
-        roots = [inverse_root(c, share) for c, share in zip(curvature, shares, strict=True)]
+        dampings = factored_damping(curvature[0], curvature[1], damping)
+        roots = [inverse_root(c, d) for c, d in zip(curvature, dampings, strict=True)]
         return (*roots, *(_times_own_transpose(root) for root in roots))
 
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
@@ -193,7 +216,13 @@ def _multiply_roots(block: nn.Module, _: Any) -> None:
 
 
 class DiagonalBlock(Block):
-    """One parameter whose entries are independent; its curvature is the mean square of single examples' gradients."""
+    """One parameter whose entries are independent; its curvature is the mean of squared per-example gradients.
+
+    Args:
+        name: Name of the parameter.
+        parameter: The parameter.
+        is_random: Whether it has noise and prior.
+    """
 
     averages = ("curvature",)
     nonnegative = ("curvature", "root")
@@ -243,10 +272,18 @@ def make_blocks(
     aliases: Mapping[str, tuple[str, ...]],
     diagonal: Sequence[str],
 ) -> tuple[CurvaturePlan, list[Block]]:
-    """How curvatures are found; and the blocks: Kronecker ones of layers, diagonal ones of all other parameters."""
-    taps = kronecker_layers(model, names, random, aliases, diagonal)
-    covered = {name for tap in taps for name in tap.names}
+    """The plan that estimates curvatures, and the blocks: Kronecker ones of layers, diagonal ones of the rest.
+
+    Args:
+        model: The network.
+        names: The trainable parameters.
+        random: Those of them that are random.
+        aliases: All names of each parameter.
+        diagonal: Names or globs of parameters that get no factors.
+    """
+    layers = kronecker_layers(model, names, random, aliases, diagonal)
+    covered = {name for layer in layers for name in layer.names}
     others = parameters_at(model, [name for name in names if name not in covered])
-    blocks: list[Block] = [KroneckerBlock(tap, tap.weight in random) for tap in taps]
+    blocks: list[Block] = [KroneckerBlock(layer, layer.weight in random) for layer in layers]
     blocks += [DiagonalBlock(name, parameter, name in random) for name, parameter in others.items()]
-    return CurvaturePlan(model, taps, [*others], aliases), blocks
+    return CurvaturePlan(model, layers, [*others], aliases), blocks

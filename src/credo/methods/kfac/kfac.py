@@ -13,20 +13,38 @@ from typing import Any
 from torch import nn
 
 from credo.core.likelihood import Likelihood
-from credo.core.network.flat_layout import Random
+from credo.core.network.selection import Random
 from credo.core.prior import Prior, Value
-from credo.methods.kfac.noisy_kfac import NoisyKFAC
-from credo.methods.natural.at_mean import AtMean
+from credo.methods.kfac.noisy_kfac import KroneckerStepper
+from credo.methods.kfac.validate import check_options
+from credo.methods.natural.point_estimate import PointEstimate
 
 
-class KFAC(AtMean):
+class KFAC(PointEstimate, KroneckerStepper):
     """K-FAC: NoisyKFAC's update at the mean, without noise; a point estimate under the same prior.
 
-    Options are NoisyKFAC's, but for those of its noise (`draws`, `temperature_start`, `warmup_steps`). The seed matters
-    for `fisher="sampled"` only.
+    Args:
+        model: The network.
+        data_size: The number of training examples N.
+        lr: Learning rate, or rates by parameter name globs.
+        prior_precision: Precision δ of the Gaussian prior about zero, also by parameter name globs.
+        prior: The Gaussian prior instead: an object, its standard deviation or its description. Default: N(0, 1).
+        momentum: Weight of the old momentum.
+        curvature_decay: Weight of the old factors, after the first ones.
+        damping: Added to the factors.
+        clip: Bound on about twice the KL between a step's old and new predictions; None: no bound.
+        factor_every: Steps between new factors.
+        inverse_every: Steps between new inverses; the first as many steps make one each.
+        fisher: `"empirical"`, or `"sampled"`: labels drawn from the network's outputs by `likelihood`, which must be
+            that of the loss, at the cost of a second pass.
+        diagonal: Names or globs of parameters that get a diagonal instead of factors.
+        temperature: Factor of the prior's precision.
+        augmentation: Factor of N that data augmentation is worth.
+        momentum_correction: Rescale the momentum when the learning rate changes.
+        random: Which parameters have a prior, as in NoisyKFAC.
+        likelihood: How outputs are distributed, `"categorical"` by default.
+        seed: Start of the random numbers, for `fisher="sampled"` only.
     """
-
-    _noise_options = ("draws", "temperature_start", "warmup_steps")
 
     def __init__(
         self,
@@ -51,27 +69,7 @@ class KFAC(AtMean):
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, data_size=data_size, seed=seed)
-        self._run_by(
-            NoisyKFAC(
-                model,
-                data_size=data_size,
-                lr=lr,
-                prior_precision=prior_precision,
-                prior=prior,
-                momentum=momentum,
-                curvature_decay=curvature_decay,
-                damping=damping,
-                clip=clip,
-                factor_every=factor_every,
-                inverse_every=inverse_every,
-                fisher=fisher,
-                diagonal=diagonal,
-                temperature=temperature,
-                augmentation=augmentation,
-                momentum_correction=momentum_correction,
-                random=random,
-                likelihood=likelihood,
-                seed=seed,
-            )
-        )
+        super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
+        self.arguments["diagonal"] = [diagonal] if isinstance(diagonal, str) else list(diagonal)
+        check_options(self.arguments, self.likelihood)
+        self._make_state(lr, prior, prior_precision, random)

@@ -1,7 +1,7 @@
-"""The Fisher matrix itself, estimated with labels that are drawn from the network's own outputs.
+"""Estimate the Fisher matrix itself, with labels that are drawn from the network's own outputs.
 
 The loss is a closure that hides inputs and outputs. So the calls of the network inside it are recorded and made once
-more, with drawn labels behind them.
+more, with drawn labels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
-from credo.core.kronecker.layer_hooks import CurvaturePlan
+from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.row_weights import CountedRows
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.inplace_inputs import ChangedInputError, versions
-from credo.core.per_example.outputs import OutputGradients
-from credo.core.per_example.plan import PlanChangedError
+from credo.core.per_example.hook_plan import PlanChangedError
+from credo.core.per_example.output_rows import OutputGradients
 
 # Arguments, keyword arguments, and how often these were changed in place before.
 Calls = list[tuple[tuple[Any, ...], dict[str, Any], list[int]]]
@@ -30,14 +30,15 @@ Calls = list[tuple[tuple[Any, ...], dict[str, Any], list[int]]]
 
 @contextmanager
 def recorded_calls(model: nn.Module) -> Iterator[Calls]:
-    """What the network is called with while gradients are on."""
+    """Record what the network is called with while gradients are on."""
     found: Calls = []
 
-    def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def record(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Forward pre-hook, of the network (`_`), with positional args and keyword options."""
         if torch.is_grad_enabled():
             found.append((args, options, versions(args, options)))
 
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
         yield found
     finally:
@@ -54,10 +55,19 @@ def sampled_curvature(
     counted: Counted = EVERY,
     outputs: OutputGradients | None = None,
 ) -> dict[str, Tensor]:
-    """What `Watch.result` gives, for the same calls with drawn labels; `leaves` are the weights, `key` is a seed.
+    """The curvature of the same calls with drawn labels, as `CurvaturePass.result` gives it.
 
-    Running statistics stay as they are, and no `.grad` is touched. The rows that count are those of the loss, whose
-    pass `outputs` has watched.
+    Running statistics stay as they are, and so do all `.grad` fields.
+
+    Args:
+        plan: How the curvature is estimated.
+        calls: What the network was called with.
+        leaves: The weights.
+        likelihood: Draws the labels.
+        key: Seed of the labels.
+        rows: Which rows of a batch this process has.
+        counted: What the loss is a mean over.
+        outputs: The outputs in the loss's pass, which tell which rows those are.
     """
     if not calls:
         raise UnsupportedModelError(
@@ -65,14 +75,14 @@ def sampled_curvature(
             "whole: use net(inputs) in it, or fisher='empirical'."
         )
     leaves = list(leaves)
-    shares = shares_of_rows(counted, outputs, len(calls))
+    factors = row_factors(counted, outputs, len(calls))
     counted = counted_rows(counted, outputs)
     while True:
         generator = torch.Generator(leaves[0].device).manual_seed(key)  # the same labels if a pass is made again
         try:
-            with frozen_statistics(plan.model), plan.watched(counted) as watch:
+            with frozen_statistics(plan.model), plan.hooks(counted) as watch:
                 losses = []
-                for (args, options, before), share in zip(calls, shares, strict=True):
+                for (args, options, before), factor in zip(calls, factors, strict=True):
                     if versions(args, options) != before:
                         raise ChangedInputError(
                             "fisher='sampled' runs the network a second time on the inputs it got, and it changes them "
@@ -80,7 +90,7 @@ def sampled_curvature(
                         )
                     found = plan.model(*args, **options)
                     targets = sampled_targets(likelihood, found, generator, rows)
-                    losses.append(likelihood.nll(found if share is None else _scaled_back(found, share), targets))
+                    losses.append(likelihood.nll(found if factor is None else _scaled_back(found, factor), targets))
                 torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)
                 return watch.result()
         except PlanChangedError:
@@ -88,7 +98,7 @@ def sampled_curvature(
 
 
 def counted_rows(counted: Counted, outputs: OutputGradients | None) -> Counted:
-    """The same with the weights of the rows, if which of them count is known by the gradients at outputs only."""
+    """The same with weights of the rows, if only the gradients at outputs tell which of them count."""
     size = None if outputs is None else outputs.size
     if outputs is None or size is None or not counted.chooses(size):
         return counted
@@ -96,15 +106,20 @@ def counted_rows(counted: Counted, outputs: OutputGradients | None) -> Counted:
     return counted if weights is None else Counted(counted.examples, weights)
 
 
-def shares_of_rows(counted: Counted, outputs: OutputGradients | None, calls: int) -> list[Tensor | None]:
-    """What the gradients at each call's output are multiplied by, for a mean over what counts and not over all of it.
+def row_factors(counted: Counted, outputs: OutputGradients | None, calls: int) -> list[Tensor | None]:
+    """Factors of the gradients at each call's output, for a mean over the rows that count; None: 1.
 
-    None where they stay as they are. A call that the loss has no gradient by does not count.
+    A call that the loss has no gradient by does not count.
+
+    Args:
+        counted: What the loss is a mean over.
+        outputs: The outputs in the loss's pass.
+        calls: How many calls there are.
     """
     size = None if outputs is None else outputs.size
     if counted.weights is not None:
-        share = counted.weights * (len(counted.weights) / counted.of(len(counted.weights)))
-        return [share] * calls
+        factor = counted.weights * (len(counted.weights) / counted.of(len(counted.weights)))
+        return [factor] * calls
     if outputs is None or size is None or not counted.chooses(size):
         return [None] * calls
     masks = [call.nonzero.get(0) for call in outputs.calls]
@@ -112,16 +127,23 @@ def shares_of_rows(counted: Counted, outputs: OutputGradients | None, calls: int
     return [torch.zeros(size, dtype=torch.float64) if m is None else m / m.mean().clamp_min(1e-30) for m in each]
 
 
-def _scaled_back(outputs: Tensor, share: Tensor) -> Tensor:
-    """The same outputs; the gradient that comes back is multiplied by `share`, of rows or of positions."""
+def _scaled_back(outputs: Tensor, factor: Tensor) -> Tensor:
+    """The same outputs; the gradient by them is multiplied by `factor`, of rows or of positions."""
     scaled = outputs.clone()
-    factor = share.to(outputs).view(*share.shape, *[1] * (outputs.dim() - share.dim()))
-    scaled.register_hook(lambda g: g * factor)
+    expanded = factor.to(outputs).view(*factor.shape, *[1] * (outputs.dim() - factor.dim()))
+    scaled.register_hook(lambda g: g * expanded)
     return scaled
 
 
 def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:
-    """Targets drawn from what the likelihood makes of a network's outputs."""
+    """Draw targets from the distribution that the likelihood makes of a network's outputs.
+
+    Args:
+        likelihood: The likelihood.
+        outputs: The network's outputs.
+        generator: Source of the random numbers.
+        rows: Which rows of a batch this process has.
+    """
     if not isinstance(outputs, Tensor):
         raise UnsupportedModelError(
             f"fisher='sampled' needs a network whose output is one tensor, got a {type(outputs).__name__}: "
@@ -151,7 +173,7 @@ def _drawn(like: Tensor, rows: Rows, fill: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def check_can_sample(likelihood: Likelihood) -> None:
-    """Refuse a likelihood of which it is not known how to draw."""
+    """Raise ValueError for a likelihood that cannot draw labels."""
     if not isinstance(likelihood, ClassLikelihood | GaussianNoise):
         raise ValueError(
             f"fisher='sampled' cannot draw labels of a {type(likelihood).__name__}: use fisher='empirical'."

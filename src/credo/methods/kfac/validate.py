@@ -1,4 +1,4 @@
-"""What K-FAC refuses: options that cannot be meant, and steps that are not finite."""
+"""Validation of K-FAC: constructor arguments, and steps that are not finite."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FISHERS = ("empirical", "sampled")
 
 
 def check_options(options: Mapping[str, Any], likelihood: Likelihood) -> None:
-    """Refuse constructor arguments that cannot be meant."""
+    """Raise ValueError for impossible constructor arguments."""
     check_numbers(
         momentum=options["momentum"],
         decay=options["curvature_decay"],
         damping=options["damping"],
-        draws=options["draws"],
+        draws=options.get("draws", 1),
         temperature=options["temperature"],
     )
     if options["clip"] is not None and not options["clip"] > 0:
@@ -31,7 +31,7 @@ def check_options(options: Mapping[str, Any], likelihood: Likelihood) -> None:
     for name in ("factor_every", "inverse_every"):
         checked_count(name, options[name], what="steps")
     check_augmentation(options["augmentation"])
-    check_warmup(options["temperature_start"], options["warmup_steps"])
+    check_warmup(options.get("temperature_start"), options.get("warmup_steps", 0))
     if options["fisher"] not in FISHERS:
         raise ValueError(unknown("fisher", str(options["fisher"]), FISHERS))
     if options["fisher"] == "sampled":
@@ -39,7 +39,13 @@ def check_options(options: Mapping[str, Any], likelihood: Likelihood) -> None:
 
 
 def check_steps(blocks: Sequence[Block], changes: Sequence[Change], at: int) -> None:
-    """Refuse steps that are not finite, by the names of their parameters."""
+    """Raise NonFiniteError for a step that is not finite, with the names of its parameters.
+
+    Args:
+        blocks: The blocks.
+        changes: What the update does to each.
+        at: The step.
+    """
     for block, change in zip(blocks, changes, strict=True):
         if not bool(torch.isfinite(change.step).all()):
             raise NonFiniteError(

@@ -13,8 +13,7 @@ with the gradient ĝ of the batch's mean loss at a draw μ + σε,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import unknown
-from credo.core.example_counts import Counted
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
-from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Random, parameters_at
-from credo.core.optimizer_step import check_dense, scalar_loss
-from credo.core.posterior import Nll
+from credo.core.network.selection import Random
+from credo.core.optimizer_step import check_dense
 from credo.core.prior import Prior, Value
 from credo.core.support.validate import is_number
-from credo.methods.natural.accumulator import Gathered
-from credo.methods.natural.base import NaturalGaussian
-from credo.methods.natural.likelihood_params import likelihood_kept_on_error
-from credo.methods.natural.param_vector import halves, precision_of
-from credo.methods.natural.update import Update
-from credo.methods.natural.validate import check_loss, check_numbers
+from credo.methods.natural.diagonal import Coefficients, NaturalGaussian
+from credo.methods.natural.stepper import GradientAccumulator, Pass
+from credo.methods.natural.validate import check_numbers
 
 ESTIMATORS = ("price", "squares")
 
@@ -44,10 +37,31 @@ ESTIMATORS = ("price", "squares")
 class IVON(NaturalGaussian):
     """Mean-field Gaussian posterior whose curvature comes from how gradients change with the noise.
 
-    Rates are those of SGD (0.01 to 0.5 here), since `rescale_lr` makes the first step equal one of SGD. Choose
-    `curvature_decay` so that (1 − decay)·steps is at least 1 or 2, else the variance never leaves what `curvature_init`
-    makes it. `prior_precision`, or `weight_decay` in torch's sense (precision/N), or `prior`. `estimator`: Price's
-    (unbiased, may be negative) or the squared mini-batch gradient. Parameters that are not random move as under SGD.
+    Parameters that are not random move as under SGD.
+
+    Args:
+        model: The network; its parameters become the posterior mean.
+        data_size: The number of training examples N.
+        lr: Learning rate, or rates by parameter name globs. Those of SGD (0.01 to 0.5 here), since `rescale_lr` makes
+            the first step equal one of SGD.
+        prior_precision: Precision of the Gaussian prior about zero, also by parameter name globs.
+        prior: The Gaussian prior instead: an object, its standard deviation or its description. Default: N(0, 1).
+        weight_decay: The prior's precision in torch's sense instead: precision·τ/N.
+        momentum: Weight β₁ of the old momentum.
+        curvature_decay: Weight β of the old curvature. Choose it so that (1 − β)·steps is at least 1 or 2, else the
+            variance never leaves what `curvature_init` makes it.
+        curvature_init: The first curvature h₀.
+        estimator: `"price"` (Price's estimate: unbiased, may be negative) or `"squares"` (the squared mini-batch
+            gradient).
+        draws: Draws a step, whose gradients are averaged.
+        temperature: τ; below 1 the posterior is narrower, 1 is the exact one.
+        clip: Largest entry of the step's direction; None: no clipping.
+        rescale_lr: Multiply the rate by h₀ + δ.
+        debias: Divide the momentum by 1 − β₁ᵗ.
+        random: Which parameters are random, every one by default: `"all"` but the affine ones of normalisation layers,
+            `"weights"`, `"last"`, name globs, or a predicate of name and parameter.
+        likelihood: How outputs are distributed, `"categorical"` by default.
+        seed: Start of the random numbers.
     """
 
     def __init__(
@@ -91,164 +105,109 @@ class IVON(NaturalGaussian):
             if not 0 < weight_decay < math.inf:
                 raise ValueError(f"weight_decay={weight_decay} must be positive: it is the prior's precision·τ/N.")
             prior_precision = weight_decay * data_size / temperature
-        self._config = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "curvature_decay": curvature_decay,
-            "curvature_init": curvature_init,
-            "estimator": estimator,
-            "draws": int(draws),
-            "temperature": temperature,
-            "clip": clip,
-            "rescale_lr": rescale_lr,
-            "debias": debias,
-        }
+        self.momentum_decay, self.curvature_decay, self.curvature_init = momentum, curvature_decay, curvature_init
+        self.clip, self.rescale_lr, self.debias = clip, rescale_lr, debias
         self.step_draws, self.temperature, self.estimator = int(draws), temperature, estimator
         self.effective_size = data_size / temperature
         # The step count is in saved files, too: the momentum is, and debiasing it needs to know its age.
         self._make_state(lr, prior, prior_precision, random, curvature_init, progress=())
-
-    # -- the distribution ------------------------------------------------------------------------------------
 
     @property
     def variance_scale(self) -> float:
         """1/λ."""
         return 1 / self.effective_size
 
-    def _std(self) -> Tensor:
-        """1/√(λ(h + δ))."""
-        return (self.effective_size * (self.curvature[: self.layout.size] + self._shift())).rsqrt()
-
-    def _shift(self) -> float | Tensor:
-        return precision_of(self.prior) / self.effective_size
-
-    def _flat_draw(self) -> Tensor:
-        return self._sample()[0]
-
-    def _sample(self) -> tuple[Tensor, int | Tensor]:
-        """A draw, flat, and its noise: a key where that suffices to make it again."""
-        means = parameters_at(self.model, self.layout.names)
-        s, shift = self.curvature[: self.layout.size], self._shift()
-        if isinstance(shift, float) and flat.fused([*means.values()], s):
-            key = flat.new_key(self.generator)
-            listed = flat.TensorList(self.layout.pieces(means))
-            return flat.precision_draw(listed, s, key, scale=1 / self.effective_size, shift=shift), key
-        noise = flat.normal(self.layout.size, self.generator, device=s.device, dtype=s.dtype)
-        return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
-
-    # -- training --------------------------------------------------------------------------------------------
-
-    @property
-    def _has_passes(self) -> bool:
-        return self.step_draws > 1
-
-    def gather(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> float:
-        """One pass on a new draw whose gradients the next `update` averages in; returns its NLL.
-
-        Several calls on parts of a batch are gradient accumulation; parts of different size count right if all are
-        given `examples` (see `step`).
-        """
-        inner = self._gathered.count and self.step_draws > 1
-        still = frozen_statistics(self._net) if inner else nullcontext()
-        with still, self.trial(examples=examples, weights=weights) as net:
-            value = scalar_loss(nll(net))
-            number = value.item()
-            check_loss(number, self)
-            value.backward()
-        self._gathered.add_loss(number)
-        return number
-
-    @contextmanager
-    def trial(
-        self, *, examples: float | None = None, weights: Tensor | None = None, in_place: bool = False
-    ) -> Iterator[nn.Module]:
-        """The network as a new draw, for a forward and backward pass of your own; gathered on a clean exit.
-
-        Args:
-            examples: What the loss of this pass is a mean over, as in `step`.
-            weights: How often each row counts, as in `step`.
-            in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
-                use the network meanwhile.
-        """
-        self._gathered.check_free()
-        counted = Counted(examples, weights)
-        share = self._gathered.share(counted)
-        self._begin_pass(self._gathered.count, self.step_draws)
-        draw, noise = self._sample()
-        rest = {name: p.detach() for name, p in parameters_at(self.model, self.split.rest).items()}
-        leaves = {name: w.detach().requires_grad_() for name, w in {**self.layout.split(draw), **rest}.items()}
-        del draw
-        kept = likelihood_kept_on_error(self.descent, first=not self._gathered.count, share=share)
-        with kept, self._gathered.trying(leaves), self._with_draw(leaves, in_place) as net:
-            yield net
-            if all(w.grad is None for w in leaves.values()):
-                self.guard.check_used(in_place)
-                raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
-        check_dense({n: w.grad for n, w in leaves.items()})
-        gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-        self._gather(gradients, noise, counted, share)
-
-    @torch.no_grad()
-    def _gather(self, gradients: dict[str, Tensor], noise: int | Tensor, counted: Counted, share: float) -> None:
-        found, s = self._gathered, self.curvature[: self.layout.size]
-        hessian = found.flat_curvature
-        add = hessian is not None
-        hessian = torch.empty_like(s) if hessian is None else hessian
-        listed = {name: gradients[name].contiguous() for name in self.layout.names}
-        if share != 1:
-            factor = share if self.estimator == "price" else math.sqrt(share)
-            listed = {name: factor * gradient for name, gradient in listed.items()}
-        if self.estimator == "squares":
-            new = self.layout.flatten(listed).square_()
-            hessian = hessian.add_(new) if add else new
-        elif isinstance(noise, int):
-            shift = self._shift()
-            assert isinstance(shift, float)
-            lists = flat.TensorList(self.layout.pieces(listed))
-            flat.price_(hessian, lists, s, noise, scale=1 / self.effective_size, shift=shift, add=add)
-        else:
-            new = self.layout.flatten(listed).mul_(noise).div_(self._std())
-            hessian = hessian.add_(new) if add else new
-        found.flat_curvature = hessian
-        found.add(0.0, gradients, {}, counted=counted)
-
-    def _curvatures(self, found: Gathered) -> Mapping[str, Tensor]:
-        assert found.flat_curvature is not None  # gathered with the gradients
-        # No curvature of its own without noise: it stays at its first value.
-        still = {name: torch.zeros_like(found.gradients[name]) for name in self.split.rest}
-        return {**self.layout.split(found.flat_curvature, cast=False), **still}
-
     def _penalty(self, kl: float) -> float:
         return kl / self.effective_size
 
-    def _updates(self, found: Gathered) -> tuple[Update, Update]:
-        beta, new = self._config["momentum"], 1 - self._config["curvature_decay"]
-        h0, shift = self._config["curvature_init"], self._shift()
-        rates = [r * self.lr_scale for r in halves(self.rates, self.layout.size)]
-        common = Update(
-            lr=rates[0] * ((h0 + shift) if self._config["rescale_lr"] else 1.0),
+    def _prior_shift(self) -> float | Tensor:
+        """δ, the prior's precision over λ."""
+        _, precision = self._prior_numbers or self._read_prior()
+        return precision / self.effective_size
+
+    # -- q(w) = N(μ, σ²), σ² = 1/(λ(h + δ)) --------------------------------------------------------------------
+
+    def _std(self) -> Tensor:
+        """σ."""
+        return (self.effective_size * (self.curvature[: self.layout.size] + self._prior_shift())).rsqrt()
+
+    def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, int | Tensor]:
+        """μ + σε, and ε: its key where that suffices to make it again."""
+        compiled = self._compiled_draw(means, 1 / self.effective_size, self._prior_shift())
+        if compiled is not None:
+            return compiled
+        h = self.curvature
+        noise = flat.normal(self.layout.size, self.generator, device=h.device, dtype=h.dtype)
+        return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
+
+    # -- the curvature of a pass: ĝ·ε/σ, or ĝ² -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def _accumulate(self, run: Pass) -> None:
+        if any(gradient.layout is not torch.strided for gradient in run.gradients.values()):
+            check_dense(run.gradients)
+        self._gathered.flat_curvature = self._curvature_sum(run)
+        super()._accumulate(run)
+
+    def _curvature_sum(self, run: Pass) -> Tensor:
+        """The sum over passes with this one; the estimator's power of `run.size` makes it that many passes."""
+        h, total = self.curvature[: self.layout.size], self._gathered.flat_curvature
+        gradients = {name: run.gradients[name].contiguous() for name in self.layout.names}
+        if run.size != 1:
+            factor = run.size if self.estimator == "price" else math.sqrt(run.size)
+            gradients = {name: factor * gradient for name, gradient in gradients.items()}
+        if self.estimator == "price" and isinstance(run.noise, int):
+            shift = self._prior_shift()
+            assert isinstance(shift, float)  # else the noise would be a vector
+            into = torch.empty_like(h) if total is None else total
+            pieces = [*gradients.values()] if self.layout.is_whole else self.layout.pieces(gradients)
+            scale, add = 1 / self.effective_size, total is not None
+            flat.price_(into, flat.TensorList(pieces), h, run.noise, scale=scale, shift=shift, add=add)
+            return into
+        new = self.layout.flatten(gradients)
+        new = new.square_() if self.estimator == "squares" else new.mul_(run.noise).div_(self._std())
+        return new if total is None else total.add_(new)
+
+    # -- the update --------------------------------------------------------------------------------------------
+
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
+        """g ← β₁g + (1 − β₁)ĝ, h ← βh + (1 − β)ĥ + ½(1 − β)²(h − ĥ)²/(h + δ), and a step along (g + δ(μ − μ₀))/(h + δ).
+
+        Without noise there is no ĥ: the curvature of parameters that are not random stays at its first value.
+        """
+        beta, new, h0 = self.momentum_decay, 1 - self.curvature_decay, self.curvature_init
+        shift = self._prior_shift()
+        mean, precision = self._prior_numbers or self._read_prior()
+        zeros = {name: torch.zeros_like(found.gradients[name]) for name in self.vector.rest}
+        rates = self._halves(self.rates)
+        random = Coefficients(
+            lr=rates[0] * self.lr_scale * ((h0 + shift) if self.rescale_lr else 1.0),
             keep=beta,
             take=1 - beta,
-            debias=1 / (1 - beta ** (self.steps + 1)) if self._config["debias"] else 1.0,
+            debias=1 / (1 - beta ** (self.steps + 1)) if self.debias else 1.0,
             decay=1 - new,
             renew=new,
             shift=shift,
-            prior_mean=self.prior.mean,
-            prior_precision=precision_of(self.prior),
-            clip=math.inf if self._config["clip"] is None else self._config["clip"],
-            gradient_scale=1 / found.shares,
-            curvature_scale=1 / found.shares,
+            prior_mean=mean,
+            prior_precision=precision,
+            clip=math.inf if self.clip is None else self.clip,
+            gradient_scale=1 / found.size,
+            curvature_scale=1 / found.size,
             correction=1.0,
             coupled=0,
             variance=1 / self.effective_size,
         )
-        plain = replace(common, lr=rates[1] * (h0 if self._config["rescale_lr"] else 1.0), decay=1.0, renew=0.0)
-        return common, replace(plain, shift=0.0, prior_mean=0.0, prior_precision=0.0, correction=0.0, variance=0.0)
-
-    # -- saving ----------------------------------------------------------------------------------------------
-
-    def _progress(self) -> int:
-        return self.steps
-
-    def _set_progress(self, saved: int) -> None:
-        self.steps = saved
+        rest = replace(
+            random,
+            lr=rates[1] * self.lr_scale * (h0 if self.rescale_lr else 1.0),
+            decay=1.0,
+            renew=0.0,
+            shift=0.0,
+            prior_mean=0.0,
+            prior_precision=0.0,
+            correction=0.0,
+            variance=0.0,
+        )
+        assert found.flat_curvature is not None  # gathered with the gradients
+        curvatures = self._named(found.flat_curvature, cast=False) | zeros
+        return self._diagonal_update(means, found.gradients, curvatures, random, rest)

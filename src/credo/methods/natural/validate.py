@@ -1,4 +1,4 @@
-"""What natural-gradient methods refuse: numbers that cannot be meant, and what is not finite."""
+"""Validation of natural-gradient methods: hyper-parameters, losses, and what was gathered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADVICE = "parameters are still those before it. Try a smaller lr, more damping,
 
 
 def check_warmup(start: float | None, steps: int) -> None:
-    """Refuse a rising temperature that cannot be meant."""
+    """Raise ValueError for an impossible warm-up of the temperature."""
     checked_count("warmup_steps", steps, least=0, what="steps")
     if start is not None and not 0 < start < math.inf:
         raise ValueError(f"temperature_start={start} must be positive and finite.")
@@ -28,24 +28,22 @@ def check_warmup(start: float | None, steps: int) -> None:
         )
 
 
-def check_paper_tau(temperature: float, decay: float) -> None:
-    """Refuse a weight of the old curvature, 1 − temperature·(1 − decay), that is negative."""
-    if temperature * (1 - decay) > 1:
-        raise ValueError(
-            "paper_tau=True decays the curvature by 1 − temperature·(1 − curvature_decay), which is negative at "
-            f"temperature {temperature} with curvature_decay={decay}: take a curvature_decay of at least "
-            f"{1 - 1 / temperature:.4g}, or paper_tau=False."
-        )
-
-
 def check_augmentation(factor: float) -> None:
-    """Refuse a factor of the data's size that cannot be meant."""
+    """Raise ValueError for an impossible factor of the data's size."""
     if not 0 < factor < math.inf:
         raise ValueError(f"augmentation={factor} must be positive and finite.")
 
 
 def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, temperature: float) -> None:
-    """Refuse hyper-parameters that cannot be meant."""
+    """Raise ValueError for impossible hyper-parameters.
+
+    Args:
+        momentum: The argument of that name.
+        decay: The argument `curvature_decay`.
+        damping: The argument of that name.
+        draws: The argument of that name.
+        temperature: The argument of that name.
+    """
     for name, value in {
         "momentum": momentum,
         "curvature_decay": decay,
@@ -64,9 +62,15 @@ def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, 
         raise ValueError(f"temperature={temperature} must be positive and finite; 1 is the exact posterior.")
 
 
-def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: int) -> None:
-    """Refuse gathered gradients or curvatures that are not finite, by name."""
-    if math.isfinite(squares):
+def check_finite(total: float, gathered: Sequence[Mapping[str, Tensor]], at: int) -> None:
+    """Raise NonFiniteError if what was gathered is not finite, with the parameter's name.
+
+    Args:
+        total: A sum over all of it, which is not finite then.
+        gathered: Gradients and curvatures by parameter name.
+        at: The step.
+    """
+    if math.isfinite(total):
         return
     for what, tensors in zip(("gradient", "curvature"), gathered, strict=False):
         for name, tensor in tensors.items():
@@ -76,15 +80,18 @@ def check_finite(squares: float, gathered: Sequence[Mapping[str, Tensor]], at: i
 
 
 def check_loss(value: float, posterior: Posterior) -> None:
-    """Refuse a loss that is NaN or infinite, in a process group when all know of it."""
+    """Raise NonFiniteError for a NaN or infinite loss; in a process group, once all processes know of it."""
     if posterior.process_group is not None and posterior.process_group.defers:
         posterior.process_group.doubt(value)
     else:
-        refuse_loss(value, posterior)
+        check_finite_loss(value, posterior)
 
 
-def refuse_loss(value: float, posterior: Posterior) -> None:
-    """An error if a loss is NaN or infinite; within a pass the parameters are the draw's."""
+def check_finite_loss(value: float, posterior: Posterior) -> None:
+    """Raise NonFiniteError for a NaN or infinite loss, with a parameter that is not finite, if any.
+
+    Within a pass the parameters are the draw's.
+    """
     if not math.isfinite(value):
         bad = (plain_name(name) for name, p in posterior.named_parameters() if not is_finite(p.detach()))
         remedy = "a smaller lr or more damping"

@@ -28,8 +28,10 @@ from credo.core.kernels import flat
 from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics
-from credo.core.network.flat_layout import Layout, all_names, parameters_at, random_names, substituted
+from credo.core.network.flat_layout import Layout
 from credo.core.network.inplace_inputs import same_inputs
+from credo.core.network.selection import all_names, random_names
+from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import GradientPosterior, trainable
 from credo.core.optimizers import OptimizerChoice
 from credo.core.posterior import Nll, Terms

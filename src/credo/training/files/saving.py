@@ -17,6 +17,7 @@ from credo.core.support.files import write_atomically
 from credo.core.support.finite_state import listed, unsound, without_std
 from credo.core.support.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
+from credo.methods.natural.point_estimate import current_names
 from credo.training.files.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
 from credo.training.files.sparse_format import pack, unpack_
 from credo.version import __version__
@@ -73,6 +74,7 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
     with damage_named(path, changes):
         check_sizes(path, about, tensors)
         posterior = rebuild(about["posterior"], about["architecture"], model, changes, path)
+        tensors = current_names(posterior, tensors)
         if about["format"] == PRUNED_FORMAT:
             tensors = _unpacked(path, posterior, tensors)
         _check_tensors(path, _tensors(posterior), tensors)

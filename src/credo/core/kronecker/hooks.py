@@ -1,0 +1,287 @@
+"""Hooks for one forward and backward pass that also estimate its curvature.
+
+Layers of the table get Kronecker factors, all other parameters the mean of squared per-example gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import UnsupportedModelError
+from credo.core.example_counts import EVERY, Counted
+from credo.core.kronecker.factors import matrix_shape, moment_sums
+from credo.core.kronecker.layer_rules import KroneckerLayer
+from credo.core.kronecker.row_weights import CountedRows
+from credo.core.network.inplace_inputs import first_size
+from credo.core.network.layer_table import RULES
+from credo.core.network.substitute import parameters_at
+from credo.core.per_example.example_sums import example_weights
+from credo.core.per_example.first_pass_checks import FirstPassChecks
+from credo.core.per_example.hook_plan import PlanChangedError
+from credo.core.per_example.hooks import GuardedParameters, PerExamplePass, squared_gradients
+from credo.core.per_example.layer_rules import computes_gradient_of
+from credo.core.per_example.output_rows import OutputGradients, output_gradients
+from credo.core.per_example.plan import PerExamplePlan
+
+_ADVICE = "Give such parameters a diagonal: diagonal=[{names}]"
+
+
+class CurvaturePlan:
+    """How each parameter's curvature is estimated: by its layer's Kronecker factors, or by a `PerExamplePlan`.
+
+    Args:
+        model: The network.
+        layers: Layers with factors.
+        others: All other parameters.
+        aliases: All names of each parameter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[KroneckerLayer],
+        others: Sequence[str],
+        aliases: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self.model, self.layers, self.aliases = model, tuple(layers), aliases
+        self.others = tuple(others)
+        self.diagonal = PerExamplePlan(model, others, aliases) if others else None
+        self.first_passes = FirstPassChecks()
+        if self.diagonal is not None:
+            self.diagonal.first_passes = FirstPassChecks(0)  # they are checked here
+
+    def on(self, model: nn.Module) -> CurvaturePlan:
+        """The same plan for another copy of the network."""
+        if model is self.model:
+            return self
+        plan = copy.copy(self)
+        plan.model = model
+        plan.layers = tuple(replace(one, layer=model.get_submodule(one.path)) for one in self.layers)
+        plan.diagonal = None if self.diagonal is None else self.diagonal.on(model)
+        return plan
+
+    @contextmanager
+    def outputs(self, counted: Counted, weight: Tensor) -> Iterator[OutputGradients | None]:
+        """While open, record the network's outputs: in the first passes, and where they tell which rows count.
+
+        Args:
+            counted: What the loss is a mean over.
+            weight: One of the tensors that the pass differentiates by.
+        """
+        if not (self.first_passes.passes or (counted.examples is not None and counted.weights is None)):
+            yield None
+            return
+        with output_gradients(self.model, weight) as found:
+            yield found
+
+    @contextmanager
+    def hooks(self, counted: Counted = EVERY, outputs: OutputGradients | None = None) -> Iterator[CurvaturePass]:
+        """While open, one forward and backward pass of the batch's mean loss also estimates its curvature.
+
+        Open it inside `substituted`, if weights are substituted. The hooks are removed on exit, also after an error.
+
+        Args:
+            counted: What the loss is a mean over.
+            outputs: The outputs of the same pass, which tell which rows those are.
+        """
+        with ExitStack() as stack:
+            diagonal = stack.enter_context(squared_gradients(self.diagonal, counted)) if self.diagonal else None
+            run = CurvaturePass(self, diagonal, counted, outputs)
+            try:
+                run.install()
+                yield run
+            finally:
+                run.remove()
+
+
+class CurvaturePass:
+    """The state of one pass: second moments of inputs and output gradients so far.
+
+    Args:
+        plan: Where hooks go.
+        diagonal: The pass of the parameters without factors.
+        counted: What the loss is a mean over.
+        outputs: The network's outputs in this pass.
+    """
+
+    def __init__(
+        self,
+        plan: CurvaturePlan,
+        diagonal: PerExamplePass | None,
+        counted: Counted = EVERY,
+        outputs: OutputGradients | None = None,
+    ) -> None:
+        self.plan, self.diagonal = plan, diagonal
+        self._rows, self._weights = CountedRows(counted, outputs), example_weights(counted)
+        self._waiting: list[Callable[[], None]] = []
+        self.active = False
+        self.size: int | None = None
+        self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._outside: set[str] = set()
+        self._undo: list[Callable[[], object]] = []
+
+    def result(self) -> dict[str, Tensor]:
+        """A and G by the layers' keys, mean squared per-example gradients by name; zeros for what is not used.
+
+        Raises PlanChangedError if squared gradients need another pass, as `PerExamplePass.result` does.
+        """
+        self.remove()
+        if self._outside:
+            names = sorted(self._outside)
+            raise UnsupportedModelError(
+                f"{', '.join(names)}: read from outside of the own layer's call, where Kronecker factors do not see "
+                f"it. {_advice(names)}"
+            )
+        while self._waiting:
+            self._waiting.pop()()
+        found: dict[str, Tensor] = {}
+        for layer in self.plan.layers:
+            found.update(zip(layer.keys, self._factors(layer), strict=True))
+        return {**found, **self._mean_squares()}
+
+    def _factors(self, layer: KroneckerLayer) -> tuple[Tensor, Tensor]:
+        weight = parameters_at(self.plan.model, [layer.weight])[layer.weight]
+        groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
+        if layer.weight not in self._moments:
+            zeros = weight.detach().new_zeros((), dtype=_precision(weight))
+            return zeros.expand(groups, inputs, inputs).clone(), zeros.expand(groups, outputs, outputs).clone()
+        a, g, rows = self._moments[layer.weight]
+        assert self.size is not None
+        if rows % self.size:
+            raise UnsupportedModelError(
+                f"{layer.path or 'the network'} gets {rows} rows for {self.size} examples: not the same number for "
+                f"each. {_advice(layer.names)}"
+            )
+        # The mean's 1/n is in every gradient: with P positions each, n² Σ g gᵀ / (n·P).
+        scale = self._rows.examples(self.size) * self.size / rows
+        mean = 1.0 if self._weights is None else self._weights.mean
+        return a / self._rows.total(self.size), g * (scale / mean)
+
+    def _mean_squares(self) -> dict[str, Tensor]:
+        if self.diagonal is None:
+            return {}
+        try:
+            squares = self.diagonal.result()
+        except PlanChangedError:
+            raise
+        except RuntimeError as error:
+            # None of these parameters was used, which is no error where layers with factors were.
+            if not self._moments or "No gradient has arrived" not in str(error):
+                raise
+            parameters = parameters_at(self.plan.model, self.plan.others)
+            return {name: torch.zeros_like(p.detach(), dtype=_precision(p)) for name, p in parameters.items()}
+        return {name: total / self.diagonal.examples for name, total in squares.items()}
+
+    # -- forward and backward ------------------------------------------------------------------------------------
+
+    def _network_called(self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        size = first_size(args, options)
+        if not torch.is_grad_enabled() or size is None:
+            return
+        if self.size not in (None, size):
+            raise ValueError(
+                f"The loss ran the network on batches of {self.size} and {size} examples; Kronecker factors need the "
+                "same examples in every call: make several steps instead."
+            )
+        self._rows.counted.check_rows(size)
+        self.size = size
+
+    def _forward(self, layer: KroneckerLayer, own: Any, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        rule = RULES[type(layer.layer)]
+
+        def forward(*args: Any, **options: Any) -> Tensor:
+            out = _with_parameters(own, layer.layer, inner, args, options)
+            if not (self.active and torch.is_grad_enabled() and out.requires_grad):
+                return out
+            x: Tensor = args[0] if args else next(iter(options.values()))
+            if x.dim() < rule.min_dim:
+                raise UnsupportedModelError(
+                    f"{layer.path or 'the network'} gets an input of shape {list(x.shape)}, without a batch. "
+                    f"{_advice(layer.names)}"
+                )
+            self.size = x.shape[0] if self.size is None else self.size
+            out.register_hook(partial(self._arrived, layer, own["weight"], x.detach()))
+            return out
+
+        return forward
+
+    def _arrived(self, layer: KroneckerLayer, weight: Tensor, x: Tensor, g: Tensor) -> None:
+        """Tensor hook: the gradient by a layer's output is here."""
+        if not computes_gradient_of(weight):  # the loss differentiates by its inputs only, for an attack, say
+            return
+        assert self.size is not None
+        if self._rows.are_known(self.size):
+            self._take(layer, x, g.detach())
+        else:
+            self._waiting.append(partial(self._take, layer, x, g.detach()))
+
+    def _take(self, layer: KroneckerLayer, x: Tensor, g: Tensor) -> None:
+        assert self.size is not None
+        weights = self._rows.weights(self.size)
+        if weights is not None and not len(x) == len(g) == self.size:
+            raise UnsupportedModelError(
+                f"{layer.path or 'the network'} gets an input that begins with {len(x)} instead of the batch's "
+                f"{self.size} rows, of which only some count: which of its rows those are is not known. "
+                f"{_advice(layer.names)}"
+            )
+        dtype = _precision(cast(Tensor, layer.layer.weight))
+        x, g = x.to(dtype), g.to(dtype)
+        g = g if self._weights is None else self._weights(g)
+        with torch.autocast(g.device.type, enabled=False):
+            a, b, rows = moment_sums(layer.layer, x, g, bias=layer.bias is not None, weights=weights)
+        if layer.weight in self._moments:  # several calls of one layer count as positions
+            before = self._moments[layer.weight]
+            a, b, rows = a + before[0], b + before[1], rows + before[2]
+        self._moments[layer.weight] = (a, b, rows)
+
+    # -- installing and removing ---------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Install forwards, and parameters that show who reads them."""
+        handle = self.plan.model.register_forward_pre_hook(self._network_called, with_kwargs=True)
+        self._undo.append(handle.remove)
+        for layer in self.plan.layers:
+            own, names = layer.layer._parameters, {name.rpartition(".")[2]: name for name in layer.names}
+            self._set(layer.layer.__dict__, "forward", self._forward(layer, own, layer.layer.forward))
+            self._set(layer.layer.__dict__, "_parameters", GuardedParameters(own, self._outside.add, names))
+        self.active = True
+
+    def remove(self) -> None:
+        """Undo `install`."""
+        self.active = False
+        while self._undo:
+            self._undo.pop()()
+
+    def _set(self, own: dict[str, Any], key: str, value: Any) -> None:
+        before = own.get(key)
+        undo = partial(own.pop, key, None) if before is None else partial(own.__setitem__, key, before)
+        self._undo.append(undo)
+        own[key] = value
+
+
+def _with_parameters(
+    own: Any, layer: nn.Module, inner: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]
+) -> Tensor:
+    """Run the layer's forward, which reads its parameters as they are."""
+    guarded, layer.__dict__["_parameters"] = layer.__dict__["_parameters"], own
+    try:
+        return inner(*args, **options)
+    finally:
+        layer.__dict__["_parameters"] = guarded
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    """That of the parameter, single at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _advice(names: Iterable[str]) -> str:
+    return _ADVICE.format(names=", ".join(map(repr, names))) + "."

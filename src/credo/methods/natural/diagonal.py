@@ -1,0 +1,379 @@
+"""Natural gradients with a diagonal curvature: momentum and curvature are vectors over all trainable parameters.
+
+Entry by entry, with pull = shift·(mean − prior mean), an update is
+
+    momentum  ← keep·momentum + take·(g + pull)                    (the pull beside it where it is not coupled)
+    curvature ← decay·curvature + renew·h + ½·renew²·(curvature − h)²/(curvature + shift)   (the last if corrected)
+    mean      ← mean − lr·clip(debias·momentum / (curvature + shift + damping)),
+
+g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from credo.core.description import Description, WeightState
+from credo.core.kernels import flat
+from credo.core.network.flat_layout import Layout
+from credo.core.network.selection import Random
+from credo.core.network.substitute import parameters_at
+from credo.core.optimizer_step import is_finite
+from credo.core.posterior import GaussianPosterior
+from credo.core.prior import Gaussian, Prior, Value
+from credo.methods.natural.stepper import NaturalStepper
+from credo.methods.natural.validate import check_finite
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of an update; `lr`, `keep`, `shift`, `prior_mean`, `prior_precision` may be vectors.
+
+    Attributes:
+        lr: Learning rate.
+        keep: Weight of the old momentum.
+        take: Weight of the new gradient in it.
+        decay: Weight of the old curvature.
+        renew: Weight of the new one.
+        shift: The prior's part of the denominator.
+        damping: The rest of it.
+        prior_mean: Mean of the prior.
+        prior_precision: Its precision.
+        debias: Factor of the momentum in the step.
+        clip: Largest entry of the step's direction.
+        gradient_scale: Factor that makes gathered gradients means.
+        curvature_scale: The same for gathered curvatures.
+        correction: Factor of the curvature's second-order correction.
+        coupled: Whether the prior's pull goes through the momentum.
+        variance: σ² = variance/(curvature + shift + damping), for the KL; 0: there is none.
+    """
+
+    lr: float | Tensor
+    keep: float | Tensor
+    take: float
+    decay: float
+    renew: float
+    shift: float | Tensor = 0.0
+    damping: float = 0.0
+    prior_mean: float | Tensor = 0.0
+    prior_precision: float | Tensor = 0.0
+    debias: float = 1.0
+    clip: float = math.inf
+    gradient_scale: float = 1.0
+    curvature_scale: float = 1.0
+    correction: float = 0.0
+    coupled: int = 1
+    variance: float = 0.0
+
+
+class DiagonalUpdate:
+    """One update of some of the network's parameters; compiled where that is possible, else by torch.
+
+    Args:
+        parameters: The parameters by name.
+        momentum: Their slice of the momentum.
+        curvature: Their slice of the curvature.
+        coefficients: The numbers of the update.
+        gradients: Gathered gradients, by name.
+        curvatures: Gathered curvatures, by name.
+        layout: Their layout in the vectors, if known already.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        momentum: Tensor,
+        curvature: Tensor,
+        coefficients: Coefficients,
+        gradients: Mapping[str, Tensor],
+        curvatures: Mapping[str, Tensor],
+        layout: Layout | None = None,
+    ) -> None:
+        self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
+        self.gradients, self.curvatures = gradients, curvatures
+        self.layout = Layout(parameters) if layout is None else layout
+        self._lists: tuple[flat.TensorList, flat.TensorList, flat.TensorList] | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is compiled."""
+        if self._lists is None:
+            tensors = [[one[n] for n in self.parameters] for one in (self.parameters, self.gradients, self.curvatures)]
+            numbers = [value for value in vars(self.coefficients).values() if not isinstance(value, Tensor)]
+            if len(numbers) < len(vars(self.coefficients)):
+                return False
+            if not flat.fused([t for listed in tensors for t in listed], self.momentum, self.curvature):
+                return False
+            if not self.layout.is_whole:
+                tensors = [self.layout.pieces(one) for one in (self.parameters, self.gradients, self.curvatures)]
+            self._means = tensors[0]
+            self._lists = (flat.TensorList(tensors[0]), flat.TensorList(tensors[1]), flat.TensorList(tensors[2]))
+        return True
+
+    def inspect(self) -> tuple[float, float]:
+        """KL(q ‖ p) at present, and the squared norm of what was gathered; changes nothing.
+
+        The norm is not finite where something gathered is not, or where a corrected curvature would not stay so.
+        """
+        c = self.coefficients
+        if self.is_fused and self._lists is not None:
+            return flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=True)
+        squares = self._squares(self.gradients) + self._squares(self.curvatures)
+        if c.correction and not is_finite(self._renewed_(self.curvature.clone())):
+            squares = math.nan
+        return self._kl() if c.variance else 0.0, squares
+
+    def apply_(self) -> None:
+        """Change parameters, momentum and curvature."""
+        c = self.coefficients
+        if self.is_fused and self._lists is not None:
+            flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=False)
+            if not self.layout.is_whole:  # else the parameters themselves were updated
+                self._write(self._means[0])
+            return
+        mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
+        pull = (mean - c.prior_mean).mul_(c.shift)
+        self._renewed_(s)
+        m.mul_(c.keep).add_(self._flat(self.gradients), alpha=c.take * c.gradient_scale)
+        if c.coupled:
+            m.add_(pull, alpha=c.take)
+        direction = torch.mul(m, c.debias) if c.coupled else pull.add_(m, alpha=c.debias)
+        direction.div_(s.add(c.shift + c.damping).clamp_min_(1e-30))
+        if math.isfinite(c.clip):
+            direction.clamp_(-c.clip, c.clip)
+        self._write(mean.sub_(direction.mul_(c.lr)))
+
+    def _renewed_(self, s: Tensor) -> Tensor:
+        c, h = self.coefficients, self._flat(self.curvatures)
+        if not c.correction:
+            return s.mul_(c.decay).add_(h, alpha=c.renew * c.curvature_scale)
+        h = h * c.curvature_scale
+        change = c.renew * (s - h)  # squared only after the division: a square of large ones overflows
+        second = c.correction * 0.5 * change * (change / (s + c.shift).clamp_min(1e-30))
+        return s.mul_(c.decay).add_(h, alpha=c.renew).add_(second)
+
+    def _kl(self) -> float:
+        c = self.coefficients
+        inverse = self.curvature.add(c.shift + c.damping).div_(c.variance * c.prior_precision)
+        offset = self._flat(self.parameters)
+        if isinstance(c.prior_mean, Tensor) or c.prior_mean:
+            offset -= c.prior_mean
+        # 1/r − 1 + log r for a weight, 1/r being q's variance over the prior's; no term is negative, so that sums in
+        # single precision are as exact as their terms.
+        spread = inverse.reciprocal().add_(inverse.log_()).sub_(1).sum()
+        return 0.5 * float(spread + (offset.square_().mul_(c.prior_precision)).sum())
+
+    def _squares(self, tensors: Mapping[str, Tensor]) -> float:
+        listed = [tensors[name] for name in self.parameters]
+        total = math.fsum(norm * norm for norm in torch.stack(torch._foreach_norm(listed)).tolist())
+        # Finite ones of which the square is not are rare; in double it is.
+        return total if math.isfinite(total) else sum(float(t.double().square().sum()) for t in listed)
+
+    def _write(self, means: Tensor) -> None:
+        for tensor, piece in zip(self.parameters.values(), self.layout.split(means).values(), strict=True):
+            tensor.copy_(piece)
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return self.layout.flatten({n: tensors[n].detach() for n in self.parameters}).to(self.momentum.dtype)
+
+
+class DiagonalStepper(NaturalStepper, ABC):
+    """A natural-gradient method whose momentum and curvature are vectors, the random parameters first."""
+
+    momentum: Tensor
+    curvature: Tensor
+    progress: Tensor
+    has_curvature = True
+
+    def _make_state(
+        self,
+        lr: float | Mapping[str, float],
+        prior: Prior | Mapping[str, Any] | float | None,
+        prior_precision: Value | None,
+        random: Random,
+        curvature: float,
+        progress: tuple[int, ...],
+    ) -> None:
+        """Make momentum and curvature; `progress` is the shape of what saved files hold of the training's progress."""
+        device = self._set_up(lr, prior, prior_precision, random)
+        self.layout = self.vector.random_layout
+        # The layout's precision is single at least: in half, 0.999·s + 0.001·h would hardly ever move s.
+        zeros = torch.zeros(self.vector.layout.size, dtype=self.vector.layout.dtype, device=device)
+        self.register_buffer("momentum", zeros)
+        self.register_buffer("curvature", torch.full_like(zeros, curvature))
+        self.register_buffer("progress", torch.zeros(progress, dtype=torch.int64))
+        self._is_uniform = {*self.layout.dtypes.values()} == {self.layout.dtype}
+
+    @abstractmethod
+    def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        """A draw of the random parameters as one vector, and the noise in it if the update rule needs that again."""
+
+    def _sample(self) -> tuple[dict[str, Tensor], Any]:
+        weights: dict[str, Tensor] = {**parameters_at(self.model, self.vector.names)}
+        if not (self.has_curvature and self.noisy):
+            return weights, None
+        draw, noise = self._draw_vector(weights)
+        return weights | self._named(draw), noise
+
+    def _named(self, vector: Tensor, *, cast: bool = True) -> dict[str, Tensor]:
+        """The random parameters from a vector of them: views, where it is in their own precision."""
+        layout = self.layout
+        if not layout.is_whole or (cast and not self._is_uniform):
+            return layout.split(vector, cast=cast)
+        pieces = zip(layout.names, vector.split(layout.sizes), layout.shapes.values(), strict=True)
+        return {name: piece.view(shape) for name, piece, shape in pieces}
+
+    def _compiled_draw(
+        self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor
+    ) -> tuple[Tensor, int] | None:
+        """μ + ε·√(scale/(curvature + shift)) as one vector, and the key of ε; None where that is not compiled.
+
+        Args:
+            means: The means by name.
+            scale: A number.
+            shift: A number, or a vector, which is not compiled.
+        """
+        listed, curvature, generator = (
+            [means[n] for n in self.layout.names],
+            self.curvature[: self.layout.size],
+            self.generator,
+        )
+        if not (isinstance(shift, float) and flat.fused(listed, curvature)):
+            return None
+        tensors = flat.TensorList(listed if self.layout.is_whole else self.layout.pieces(means))
+        key = flat.new_key(generator)
+        return flat.precision_draw(tensors, curvature, key, scale=scale, shift=shift), key
+
+    def _halves(self, value: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """A vector cut into the random parameters and the rest; a number twice."""
+        border = self.layout.size
+        return (value[:border], value[border:]) if isinstance(value, Tensor) else (value, value)
+
+    def _diagonal_update(
+        self,
+        means: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        curvatures: Mapping[str, Tensor],
+        random: Coefficients,
+        rest: Coefficients,
+    ) -> Callable[[], float]:
+        """Check an update; what it returns writes it and returns the KL.
+
+        Args:
+            means: All trainable parameters by name.
+            gradients: Gathered gradients by name.
+            curvatures: Gathered curvatures by name.
+            random: Coefficients of the random parameters.
+            rest: Those of all others.
+        """
+        border, others = self.layout.size, self.vector.rest_layout
+        parts = [(self.layout, slice(border), random), (others, slice(border, None), rest)][: 2 if others.names else 1]
+        updates = [
+            DiagonalUpdate(
+                {name: means[name] for name in layout.names},
+                self.momentum[part],
+                self.curvature[part],
+                coefficients,
+                gradients,
+                curvatures,
+                layout,
+            )
+            for layout, part, coefficients in parts
+        ]
+        kl, total = updates[0].inspect()
+        for update in updates[1:]:
+            total += update.inspect()[1]
+        if not math.isfinite(total):
+            check_finite(total, (gradients, curvatures), self.steps)
+        return partial(self._write, updates, kl)
+
+    def _write(self, updates: Sequence[DiagonalUpdate], kl: float) -> float:
+        for update in updates:
+            update.apply_()
+        if not self.has_curvature:  # there was no q yet
+            self.has_curvature = True
+            return updates[0].inspect()[0]
+        return kl
+
+    # Step count and, where a step finds the first curvature, whether one has: for files, which hold no extra state.
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        progress = [self.steps, int(self.has_curvature)][: self.progress.numel()]
+        self.progress.copy_(torch.tensor(progress, device="cpu").view(self.progress.shape))
+        super()._save_to_state_dict(*args, **options)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}progress" in state_dict:
+            self.steps, *found = self.progress.view(-1).tolist()
+            self.has_curvature = bool(found[0]) if found else True
+
+
+class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
+    """A mean-field Gaussian posterior by natural gradients, whose mean is the network's own parameters."""
+
+    @abstractmethod
+    def _std(self) -> Tensor:
+        """Standard deviations as one vector."""
+
+    def draw(self) -> dict[str, Tensor]:
+        """μ + σ·ε for every random parameter; the mean while there is no curvature yet."""
+        parameters = parameters_at(self.model, self.layout.names)
+        means = {name: p.detach() for name, p in parameters.items()}
+        draw = self._draw_vector(means)[0] if self.is_noisy else self.layout.flatten(means)
+        if not torch.is_grad_enabled():
+            return self.layout.split(draw)
+        attached = self.layout.flatten(parameters)
+        return self.layout.split(attached + (draw - attached.detach()))
+
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means: copies of the network's own parameters."""
+        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
+
+    def std(self) -> dict[str, Tensor]:
+        """Posterior standard deviations; zero while there is no curvature yet."""
+        return self.layout.split(self._std())
+
+    def keep_(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune for good: momentum, curvature and the prior lose their entries, so that no update reaches them."""
+        kept = self._keep(masks)
+        self._set_prior(cast(Gaussian, self.prior.at(self.layout.narrowed(kept)[1])))
+        self.vector, chosen = self.vector.narrowed(kept)
+        self.layout = self.vector.random_layout
+        if isinstance(self.rates, Tensor):
+            self.rates = self.rates[chosen.to(self.rates.device)]
+        if isinstance(self._last_scale, Tensor):
+            self._last_scale = self._last_scale[chosen.to(self._last_scale.device)]
+        self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
+        self._gathered.clear()
+
+    def describe(self) -> Description:
+        """Prior, temperature and curvature; σ² = variance_scale/(curvature + …)."""
+
+        def refit(curvature: Tensor, mean: Tensor, before: Tensor, after: Tensor) -> Tensor:
+            """The curvature for a variance that was `before` and is `after`, whatever the mean."""
+            change = 1 / after.double() - 1 / before.double()
+            return curvature + (self.variance_scale * change).to(curvature.dtype)
+
+        everything = self.vector.layout
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            temperature=self.temperature,
+            augmentation=self.arguments.get("augmentation", 1.0),
+            spread_count=self.layout.size,
+            has_curvature=self.has_curvature,
+            state={
+                "momentum": WeightState(self.momentum, everything),
+                "curvature": WeightState(self.curvature, everything, refit if self.has_curvature else None),
+            },
+        )
