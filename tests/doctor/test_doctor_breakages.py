@@ -12,8 +12,9 @@ from credo.doctor import Diagnosis
 
 Trained = Callable[..., Any]
 Examine = Callable[..., Diagnosis]
-SEEDS = (0, 1)
-KINDS = [("mlp", 0), ("mlp", 1), ("mlp", 2), ("conv", 0)]
+pytestmark = pytest.mark.slow
+SEEDS = (0, pytest.param(1, marks=pytest.mark.grid))
+KINDS = [("mlp", 0), ("conv", 0), *(pytest.param("mlp", seed, marks=pytest.mark.grid) for seed in (1, 2))]
 
 
 def first(diagnosis: Diagnosis) -> tuple[str, str, str | None]:
@@ -61,7 +62,15 @@ def test_std_init_huge(trained: Trained, examine: Examine, kind: str, seed: int,
     assert 0.005 <= float(argument.removeprefix("std_init=")) <= 0.1
 
 
-@pytest.mark.parametrize(("kind", "seed", "std"), [(*KINDS[0], 1e-7), *((*each, 1e-4) for each in KINDS)])
+@pytest.mark.parametrize(
+    ("kind", "seed", "std"),
+    [
+        ("mlp", 0, 1e-7),
+        ("mlp", 0, 1e-4),
+        ("conv", 0, 1e-4),
+        *(pytest.param("mlp", seed, 1e-4, marks=pytest.mark.grid) for seed in (1, 2)),
+    ],
+)
 def test_std_init_tiny(trained: Trained, examine: Examine, kind: str, seed: int, std: float) -> None:
     diagnosis = examine(trained("bbb", kind, seed, std_init=std), kind)
     name, severity, argument = first(diagnosis)

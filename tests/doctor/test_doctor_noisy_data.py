@@ -14,7 +14,11 @@ from credo.data import Batches, Split, load_dataset
 from credo.doctor import Diagnosis, diagnose
 from credo.models import build_model
 
-METHODS = ("bbb", "map", "ensemble", "mc-dropout", "vogn")
+pytestmark = pytest.mark.slow
+KINDS = ("labels", "values", "few rows")
+CASES = [(method, kind) for method in ("bbb", "vogn") for kind in KINDS]
+CASES += [(method, "labels") for method in ("map", "ensemble", "mc-dropout")]
+OTHERS = [(method, kind) for method in ("map", "ensemble", "mc-dropout") for kind in KINDS[1:]]
 
 
 @cache
@@ -62,8 +66,9 @@ def examined(method: str, kind: str, epochs: int = 20) -> Diagnosis:
     return diagnose(posterior, batches, test=Batches(test, batch_size=500, shuffle=False), draws=16, examples=1000)
 
 
-@pytest.mark.parametrize("kind", ["labels", "values", "few rows"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "kind"), [*CASES, *(pytest.param(*case, marks=pytest.mark.grid) for case in OTHERS)]
+)
 def test_noisy_data_are_no_alarm(method: str, kind: str) -> None:
     found = examined(method, kind)
     assert found.alarms == (), str(found)

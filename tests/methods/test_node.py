@@ -90,7 +90,7 @@ def test_noise_for_each_example_and_weight_draws_agree_in_distribution(network: 
             each = posterior.model(x.expand(count, *shape))
         draws = []
         for draw in posterior.draws(count):
-            with posterior.sampled(draw) as net:
+            with posterior.sampled_in_place(draw) as net:  # faster than a private copy for each
                 draws.append(net(x[None])[0])
     together = torch.stack(draws)
     for output in range(3):

@@ -14,11 +14,12 @@ PAIR = {"members": 2, "of": {"name": "bbb"}}
 ESTIMATORS = {
     "classifier": BayesianClassifier(**QUICK),
     "regressor": BayesianRegressor(**QUICK),
+    "regressor, early stopping": BayesianRegressor("map", **QUICK, early_stopping=True, noise="heteroscedastic"),
     "classifier, map": BayesianClassifier("map", **QUICK),
     "classifier, mc-dropout": BayesianClassifier("mc-dropout", **QUICK),
-    "regressor, early stopping": BayesianRegressor("map", **QUICK, early_stopping=True, noise="heteroscedastic"),
     "regressor, ensemble": BayesianRegressor("ensemble", **QUICK, method_options=PAIR),
 }
+GRID = ("classifier, map", "classifier, mc-dropout", "regressor, ensemble")
 
 
 def name_of(check: Any) -> str:
@@ -26,7 +27,7 @@ def name_of(check: Any) -> str:
 
 
 CHECKS = [
-    pytest.param(estimator, check, id=f"{name}: {name_of(check)}")
+    pytest.param(estimator, check, id=f"{name}: {name_of(check)}", marks=[pytest.mark.grid] if name in GRID else [])
     for name, each in ESTIMATORS.items()
     for estimator, check in estimator_checks_generator(each, expected_failed_checks={})
 ]
