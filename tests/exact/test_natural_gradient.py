@@ -80,13 +80,19 @@ def network(double: bool) -> nn.Module:
     return nn.Linear(3, 1).double() if double else nn.Linear(3, 1)
 
 
+# Each value once, and all pairs of them in the grid.
+BATCHES_AND_TEMPERATURES = pytest.mark.parametrize(
+    ("batch", "temperature"),
+    [(None, 0.5), (15, 1.0), *(pytest.param(*pair, marks=pytest.mark.grid) for pair in ((None, 1.0), (15, 0.5)))],
+)
+
+
 def close(found: tuple[Tensor, Tensor], mean: Tensor, std: Tensor) -> None:
     assert ((found[0] - mean).abs() < 0.3 * std).all()
     assert ((found[1] / std - 1).abs() < 0.1).all()
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize("batch", [None, 15])
+@BATCHES_AND_TEMPERATURES
 def test_vogn(temperature: float, batch: int | None) -> None:
     settings = options(temperature, lr=0.05, damping=0.0, draws=2, curvature_decay=0.98)
     found = run(VOGN(network(True), **settings), 1000, batch=batch)
@@ -126,8 +132,7 @@ def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
     assert sum(variances) / len(variances) == pytest.approx(variance, rel=0.1)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize("batch", [None, 15])
+@BATCHES_AND_TEMPERATURES
 def test_ivon(temperature: float, batch: int | None) -> None:
     settings = options(temperature, lr=0.02, draws=4, curvature_decay=0.99, curvature_init=4.0)
     found = run(IVON(network(True), **settings), 1500, batch=batch)
@@ -174,8 +179,15 @@ QUADRATIC: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "temperature"),
+    [
+        (torch.float32, 0.5),
+        (torch.float64, 1.0),
+        pytest.param(torch.float32, 1.0, marks=pytest.mark.grid),
+        pytest.param(torch.float64, 0.5, marks=pytest.mark.grid),
+    ],
+)
 @pytest.mark.parametrize("method", QUADRATIC)
 def test_quadratic_in_one_dimension(method: str, dtype: torch.dtype, temperature: float) -> None:
     a, b, n, delta = 3.0, 0.7, 50, 5.0
