@@ -216,7 +216,8 @@ def test_the_index_leads_to_every_page_and_example() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"\]\(([^)#\s]+)", index))
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.*")}
+    modules = ("dcgan.py", "espcn.py")  # which examples import
+    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.*") if path.name not in modules}
     assert sorted((pages | examples) - targets) == []
 
 

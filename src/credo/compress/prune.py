@@ -64,11 +64,16 @@ def choose_masks(
     structure: str = "weights",
     parameters: Random = "weights",
 ) -> dict[str, Tensor]:
-    """The masks that `prune` would apply, without applying them; same arguments.
+    """Return the masks that `prune` would apply, without applying them.
 
     Args:
         posterior: The posterior, which is not changed.
-        rate, by, scope, threshold, structure, parameters: As in `prune`.
+        rate: As in `prune`.
+        by: As in `prune`.
+        scope: As in `prune`.
+        threshold: As in `prune`.
+        structure: As in `prune`.
+        parameters: As in `prune`.
     """
     check_prunable(posterior)
     if structure not in STRUCTURES:
