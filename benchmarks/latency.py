@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 
 def contenders(draws: tuple[int, ...] = DRAWS) -> dict[str, Work]:
-    """What answers one input, by name."""
+    """Predictions of one input, by name."""
     net, x = network(), random_inputs(SHAPE, 1)
     point, bbb = MAP(net, data_size=DATA_SIZE), BBB(net, data_size=DATA_SIZE)
     fixed = predictor(point)

@@ -20,7 +20,7 @@ from benchmarks.trained import compare, digits, quality, train_on
 from credo import BBB, predict
 from credo.data import Split
 from credo.models import build_model
-from credo.predict.strategies import STRATEGIES
+from credo.predict.run import STRATEGIES
 
 _EPILOG = """\
 Reading the tables
@@ -28,8 +28,9 @@ Reading the tables
   credo.predict and credo.predictor, beside torch.func.vmap over draws that are stored already.
   First: time of one prediction with S draws divided by that of S passes of the deterministic network on the same
   batch in the same round; the median over rounds, then the range of the middle 80 %. Rows "bbb ..." are
-  credo.predict with that strategy on a BBB posterior ("auto" is what a user gets), "bbb adaptive" stops drawing for an
-  input when its probabilities are known to the tolerance, the peers run their plain loops. "–": not possible there.
+  credo.predict with that strategy on a BBB posterior ("auto" is the default), "bbb adaptive" stops drawing for an
+  input when the standard error of its probabilities is below the tolerance, the peers run their plain loops. "–": not
+  possible there.
   Second: what adaptive prediction gives for its time. ± is the standard deviation over predictions with other
   draws: the Monte-Carlo error of one prediction. The difference is between the means, ± its standard error.
 
@@ -83,7 +84,7 @@ class Effort:
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; names that do not exist are refused with the nearest one that does."""
+    """Parse the command line; an unknown name is an error that suggests the nearest one."""
     parser = parser_for("predict_cost", what=__doc__ or "", epilog=_EPILOG)
     parser.add_argument(
         "--cases",
@@ -129,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, case: Case, peers: Sequence[str], effort: Effort) -> dict[str, Any]:
-    """Time of every contender in one case; with a trained network also what adaptive prediction is worth."""
+    """Time every contender in one case; with a trained network also compare adaptive with full prediction."""
     posterior, x, held_out = prepared(name, case, effort)
     posterior.eval()
     work: dict[str, Work] = {}
@@ -179,7 +180,7 @@ def prepared(name: str, case: Case, effort: Effort) -> tuple[BBB, Tensor, Split 
 def contenders(
     case: Case, posterior: BBB, x: Tensor, peers: Sequence[str], effort: Effort
 ) -> dict[str, Callable[[], Work]]:
-    """What makes each contender's prediction of all inputs in one batch."""
+    """Make each contender's prediction of all inputs in one batch."""
 
     def credo(**options: Any) -> Callable[[], Work]:
         return lambda: lambda: predict(posterior, x, draws=case.draws, batch_size=len(x), **options)

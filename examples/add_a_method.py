@@ -43,10 +43,6 @@ class DiagonalSWAG(credo.GaussianPosterior):
         self.centre.add_(delta / count)
         return credo.Terms(loss=loss.item(), nll=loss.item())
 
-    def config(self) -> dict[str, object]:
-        """Constructor arguments as JSON-able values, for saved files and checkpoints."""
-        return {"lr": self.lr, "start": self.start, "seed": self.seed, "likelihood": self.likelihood.config()}
-
     def _weights(self) -> Tensor:
         return self.layout.flatten(dict(self.model.named_parameters())).detach()
 

@@ -20,12 +20,12 @@ for record in credo.train(posterior, loader, epochs=15, validation=validation, p
     print(f"epoch {record.epoch:2d}  loss {record.loss:.3f}  validation nll {record.validation['nll']:.3f}")
 
 prediction = credo.predict(posterior, Batches(digits.test, batch_size=512, shuffle=False), draws=32)
-foreign = credo.predict(posterior, load_dataset("photo-patches", n=500).test.x, draws=32)
-metrics = credo.measure(prediction, outside={"photo-patches": foreign})
+photographs = credo.predict(posterior, load_dataset("photo-patches", n=500).test.x, draws=32)
+metrics = credo.measure(prediction, outside={"photo-patches": photographs})
 for name in ("accuracy", "nll", "ece"):
     low, high = metrics["intervals"][name]
     print(f"{name} {metrics[name]:.3f} ({low:.3f} to {high:.3f})")
-print(f"AUROC of telling photographs from digits by entropy: {metrics['ood']['photo-patches']['entropy']['auroc']:.3f}")
+print(f"AUROC of entropy for detecting photographs: {metrics['ood']['photo-patches']['entropy']['auroc']:.3f}")
 
 with tempfile.TemporaryDirectory() as folder:
     path = credo.save(posterior, Path(folder) / "digits.safetensors")

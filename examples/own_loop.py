@@ -10,7 +10,7 @@ from credo.data import load_dataset
 
 
 class RowReader(nn.Module):
-    """An ordinary module: nothing in it knows of Credo."""
+    """An ordinary torch module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class RowReader(nn.Module):
         return self.head(states[:, -1])
 
 
-torch.manual_seed(0)  # for the network's first weights and the loader's order; Credo reads no global generator
+torch.manual_seed(0)  # for the initial weights and the loader's order; Credo does not use the global generator
 digits = load_dataset("digits")
 loader = DataLoader(TensorDataset(digits.train.x, digits.train.y), batch_size=64, shuffle=True)
 model = RowReader()
@@ -45,5 +45,5 @@ prediction = credo.predict(posterior, digits.test.x, draws=50)
 right = prediction.labels == digits.test.y
 accuracy = right.double().mean().item()
 print(f"accuracy of one draw {single:.3f}, of 50 averaged draws {accuracy:.3f}")
-doubt = prediction.total
-print(f"mean entropy where right {doubt[right].mean():.2f}, where wrong {doubt[~right].mean():.2f}")
+entropy = prediction.total
+print(f"mean entropy of right predictions {entropy[right].mean():.2f}, of wrong ones {entropy[~right].mean():.2f}")

@@ -1,4 +1,4 @@
-"""Turn a trained deterministic network Bayesian: keep its weights as means, learn how sure each of them is."""
+"""Make a trained deterministic network Bayesian: keep its weights as means, learn their standard deviations."""
 
 import copy
 
@@ -13,9 +13,9 @@ torch.manual_seed(0)
 digits = load_dataset("digits")
 loader = Batches(digits.train, batch_size=64, seed=0)
 test = Batches(digits.test, batch_size=512, shuffle=False)
-foreign = load_dataset("photo-patches", n=500).test.x
+photographs = load_dataset("photo-patches", n=500).test.x
 
-# Somebody's network, trained in the ordinary way until it is sure of itself.
+# A network trained in the ordinary way until it is overconfident.
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for _ in range(40):
@@ -24,8 +24,8 @@ for _ in range(40):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-# `MAP` around it is the network as it is; a copy, so that both can be compared afterwards.
-plain = credo.MAP(copy.deepcopy(model), data_size=len(digits.train))
+# `MAP` wraps the network unchanged; a copy, to compare both afterwards.
+baseline = credo.MAP(copy.deepcopy(model), data_size=len(digits.train))
 prior = credo.priors.Gaussian(mean={name: p.detach().clone() for name, p in model.named_parameters()}, std=0.1)
 posterior = credo.BBB.from_pretrained(
     model, relative_std=0.1, data_size=len(digits.train), prior=prior, lr=1e-3, temperature=0.1, noise="lrt"
@@ -33,8 +33,8 @@ posterior = credo.BBB.from_pretrained(
 credo.fit(posterior, loader, epochs=10)
 
 results = {}
-for name, one in {"deterministic": plain, "Bayesian": posterior}.items():
-    outside = {"photo-patches": credo.predict(one, foreign, draws=50)}
+for name, one in {"deterministic": baseline, "Bayesian": posterior}.items():
+    outside = {"photo-patches": credo.predict(one, photographs, draws=50)}
     results[name] = credo.measure(credo.predict(one, test, draws=50), outside=outside, intervals=False)
     numbers = "  ".join(f"{key} {results[name][key]:.3f}" for key in ("accuracy", "nll", "ece"))
     print(f"{name:13}  {numbers}  OOD AUROC {results[name]['ood']['photo-patches']['entropy']['auroc']:.3f}")

@@ -1,4 +1,4 @@
-"""Regression with a hole in the training data: the noise is learned, doubt is largest where there is no data."""
+"""Regression with a gap in the training data: learned noise, and epistemic uncertainty that is largest in the gap."""
 
 import credo
 from credo.data import Batches, load_dataset
@@ -13,13 +13,13 @@ credo.fit(posterior, Batches(data.train, batch_size=50), epochs=200, schedule="c
 prediction = credo.predict(posterior, Batches(data.test, batch_size=200, shuffle=False), draws=150)
 metrics = credo.measure(prediction, intervals=False)
 print(f"RMSE {metrics['rmse']:.3f}, NLL {metrics['nll']:.3f}, CRPS {metrics['crps']:.3f}")
-for level, share in metrics["interval_coverage"].items():
-    print(f"{float(level):.0%} interval holds {share:.0%} of the test targets")
+for level, fraction in metrics["interval_coverage"].items():
+    print(f"{float(level):.0%} interval covers {fraction:.0%} of the test targets")
 
 x = data.test.x.squeeze(1)
-hole = x.abs() < 0.7
-inside, outside = prediction.epistemic[hole].mean().item(), prediction.epistemic[~hole].mean().item()
-print(f"epistemic standard deviation in the hole {inside:.2f}, elsewhere {outside:.2f}")
+gap = x.abs() < 0.7
+inside, outside = prediction.epistemic[gap].mean().item(), prediction.epistemic[~gap].mean().item()
+print(f"epistemic standard deviation in the gap {inside:.2f}, elsewhere {outside:.2f}")
 
 try:
     from matplotlib.figure import Figure

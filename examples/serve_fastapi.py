@@ -37,7 +37,7 @@ def predict(images: list[list[float]]) -> list[dict[str, int | float]]:
     except credo.NonFiniteError as error:
         raise HTTPException(422, str(error)) from error
     rows = zip(found.labels.tolist(), found.confidence.tolist(), found.epistemic.tolist(), strict=True)
-    return [{"label": label, "confidence": sure, "epistemic": doubt} for label, sure, doubt in rows]
+    return [{"label": label, "confidence": confidence, "epistemic": epistemic} for label, confidence, epistemic in rows]
 
 
 if __name__ == "__main__":

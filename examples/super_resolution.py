@@ -159,7 +159,7 @@ for name, original in unseen.items():
     bicubic = enlarged(small, UPSCALE)
     result = results[name] = measured(prediction, bicubic, original)
     print(f"{name}: PSNR bicubic {result['bicubic']:.2f} dB, Bayesian ESPCN {result['bayesian']:.2f} dB")
-    print(f"  mean error {result['error']:.4f}, of the tenth of pixels with most doubt {result['doubtful_error']:.4f}")
+    print(f"  mean error {result['error']:.4f}, of the 10 % most uncertain pixels {result['doubtful_error']:.4f}")
 mean = {key: sum(result[key] for result in results.values()) / len(results) for key in result}
 better = sum(result["bayesian"] > result["bicubic"] for result in results.values())
 print(f"mean PSNR bicubic {mean['bicubic']:.2f} dB, Bayesian ESPCN {mean['bayesian']:.2f} dB, ", end="")
@@ -172,12 +172,13 @@ if given.json:
     write_json(given.json, record | {"versions": versions() | {"pillow": PIL.__version__}})
     print(f"numbers: {given.json}")
 
-pictures = {"bicubic": bicubic, "mean": prediction.mean, "original": original, "doubt": prediction.epistemic}
+pictures = {"bicubic": bicubic, "mean": prediction.mean, "original": original, "uncertainty": prediction.epistemic}
 figure = Figure(figsize=(12, 3.8), layout="constrained")
 for axes, (title, picture) in zip(figure.subplots(1, 4), pictures.items(), strict=True):
     side, (top, left) = min(210, *picture.shape[-2:]), (60, 160) if name == HOPPER else (0, 0)
     cut = picture[0, 0, top : top + side, left : left + side]
-    axes.imshow(cut.numpy(), cmap="magma" if title == "doubt" else "gray", vmin=0, vmax=None if title == "doubt" else 1)
+    colours = {"cmap": "magma"} if title == "uncertainty" else {"cmap": "gray", "vmax": 1}
+    axes.imshow(cut.numpy(), vmin=0, **colours)
     axes.set_title(title)
     axes.axis("off")
 figure.savefig("super_resolution.png", dpi=80)

@@ -18,17 +18,17 @@ WORDS, LENGTH, STEPS = 40, 12, 300
 
 
 def sentences(count: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random words with word 1 or word 2 among them; the label says which of the two, and is wrong in 10 %."""
+    """Random words that include word 1 or word 2; the label is which of the two, wrong in 10 %."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, WORDS, (count, LENGTH), generator=generator)
     kinds = torch.randint(2, (count, 1), generator=generator)
-    places = torch.randint(LENGTH, (count, 1), generator=generator)
+    positions = torch.randint(LENGTH, (count, 1), generator=generator)
     wrong = torch.rand(count, generator=generator) < 0.1
-    return tokens.scatter(1, places, kinds + 1), kinds.squeeze(1) ^ wrong
+    return tokens.scatter(1, positions, kinds + 1), kinds.squeeze(1) ^ wrong
 
 
 class Logits(nn.Module):
-    """The transformer as a function from tokens to logits, which is what `credo.predict` wants."""
+    """The transformer as a module from tokens to logits, as `credo.predict` requires."""
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Logits(nn.Module):
         return self.transformer(input_ids=tokens).logits
 
 
-torch.manual_seed(0)  # for the first weights and the transformer's own dropout
+torch.manual_seed(0)  # for the initial weights and the transformer's own dropout
 sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 config = BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=2, **sizes)
 model = Logits(BertForSequenceClassification(config))

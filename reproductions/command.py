@@ -18,7 +18,7 @@ from credo.training.progress import make_progress
 from reproductions.figures import FIGURES
 from reproductions.jobs import Records
 from reproductions.studies import STUDIES
-from reproductions.study import SCALES, Study, Table, finish_table
+from reproductions.study import SCALES, ResultTable, Study, Table, finish_table
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # In all help texts, a line that is not indented must follow the examples: typer would indent those less.
@@ -115,7 +115,8 @@ def _study_command(name: str, study: Study) -> Callable[..., None]:
             selection = _selection(name, study, rows, data, root)
             keys = _selected_tables(name, study, table or [], selection)
             folder = output or Path("runs") / "reproduce" / name / scale
-            results, records = {}, {}
+            results: dict[str, ResultTable] = {}
+            records: Records = {}
             for key in sorted(keys, key=lambda key: not study.tables[key].first):
                 _run(f"{name} {key}", study.tables[key], folder, scale, jobs, selection)
                 of_data = {option: value for option, value in selection.items() if option != "rows"}

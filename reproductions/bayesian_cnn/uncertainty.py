@@ -22,7 +22,6 @@ from credo.core.support.validate import checked_count
 from credo.data import Split, as_float
 from credo.evaluate.detection import auroc
 from credo.predict.run import evaluating
-from credo.predict.uncertainty import covariance_by_class
 
 _LINEAR_BELOW = -15.0
 
@@ -72,6 +71,12 @@ class ClassSplit:
         return found
 
 
+def _covariance_by_class(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Diagonals of the aleatoric and epistemic covariance, each [batch, classes], from [draws, batch, classes]."""
+    mean = probs.mean(0)
+    return mean - probs.square().mean(0), (probs - mean).square().mean(0)
+
+
 @torch.no_grad()
 def class_split(
     posterior: Posterior, x: Tensor, *, link: str = "softmax", draws: int = 25, seed: int = 0, batch_size: int = 500
@@ -106,7 +111,7 @@ def class_split(
                     with frozen.sampled(draw) as net:
                         singles.append(LINKS[link](net(inputs.clone()).double()))
             probs = torch.stack(singles).cpu()
-            parts.append((probs.mean(0), *covariance_by_class(probs)))
+            parts.append((probs.mean(0), *_covariance_by_class(probs)))
     return ClassSplit(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 

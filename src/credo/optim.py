@@ -32,11 +32,14 @@ class _EmptyClosureError(RuntimeError):
 
 
 class PosteriorOptimizer(torch.optim.Optimizer):
-    """Drives a posterior that gathers passes and updates (VOGN, OGN, IVON, K-FAC) as an optimiser of its network.
+    """Use a posterior that gathers passes and updates (VOGN, OGN, IVON, K-FAC) as a torch optimiser of its network.
 
     Gradients belong to the draw, not to the network's parameters, and are gone when the closure or the `sampled_params`
     block ends: a `GradScaler` or a clipping of gradients outside cannot see them. bfloat16 autocast needs no scaler.
-    Which parameters are trained is decided when it is made: freezing one later has no effect.
+    Which parameters are trained is decided at construction: freezing one later has no effect.
+
+    Args:
+        posterior: A posterior with `gather`, `trial` and `update`.
     """
 
     def __init__(self, posterior: Posterior) -> None:
@@ -58,7 +61,11 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         super().__init__([{"params": parameters}], {"lr": self._unit})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: a posterior is over the network it was made for."""
+        """Raise ValueError after construction: a posterior belongs to the network it was made for.
+
+        Args:
+            param_group: The group.
+        """
         if self.param_groups:
             raise ValueError(
                 "This optimiser trains all of its network as one group: give values by name, lr={'head.*': 0.1, '*': "
@@ -82,33 +89,43 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         counted = Counted(examples, weights)
         if closure is None and not counted.is_plain:
             raise ValueError("examples= and weights= belong to a pass: give them with a closure, or to sampled_params.")
-        posterior, gathered = self.posterior, self._engine._gathered
+        posterior, gathered = self.posterior, self.posterior._gathered
         if closure is None and not gathered.count and not self._in_use:
             raise RuntimeError(
                 "Nothing was gathered: give step() a closure, or run forward and backward inside "
                 "`with optimizer.sampled_params(train=True):` before it."
             )
-        self._refuse_other_gradients()
+        self._check_other_gradients()
         kept = statistics_kept_on_error(posterior.model)
-        with self._alone(), kept, gathered.dropped_on_error(self._engine.process_group):
+        with self._alone(), kept, gathered.dropped_on_error(self.posterior.process_group):
             posterior.lr_scale = float(self.param_groups[0]["lr"]) / self._unit
             loss = None if closure is None else self._passes(closure, counted)
             self.terms = posterior.update()
             return loss
 
     def gather(self, closure: Closure, *, examples: float | None = None, weights: Tensor | None = None) -> Any:
-        """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone."""
-        self._refuse_other_gradients()
+        """The first half of `step(closure)`: its passes count for the next `step()`. For loops that call that alone.
+
+        Args:
+            closure: As in `step`.
+            examples: The number that the closure's mean was divided by.
+            weights: How often each row counts in the closure's loss, [rows].
+        """
+        self._check_other_gradients()
         kept = statistics_kept_on_error(self.posterior.model)
-        with self._alone(), kept, self._engine._gathered.dropped_on_error(self._engine.process_group):
+        with self._alone(), kept, self.posterior._gathered.dropped_on_error(self.posterior.process_group):
             return self._passes(closure, Counted(examples, weights))
 
     def sampled_params(
         self, train: bool = False, *, examples: float | None = None, weights: Tensor | None = None
     ) -> AbstractContextManager[nn.Module]:
-        """The network as one draw while open. With `train`, run zero_grad, forward and backward inside: the gradients
-        count for the next `step()`; several blocks before one step are gradient accumulation. `examples` and `weights`
-        say what the loss inside is a mean over, as in `step`.
+        """Load one draw into the network while open.
+
+        Args:
+            train: Run zero_grad, forward and backward inside: the gradients count for the next `step()`; several
+                blocks before one step are gradient accumulation.
+            examples: The number that the mean loss inside was divided by, as in `step`.
+            weights: How often each row counts in the loss inside, [rows], as in `step`.
         """
         return self._trial(Counted(examples, weights)) if train else self._sampled()
 
@@ -123,7 +140,10 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was called, once the network's weights are loaded, too.
 
-        At the rate that was saved, whatever `lr` this optimiser was made with; rates by name are this one's own.
+        The learning rate is the saved one, whatever `lr` this optimiser was made with; rates by name are its own.
+
+        Args:
+            state_dict: What `state_dict()` returned.
         """
         own = {key for key in self.posterior.state_dict() if not _belongs_to_network(key)}
         methods = [state_dict.get("method", type(self.posterior).__name__), type(self.posterior).__name__]
@@ -148,8 +168,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         own = {"posterior": self.posterior, "terms": self.terms, "_unit": self._unit, "_by_name": self._by_name}
         return {**super().__getstate__(), **own, "_in_use": False}
 
-    def _refuse_other_gradients(self) -> None:
-        """A loop that accumulates gradients in the network, as Lightning can, would lose them without a word."""
+    def _check_other_gradients(self) -> None:
+        """Raise RuntimeError if the network has gradients: a loop that accumulates there would lose them."""
         if any(p.grad is not None and bool(p.grad.any()) for p in self.param_groups[0]["params"]):
             raise RuntimeError(
                 "The network's own parameters have gradients, from a backward pass outside of step(closure) and of "
@@ -158,7 +178,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             )
 
     def _passes(self, closure: Closure, counted: Counted) -> Any:
-        loss, generator, has_blocks = None, self._engine.generator, self._engine._gathered.count > 0
+        loss, generator, has_blocks = None, self.posterior.generator, self.posterior._gathered.count > 0
         before, watch = generator.get_state(), InputWatch()
         for count in range(_wanted(self.posterior)):
             try:
@@ -172,7 +192,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return loss
 
     def _run(self, closure: Closure, watch: InputWatch, counted: Counted, *, inner: bool) -> Any:
-        again, generator = inner, self._engine.generator
+        again, generator = inner, self.posterior.generator
         before = generator.get_state()
         while True:
             try:
@@ -188,8 +208,8 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 loss = closure()
             number = _number(loss)
             if loss is not None:
-                check_loss(number, self._engine)
-            leaves = self._engine._gathered.leaves or {}
+                check_loss(number, self.posterior)
+            leaves = self.posterior._gathered.leaves or {}
             if all(w.grad is None for w in leaves.values()):
                 if loss is None:
                     raise _EmptyClosureError(
@@ -206,7 +226,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         with (
             self._alone(),
             kept,
-            self._engine._gathered.dropped_on_error(self._engine.process_group),
+            self.posterior._gathered.dropped_on_error(self.posterior.process_group),
             torch.enable_grad(),
         ):
             try:
@@ -229,7 +249,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """Inside a draw, the network's parameters are the draw's: nothing else may take them for the means."""
         if self._in_use:
             raise RuntimeError(
-                "A draw is in the network's place already: steps and sampled_params blocks do not nest. Inside a "
+                "Sampled weights are loaded in the network: steps and sampled_params blocks do not nest. Inside a "
                 "closure the network is a draw without a block; step() comes after the block has ended."
             )
         with self.posterior.guard.exclusive(self.posterior):
@@ -240,13 +260,9 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 self._in_use = False
 
     def _record(self, loss: float) -> None:
-        gathered = self._engine._gathered
+        gathered = self.posterior._gathered
         gathered.add_loss(loss)
         gathered.is_silent = gathered.is_silent or math.isnan(loss)
-
-    @property
-    def _engine(self) -> Any:
-        return getattr(self.posterior, "engine", self.posterior)
 
 
 def _number(loss: Any) -> float:
@@ -273,28 +289,52 @@ def _belongs_to_network(key: str) -> bool:
 
 
 class VOGN(PosteriorOptimizer):
-    """`credo.VOGN` as a torch optimiser: the same arguments."""
+    """`credo.VOGN` as a torch optimiser.
+
+    Args:
+        model: The network.
+        data_size: Number of training examples.
+        options: Further arguments of `credo.VOGN`.
+    """
 
     def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
         super().__init__(methods.VOGN(model, data_size=data_size, **options))
 
 
 class OGN(PosteriorOptimizer):
-    """`credo.OGN` as a torch optimiser: the same arguments."""
+    """`credo.OGN` as a torch optimiser.
+
+    Args:
+        model: The network.
+        data_size: Number of training examples.
+        options: Further arguments of `credo.OGN`.
+    """
 
     def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
         super().__init__(methods.OGN(model, data_size=data_size, **options))
 
 
 class KFAC(PosteriorOptimizer):
-    """`credo.KFAC` as a torch optimiser: the same arguments."""
+    """`credo.KFAC` as a torch optimiser.
+
+    Args:
+        model: The network.
+        data_size: Number of training examples.
+        options: Further arguments of `credo.KFAC`.
+    """
 
     def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
         super().__init__(methods.KFAC(model, data_size=data_size, **options))
 
 
 class NoisyKFAC(PosteriorOptimizer):
-    """`credo.NoisyKFAC` as a torch optimiser: the same arguments."""
+    """`credo.NoisyKFAC` as a torch optimiser.
+
+    Args:
+        model: The network.
+        data_size: Number of training examples.
+        options: Further arguments of `credo.NoisyKFAC`.
+    """
 
     def __init__(self, model: nn.Module, *, data_size: int, **options: Any) -> None:
         super().__init__(methods.NoisyKFAC(model, data_size=data_size, **options))
@@ -303,8 +343,13 @@ class NoisyKFAC(PosteriorOptimizer):
 class IVON(PosteriorOptimizer):
     """`credo.IVON` as a torch optimiser: the same arguments, or ivon-opt's names for them.
 
-    `ess` is data_size/temperature, `hess_init` curvature_init, `beta1` momentum, `beta2` curvature_decay, `clip_radius`
-    clip, `mc_samples` draws, `hess_approx` estimator ("gradsq" is "squares", there multiplied by `ess`, here not).
+    Args:
+        model: The network.
+        data_size: Number of training examples.
+        ess: ivon-opt's effective sample size, data_size/temperature.
+        options: Further arguments of `credo.IVON`, or of ivon-opt: `hess_init` is curvature_init, `beta1` momentum,
+            `beta2` curvature_decay, `clip_radius` clip, `mc_samples` draws, `hess_approx` estimator ("gradsq" is
+            "squares", there multiplied by `ess`, here not).
     """
 
     def __init__(

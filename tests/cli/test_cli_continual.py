@@ -102,10 +102,10 @@ def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refu
         (("continual.count=3", "continual.tasks=split"), "equal size"),
         (("continual=3",), "must be a section"),
         (("method=vogn",), "must be a section"),
-        (("training.examples=100",), "has no meaning"),
+        (("training.examples=100",), "does not apply"),
         (("continual.draws=0",), "draws"),
         (("none.toml",), "There is no file"),
-        ((".",), ". is a folder; give a TOML file"),
+        ((".",), ". is a folder. Give a TOML file"),
         (("a.toml", "b.toml"), "At most one TOML file"),
     ],
 )

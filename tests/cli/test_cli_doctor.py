@@ -37,7 +37,7 @@ def test_a_hardly_trained_run_is_no_success(call: Call, digits_run: Path) -> Non
 def test_the_data_size_is_that_of_training_without_validation(call: Call, digits_run: Path) -> None:
     found = json.loads(call("doctor", digits_run, "--json", *QUICK).stdout)["measurements"]["data"]
     assert found["examples"] == found["data_size"] == 1294  # 1,438 less a tenth
-    assert (found["measured"], found["judged"], found["held_out"]) == (100, 100, True)
+    assert (found["measured"], found["evaluated"], found["held_out"]) == (100, 100, True)
 
 
 def test_a_regression(call: Call, gap_run: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_sequence_is_no_run(call: Call, sequence: Path, digits_run: Path, comm
     folders = {"SEQ": sequence, "RUN": digits_run}
     said = call(*(folders.get(word, word) for word in command), code=2).stderr
     assert f"{sequence} is a sequence of tasks, not a run: its report is {sequence / 'report.html'}" in said
-    assert f"its numbers are in {sequence / 'result.json'}" in said
+    assert f"its results are in {sequence / 'result.json'}" in said
 
 
 def test_a_sequence_that_is_not_finished(refused: Refused, sequence: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_sequence_that_is_not_finished(refused: Refused, sequence: Path) -> No
     for command in ("report", "evaluate"):
         message = refused(command, "begun")
         assert "begun is a sequence of tasks" in message
-        assert "the same `credo continual` command goes on" in message
+        assert "the same `credo continual` command resumes it" in message
 
 
 def command_in(message: str) -> list[str]:

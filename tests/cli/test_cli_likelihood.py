@@ -14,7 +14,7 @@ Refused = Callable[..., str]
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
-        ("blobs", "bernoulli", "likelihood=bernoulli is for two classes, yes or no; the data have 5"),
+        ("blobs", "bernoulli", "likelihood=bernoulli is for two classes, but the data have 5"),
         ("blobs", "gaussian", "likelihood=gaussian is for regression, the data for classification"),
         ("gap", "categorical", "likelihood=categorical is for classification, the data for regression"),
     ],

@@ -78,7 +78,7 @@ def test_more_epochs_go_on_with_a_finished_run(call: Call, refused: Refused) -> 
     result = json.loads(more.stdout)
     assert (result["epochs"], result["experiment"]["training"]["epochs"]) == (4, 4)
     assert "already finished" in call("train", *QUICK, "training.epochs=4", "--run", "here").stderr
-    assert "has trained 4 epochs already" in refused("train", *QUICK, "--run", "here")
+    assert "has already trained 4 epochs" in refused("train", *QUICK, "--run", "here")
 
 
 def test_a_cosine_that_is_planned_anew_is_said(call: Call) -> None:
@@ -152,8 +152,8 @@ def test_when_to_save_may_change_on_the_way(call: Call) -> None:
     assert "already finished" in call("train", *QUICK, "--run", "here").stderr
 
 
-def test_a_team_of_one_records_how_it_was_asked(call: Call) -> None:
-    """And a process alone goes on with the run of several, whatever their number was."""
+def test_a_process_group_of_one_records_its_options(call: Call) -> None:
+    """And a single process resumes the run of several, whatever their number was."""
     options = ("--mc-groups", 1, "--noise", "shared", "--compress", "bfloat16", "--sync-batchnorm")
     call("train", *QUICK, "--run", "here", *options)
     expected = Distributed(mc_groups=1, noise="shared", compress="bfloat16", batchnorm="sync")
@@ -164,9 +164,7 @@ def test_a_team_of_one_records_how_it_was_asked(call: Call) -> None:
 
 def test_a_run_begun_alone_is_not_for_several(call: Call, refused: Refused) -> None:
     call("train", *QUICK, "--run", "here")
-    assert "one process began without a [distributed] section" in refused(
-        "train", *QUICK, "--noise", "own", "--run", "here"
-    )
+    assert "holds a run without a [distributed] section" in refused("train", *QUICK, "--noise", "own", "--run", "here")
 
 
 @pytest.mark.parametrize(

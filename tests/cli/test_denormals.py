@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from pages import ROOT
 
 from reproductions.jobs import _start_worker
 
@@ -27,10 +28,16 @@ print(tiny())
 """
 
 
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """In the checkout, where `reproductions` can be imported."""
+    arguments = [sys.executable, "-c", program]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+
+
 def test_the_command_flushes_them_in_all_threads() -> None:
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU cannot flush denormals")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
+    done = run(PROGRAM)
     assert done.returncode == 0, done.stderr
     before, *_, after = done.stdout.split()
     assert (before, after) == ("1000000", "0")
@@ -47,3 +54,14 @@ def test_a_worker_of_a_reproduction_does_so_too() -> None:
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
     assert float(torch.tensor(1e-40) * 0.5) > 0
+
+
+def test_the_command_of_reproductions_does_so_too() -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this CPU cannot flush denormals")
+    program = PROGRAM.replace("credo.cli.app", "reproductions.command").replace('"--version"', '"list", "--json"')
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    before, *shown, after = done.stdout.split()
+    assert (before, after) == ("1000000", "0")
+    assert '"vogn":' in shown

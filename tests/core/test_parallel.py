@@ -168,7 +168,7 @@ def test_ddp_around_a_network_that_an_optimizer_has_does_not_replace_distribute(
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_prediction_and_meeting_need_no_team() -> None:
+def test_prediction_and_rendezvous_need_no_process_group() -> None:
     posterior = BBB(network(), data_size=10)
     assert credo.predict(posterior, torch.zeros(2, 4), draws=2).probs.shape == (2, 3)
     assert join().world == 2
@@ -195,7 +195,7 @@ def test_an_estimator_is_fitted_by_its_own_process() -> None:
 
 def test_only_the_first_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Posterior] = []
-    monkeypatch.setattr("credo.core.posterior.check_alone", checked.append)
+    monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
     posterior = MCDropout(network(), data_size=10)
     for _ in range(3):
         posterior.step(loss)

@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_is_refused_where_it_is(network: nn.Module) ->
     posterior.step(loss)
 
 
-def test_members_have_a_team_of_their_own(network: nn.Module) -> None:
+def test_members_have_their_own_process_group(network: nn.Module) -> None:
     members = [MAP(copy.deepcopy(network), data_size=10, seed=i) for i in range(3)]
     ensemble = Ensemble(members)
     process_group = distribute(ensemble)
@@ -84,7 +84,7 @@ def test_members_have_a_team_of_their_own(network: nn.Module) -> None:
     ensemble.step(loss)
 
 
-def test_copies_share_the_team_and_pickles_have_none(network: nn.Module) -> None:
+def test_copies_share_the_process_group_and_pickles_have_none(network: nn.Module) -> None:
     posterior = VOGN(network, data_size=10)
     process_group = distribute(posterior, batchnorm="sync")
     assert copy.deepcopy(posterior).process_group is process_group

@@ -27,7 +27,7 @@ from credo.methods import (
 )
 
 Build = Callable[..., Posterior]
-STEPS, BATCH, CLASSES = 12, 16, 3
+STEPS, BATCH, CLASSES = 8, 16, 3
 
 
 def normed(index: int, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -108,40 +108,39 @@ def _numbers(value: Any, path: str = "") -> dict[str, float]:
     return {path: float(value)} if isinstance(value, int | float) and not timed else {}
 
 
+# Python runs it at its start; torch's own handlers come after the one that it registers.
+WATCH = """
+import os
+if "RANK" in os.environ:
+    import atexit, sys, torch.distributed as dist
+    atexit.register(lambda: print(f"left: {not dist.is_initialized()}", file=sys.stderr))
+"""
+
+
 def test_torchrun_gives_the_numbers_of_one_process(reference: Path, tmp_path: Path) -> None:
-    """Without the launcher of these tests: the command as a user gives it."""
+    """Without the launcher of these tests: the command as a user gives it.
+
+    The process group must be left before Python ends, else threads of gloo may still run then, and processes were seen
+    to abort at their very end.
+    """
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
+    watched = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "watch"), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "credo"]
     done = subprocess.run(
-        [*command, *TRAIN, str(tmp_path / "two")], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert_same_run(tmp_path / "two", reference)
-    assert done.stderr.count("epoch   1") == 1  # the first process speaks, the other is silent
-    assert done.stdout.count("accuracy") == reference_table_rows(reference)
-    files = sorted(path.name for path in (tmp_path / "two").iterdir())
-    assert files == sorted(path.name for path in reference.iterdir())
-
-
-def test_the_process_group_is_left_before_python_ends(tmp_path: Path) -> None:
-    """Else threads of gloo may still run then, and processes were seen to abort at their very end."""
-    script = tmp_path / "watched.py"
-    script.write_text(
-        "import atexit, sys, torch.distributed as dist\n"
-        "atexit.register(lambda: print(f'left: {not dist.is_initialized()}', file=sys.stderr))\n"
-        "from credo.cli import main\n"
-        "main()\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--", str(script)]
-    options = ["train", "model.hidden=[4]", "training.epochs=1", "training.examples=64", "training.validation=0"]
-    done = subprocess.run(
-        [*command, *options, "--draws=1", f"--run={tmp_path / 'two'}"],
-        env=environment(),
+        [*command, *TRAIN, str(tmp_path / "two")],
+        env=environment() | watched,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("left: True") == 2, done.stderr
+    assert_same_run(tmp_path / "two", reference)
+    assert done.stderr.count("epoch   1") == 1  # the first process speaks, the other is silent
+    assert done.stdout.count("accuracy") == reference_table_rows(reference)
+    files = sorted(path.name for path in (tmp_path / "two").iterdir())
+    assert files == sorted(path.name for path in reference.iterdir())
 
 
 def reference_table_rows(reference: Path) -> int:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,10 @@ def assert_same_run(folder: Path, reference: Path) -> None:
 
 
 def test_two_nodes_on_one_host_equal_one_process(reference: Path, tmp_path: Path) -> None:
+    if shutil.which("ip") is not None and os.geteuid() == 0:
+        with network_namespaces() as (_, problem):
+            if not problem:
+                pytest.skip("two hosts of their own are possible here, and their test does the same and more")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -117,13 +121,19 @@ def hosts() -> Iterator[list[Host]]:
     """Two network namespaces joined by a cable, where the machine allows them."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need root and the program `ip` (iproute2)")
+    with network_namespaces() as (found, problem):
+        if problem:
+            pytest.skip(f"this machine allows no network namespaces: {problem}")
+        yield found
+
+
+@contextmanager
+def network_namespaces() -> Iterator[tuple[list[Host], str]]:
+    """Two hosts, and why there are none."""
     mark = uuid.uuid4().hex[:6]
     found = [Host(f"credo-{mark}-{i}", f"cr{mark}{i}", f"10.213.77.{i + 1}") for i in (0, 1)]
     try:
-        for problem in map(run_ip, setting_up(found)):
-            if problem:
-                pytest.skip(f"this machine allows no network namespaces: {problem}")
-        yield found
+        yield found, next((problem for problem in map(run_ip, setting_up(found)) if problem), "")
     finally:
         for host in found:
             run_ip(["netns", "delete", host.namespace])  # takes its end of the cable with it

@@ -279,7 +279,7 @@ def test_an_update_of_one_member_that_overflows_is_no_step_of_any(folder: Path) 
         assert found["steps"] == 2
 
 
-def test_a_member_that_fails_in_its_update_alone_ends_the_team(folder: Path) -> None:
+def test_a_member_that_fails_in_its_update_alone_ends_the_process_group(folder: Path) -> None:
     first, second = load(folder, "late_failure", 2)
     assert second["messages"][0] == "NonFiniteError: too late"
     assert second["messages"][1].startswith(

@@ -180,7 +180,7 @@ def test_vogn(trained: Trained, examine: Examine) -> None:
 def test_a_tiny_learning_rate(trained: Trained, examine: Examine, kind: str, seed: int) -> None:
     diagnosis = examine(trained("bbb", kind, seed, lr=1e-5, epochs=3), kind)
     assert first(diagnosis) == ("not-learned", "alarm", "lr=0.001")
-    assert "training is not at its end" in diagnosis.verdict
+    assert "training has not finished" in diagnosis.verdict
 
 
 def test_a_huge_learning_rate(trained: Trained, examine: Examine) -> None:

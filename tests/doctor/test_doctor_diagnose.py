@@ -14,6 +14,7 @@ import credo
 from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
 from credo.doctor import STAGES, Diagnosis, Finding, diagnose
 from credo.doctor.findings import SEVERITIES
+from credo.models import build_model
 
 Trained = Callable[..., Posterior]
 Examine = Callable[..., Diagnosis]
@@ -244,6 +245,16 @@ def test_the_old_name_of_the_baseline(trained: Trained, examine: Examine) -> Non
     assert old.to_dict() == examine(trained("bbb", "mlp"), draws=4, baseline=plain).to_dict()
     with pytest.raises(TypeError, match="both twin= and baseline="):
         examine(trained("bbb", "mlp"), twin=plain, baseline=plain)
+
+
+def test_node_variables_have_a_prior(loaders: Any) -> None:
+    """A wrong data_size matters to NodeBNN, whose KL is that of its nodes; without a prior it is only a note."""
+    train, test = loaders("mlp")
+    for method, severity in ((credo.NodeBNN, "alarm"), (credo.MAP, "note")):
+        model = build_model("mlp", inputs=(1, 8, 8), classes=10, hidden=[8], seed=0)
+        found = diagnose(method(model, data_size=100), train, test=test, draws=4, examples=50)
+        (finding,) = [f for f in found.findings if f.name == "data-size"]
+        assert (finding.severity, finding.arguments) == (severity, {"data_size": 1438})
 
 
 class Bare(GaussianPosterior):

@@ -6,9 +6,9 @@ In a page, an HTML comment on the line before a block says how to treat it:
     <!-- output -->           the block is what the Python block before it printed (numbers: about)
     <!-- not run: reason -->  the block is only shown; `NOT_RUN` counts these
 
-Python blocks run in a fresh namespace. Of a shell block, the lines that begin with `credo ` run; `# exit code 2` at the
-end of a line says that it is meant to fail. A TOML block must be an experiment that could run. All blocks of a page run
-in its order, in one empty folder.
+Python blocks run in a fresh namespace. Of a shell block, lines that begin with `credo ` or `python -m reproductions`
+run; `# exit code 2` at the end of a line says that it is meant to fail. A TOML block must be an experiment that could
+run. All blocks of a page run in its order, in one empty folder.
 """
 
 import contextlib
@@ -23,30 +23,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import ROOT, run_command
+from pages import PROGRAMS, ROOT, run_command
 
 import credo
-from credo.cli.app import app
+from credo.cli.app import COMMANDS
 from credo.cli.commands.listing import catalogue
 from credo.experiments.config import Training, make_experiment, prepare
 from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
 from credo.methods.bbb.init import MEAN_INITS
-from credo.predict.strategies import STRATEGIES
-from credo.predict.uncertainty import DECOMPOSITIONS
+from credo.predict import DECOMPOSITIONS
+from credo.predict.run import STRATEGIES
+from reproductions import command
+from reproductions.studies import STUDIES
+from reproductions.study import ResultTable, Table
 
 pytestmark = pytest.mark.usefixtures("own_place")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAPERS = sorted((ROOT / "reproductions").glob("*/README.md"))
+REPRODUCTIONS = sorted((ROOT / "reproductions").glob("**/README.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *REPRODUCTIONS]
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
 NOT_RUN = {
     "adversarial-sampling.md": 1,
+    "attacks.md": 1,
     "bayesian-cnn.md": 1,
-    "command-line.md": 3,
+    "command-line.md": 2,
     "data-and-models.md": 1,
     "migration.md": 5,
     "node-bnn.md": 2,
     "optimizers.md": 6,
     "results.md": 6,
     "sklearn.md": 3,
+    "reproductions/README.md": 1,
+    **{f"reproductions/{name.replace('-', '_')}/README.md": 1 for name in STUDIES},
 }
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -64,6 +72,11 @@ class Block:
         return f"{self.page}, line {self.line}"
 
 
+def name_of(path: Path) -> str:
+    """A page's name, with its folder if that is not docs."""
+    return str(path.relative_to(ROOT)) if path in REPRODUCTIONS else path.name
+
+
 def blocks_of(path: Path) -> list[Block]:
     found: list[Block] = []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,7 +88,7 @@ def blocks_of(path: Path) -> list[Block]:
         elif opened is not None and text == "```":
             code = textwrap.dedent("\n".join(lines[opened : number - 1]))
             language = lines[opened - 1].strip().removeprefix("```").strip()
-            found.append(Block(path.name, opened + 1, language, code, mark))
+            found.append(Block(name_of(path), opened + 1, language, code, mark))
             opened, mark = None, ""
         elif opened is None and text:
             comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", text)
@@ -84,7 +97,7 @@ def blocks_of(path: Path) -> list[Block]:
     return found
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_every_block_of_a_page_runs(path: Path) -> None:
     names: dict[str, Any] = {}
     printed = ""
@@ -96,7 +109,7 @@ def test_every_block_of_a_page_runs(path: Path) -> None:
             printed = run_python(block, names)
         elif block.language == "sh":
             for line in block.code.replace("\\\n", " ").splitlines():
-                if line.startswith("credo "):
+                if line.startswith(tuple(PROGRAMS)):
                     run_command(line, block.place)
         elif block.language == "toml":
             prepare(make_experiment(tomllib.loads(block.code)))
@@ -121,7 +134,7 @@ def check_output(printed: str, block: Block) -> None:
 
 
 def test_blocks_that_are_not_run_are_counted() -> None:
-    found = {path.name: [b for b in blocks_of(path) if b.mark.startswith("not run:")] for path in PAGES}
+    found = {name_of(path): [b for b in blocks_of(path) if b.mark.startswith("not run:")] for path in PAGES}
     assert {name: len(blocks) for name, blocks in found.items() if blocks} == NOT_RUN
     languages = ("python", "sh", "toml", "text", "")
     unseen = [block.place for path in PAGES for block in blocks_of(path) if block.language not in languages]
@@ -138,22 +151,51 @@ def test_a_wrong_block_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with 2"):
         run_command("credo list nothing", "here")
     with pytest.raises(AssertionError, match="too slow"):
-        run_command("credo reproduce weight-sampling --scale paper", "here")
+        run_command("python -m reproductions weight-sampling --scale paper", "here")
 
 
-def test_tables_of_pages_are_those_of_the_records(tmp_path: Path) -> None:
+def test_commands_of_reproductions_that_are_not_run_could_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Papers, tables and rows exist: every command is parsed, and its jobs are counted but not run."""
+    counted: list[int] = []
+
+    def count(title: str, table: Table, folder: Path, scale: str, workers: int, selection: dict[str, Any]) -> None:
+        counted.append(table.count(scale, **selection))
+
+    monkeypatch.setattr(command, "_run", count)
+    monkeypatch.setattr(command, "finish_table", lambda *given, **options: (ResultTable("", [], [], []), {}))
+    lines = [
+        (line, block)
+        for path in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for block in blocks_of(path)
+        for line in block.code.splitlines()
+        if re.match(r"python -m reproductions (?!list|figure)", line)
+    ]
+    for line, block in lines:
+        run_command(line, block.place, slow=True)
+    named = {line.split()[3] for line, _ in lines}
+    assert named == set(STUDIES)
+    assert min(counted) > 0
+    for name, page in ((path.parent.name.replace("_", "-"), path.read_text(encoding="utf-8")) for path in PAPERS):
+        for table in STUDIES[name].tables:
+            assert f"python -m reproductions {name} --table {table} " in page, f"{name}: table {table} is not described"
+
+
+def test_tables_of_pages_are_those_of_the_records() -> None:
     """`python docs/make_results.py` would change nothing."""
     spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
     assert spec is not None
     assert spec.loader is not None
     make_results = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make_results)
-    for name in make_results.PAGES:
-        copy = tmp_path / name
-        copy.write_text((ROOT / "docs" / name).read_text(encoding="utf-8"), encoding="utf-8")
-        assert "<!-- table: " in copy.read_text(encoding="utf-8")
-        make_results.fill(copy)
-        assert copy.read_text(encoding="utf-8") == (ROOT / "docs" / name).read_text(encoding="utf-8"), name
+    assert set(PAPERS) < set(make_results.PAGES)
+    for page in make_results.PAGES:
+        text = page.read_text(encoding="utf-8")
+        marked = re.findall(r"<!-- table: ([^\s#]+)", text)
+        assert marked, page
+        assert all((ROOT / "results" / file).exists() for file in marked)
+        assert make_results.filled(text) == text, f"{page}: run `python docs/make_results.py`"
+        wrong = text.replace(" |\n", " wrong |\n")
+        assert make_results.filled(wrong) != wrong
 
 
 def test_links_lead_somewhere() -> None:
@@ -166,7 +208,7 @@ def test_links_lead_somewhere() -> None:
                 continue
             goal = (path.parent / file).resolve() if file else path
             if not goal.exists() or (anchor and anchor not in anchors(goal)):
-                broken.append(f"{path.name}: {target}")
+                broken.append(f"{name_of(path)}: {target}")
     assert broken == []
 
 
@@ -174,7 +216,8 @@ def test_the_index_leads_to_every_page_and_example() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"\]\(([^)#\s]+)", index))
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.*")}
+    modules = ("dcgan.py", "espcn.py")  # which examples import
+    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.*") if path.name not in modules}
     assert sorted((pages | examples) - targets) == []
 
 
@@ -185,13 +228,12 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_everything_public_is_documented() -> None:
-    pages = {path.name: path.read_text(encoding="utf-8") for path in PAGES if path.name != "README.md"}
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
     words = set(re.findall(r"[\w-]+", "\n".join(pages.values())))
     choices = {*KL_NAMES, *NOISE_NAMES, *MEAN_INITS, *STRATEGIES, *DECOMPOSITIONS}
     named = {name for kind in catalogue().values() for name in kind}
     assert sorted({*credo.__all__, *credo.evaluate.__all__, *choices, *named} - words) == []
-    commands = {command.name for command in app.registered_commands}
     described = set(re.findall(r"^## `credo (\w+)`", pages["command-line.md"], flags=re.MULTILINE))
-    assert commands == described
+    assert set(COMMANDS) == described
     options = {field.name for field in dataclasses.fields(Training)}
     assert options <= set(re.findall(r"^\| `(\w+)` \|", pages["experiments-toml.md"], flags=re.MULTILINE))

@@ -1,9 +1,6 @@
 """The quality benchmark as a user runs it; its scores, intervals and comparisons against slow obvious ways."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,15 +21,21 @@ from credo.data import Batches
 ROOT = Path(__file__).parents[2]
 
 
-def run(*options):
-    command = [sys.executable, "-m", "benchmarks.quality", "--quick", "--methods", "ensemble,ivon,ogn", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def run(capsys):
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+
+    def here(*options):
+        quality.main(["--quick", "--methods", "ensemble,ivon,ogn", "--threads", "1", *options])
+        return capsys.readouterr()
+
+    yield here
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)
 
 
-def test_as_a_user_runs_it_and_runs_it_again(tmp_path):
+def test_as_a_user_runs_it_and_runs_it_again(tmp_path, run):
     done = run("--peers", "none", "--folder", str(tmp_path))
-    assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "digits.json").read_text())
     rows = record["numbers"]
     assert list(rows) == ["map", "ogn", "ivon", "ensemble"]
@@ -42,13 +45,13 @@ def test_as_a_user_runs_it_and_runs_it_again(tmp_path):
     value, low, high = rows["ogn"]["scores"]["nll"]
     assert low < value < high
     assert value == pytest.approx(rows["ogn"]["runs"][0]["nll"])
-    assert f"{value:.3f} ({low:.3f}–{high:.3f})" in done.stdout
+    assert f"{value:.3f} ({low:.3f}–{high:.3f})" in done.out
     assert record["config"]["sizes"]["train"] + record["config"]["sizes"]["validation"] == 1438
 
     before = rows.pop("ogn")
     (tmp_path / "digits.json").write_text(json.dumps({**record, "numbers": rows}))
     again = run("--peers", "none", "--folder", str(tmp_path))
-    said = again.stderr.splitlines()
+    said = again.err.splitlines()
     assert [line.endswith("digits.json") for line in said] == [True, False, True, True]
     after = json.loads((tmp_path / "digits.json").read_text())["numbers"]
     assert (after["ogn"]["scores"], after["ivon"]) == (before["scores"], rows["ivon"])

@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_fewer_processes_than_mc_groups(tmp_path: Path, small
     with pytest.raises(ValueError, match="mc_groups=2 does not divide"):  # nothing was begun: a mistake
         list(Run(tmp_path).train(two, draws=2))
     next(Run(tmp_path).train(replace(small(), distributed=Distributed()), draws=2))
-    with pytest.warns(CredoWarning, match=r"mc_groups=2 is not possible with 1 processes: going on with mc_groups=1"):
+    with pytest.warns(CredoWarning, match=r"mc_groups=2 is not possible with 1 processes: resuming with mc_groups=1"):
         assert len(list(Run(tmp_path).train(two, draws=2))) == 3
     assert Run(tmp_path).experiment().distributed == Distributed(mc_groups=2)  # with more of them, two again
 
@@ -60,7 +60,7 @@ def test_after_a_restart_of_torchrun_mc_groups_may_be_fewer(
     tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.warns(CredoWarning, match="going on with mc_groups=1"):
+    with pytest.warns(CredoWarning, match="resuming with mc_groups=1"):
         next(Run(tmp_path).train(replace(small(), distributed=Distributed(mc_groups=2)), draws=2))
 
 
@@ -97,7 +97,7 @@ def lost(*given: Any, **options: Any) -> None:
 
 
 def test_a_stop_of_another_process_stops_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TrainingStopped, match="test numbers are still to be made"):
+    with pytest.raises(TrainingStopped, match="test metrics are still missing"):
         predicted(Others(asked=True), StopRequest(), another_failed, monkeypatch)
     with pytest.raises(CredoError, match="Another process failed"):
         predicted(Others(asked=False), StopRequest(), another_failed, monkeypatch)

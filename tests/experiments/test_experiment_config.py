@@ -13,7 +13,7 @@ import torch
 from credo import BBB, MAP, Ensemble
 from credo.data import DATASETS, DatasetSpec
 from credo.experiments.config import Experiment, Training, make_experiment, prepare, read_experiment
-from credo.experiments.defaults import method_options
+from credo.experiments.options import method_options
 from credo.methods import METHODS
 from credo.models import MODELS, build_model
 
@@ -124,7 +124,7 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"training": {"epoch": 3}}, "Unknown training option 'epoch'. Did you mean 'epochs'?"),
         ({"training": {"schedule": "cosin"}}, "Unknown schedule 'cosin'. Did you mean 'cosine'?"),
         ({"method": {"name": "bbbb"}}, "Unknown method 'bbbb'. Did you mean 'bbb'?"),
-        ({"continual": {"count": 3}}, "A sequence of tasks is for `credo continual`."),
+        ({"continual": {"count": 3}}, "Use `credo continual` for a sequence of tasks."),
         ({"method": {"nam": "map"}}, "Unknown option of bbb 'nam'. Did you mean 'name'?"),
         ({"method": {"name": "bbb", "lrr": 1}}, "Unknown option of bbb 'lrr'. Did you mean 'lr'?"),
         ({"method": {"name": "ensemble", "member": 3}}, "Unknown option of ensemble 'member'. Did you mean 'members'?"),
@@ -169,7 +169,7 @@ def test_an_unknown_name_gets_the_nearest(tables: dict[str, Any], message: str) 
         ({"method": {"name": "bbb", "draws": 1.5}}, "method.draws=1.5 must be a whole number"),
         ({"method": {"name": "ensemble", "members": "x"}}, "method.members='x' must be a whole number"),
         ({"method": {"name": "ensemble", "of": "map"}}, "method.of describes one member"),
-        ({"method": {"name": "ensemble", "of": {"name": "ensemble"}}}, "cannot be an ensemble itself"),
+        ({"method": {"name": "ensemble", "of": {"name": "ensemble"}}}, "cannot be an ensemble"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named(tables: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""A run goes on with more epochs than it was begun with, finished or not; fewer than are done are refused."""
+"""A run resumes with more epochs, finished or not; fewer than are done raise an error."""
 
 import json
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_a_cosine_is_that_of_the_new_number_of_epochs(tmp_path: Path, small: Sma
 def test_fewer_epochs_than_are_done_are_refused_and_change_nothing(tmp_path: Path, small: Small) -> None:
     run_to(tmp_path, small(), 3)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=r"has trained 3 epochs already, and training\.epochs is 2 now"):
+    with pytest.raises(ValueError, match=r"has already trained 3 epochs, more than training\.epochs=2"):
         run_to(tmp_path, small(), 2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -115,7 +115,7 @@ def test_an_epoch_that_was_begun_counts_as_done(tmp_path: Path, small: Small) ->
         patch.setattr("credo.experiments.runs.StopRequest", lambda: stop)
         with pytest.raises(Exception, match="after step 2 of 3 of epoch 2"):
             list(Run(tmp_path).train(experiment, draws=2))
-    with pytest.raises(ValueError, match="has trained 2 epochs already"):
+    with pytest.raises(ValueError, match="has already trained 2 epochs"):
         run_to(tmp_path, experiment, 1)
 
 

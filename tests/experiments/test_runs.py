@@ -193,7 +193,7 @@ def test_a_run_that_is_not_finished(tmp_path: Path, small: Small) -> None:
     training.close()
     run = Run(tmp_path)
     assert not run.finished
-    with pytest.raises(FileNotFoundError, match="is not finished; `credo train` on it goes on"):
+    with pytest.raises(FileNotFoundError, match="is not finished; `credo train` resumes it"):
         run.result()
     with pytest.raises(FileNotFoundError, match="has no trained model yet"):
         run.posterior()

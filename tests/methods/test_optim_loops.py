@@ -129,7 +129,7 @@ def test_clipping_inside_a_block_acts_on_the_draws_gradients(make: Make) -> None
     with optimizer.sampled_params(train=True) as net:
         (100 * F.cross_entropy(net(x), y)).backward()
         assert nn.utils.clip_grad_norm_(net.parameters(), 0.1) > 1
-    gathered = optimizer._engine._gathered.gradients.values()
+    gathered = optimizer.posterior._gathered.gradients.values()
     assert torch.cat([g.reshape(-1) for g in gathered]).norm().item() == pytest.approx(0.1, rel=1e-4)
     optimizer.step()
 

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Callable
 
+import decompositions
 import pytest
 import torch
 from torch import Tensor, nn
 
 import credo
 from credo.core.likelihood import Likelihood
-from credo.predict import DECOMPOSITIONS, predict_classes, predict_values, uncertainty
+from credo.predict import DECOMPOSITIONS, predict_classes, predict_values
 
 SPLITS = {
-    "entropy": uncertainty.entropy_decomposition,
-    "covariance": uncertainty.covariance_decomposition,
-    "entropy-deviation": uncertainty.entropy_deviation_decomposition,
+    "entropy": decompositions.entropy_decomposition,
+    "covariance": decompositions.covariance_decomposition,
+    "entropy-deviation": decompositions.entropy_deviation_decomposition,
 }
 Slow = Callable[..., Tensor]
 
@@ -73,7 +74,7 @@ def test_decompositions_are_those_of_the_stored_draws(name: str, bbb: credo.BBB,
 def test_parts_by_class_and_plain_names(bbb: credo.BBB, x: Tensor, slow_outputs: Slow) -> None:
     probs = slow_outputs(bbb, x, draws=25).softmax(-1).double()
     prediction = credo.predict(bbb, x, draws=25, strategy="loop")
-    aleatoric, epistemic = uncertainty.covariance_by_class(probs)
+    aleatoric, epistemic = (m.diagonal(dim1=-2, dim2=-1) for m in decompositions.covariance_matrices(probs))
     close(prediction.aleatoric_by_class, aleatoric, 1e-5)
     close(prediction.epistemic_by_class, epistemic, 1e-5)
     split = prediction.uncertainty("entropy")
@@ -165,7 +166,7 @@ def test_bernoulli(flat: bool, batch_size: int, x: Tensor, y: Tensor, slow_outpu
     close(prediction.probs, torch.stack([1 - yes.mean(0), yes.mean(0)], -1))
     chosen = torch.where(labels == 1, yes, 1 - yes)
     close(prediction.log_likelihood, chosen.mean(0).log())
-    close(prediction.epistemic, uncertainty.entropy_decomposition(torch.stack([1 - yes, yes], -1)).epistemic, 1e-5)
+    close(prediction.epistemic, decompositions.entropy_decomposition(torch.stack([1 - yes, yes], -1)).epistemic, 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(23,), (23, 1)])
@@ -198,12 +199,12 @@ def test_labels_that_cannot_be(targets: Tensor, message: str, bbb: credo.BBB, x:
 
 def test_float64_networks_keep_their_precision(x: Tensor, mlp: Callable[..., nn.Module], slow_outputs: Slow) -> None:
     posterior = credo.BBB(mlp().double(), data_size=10, std_init=0.5)
-    for strategy in ("loop", "stacked", "activation"):
+    for strategy in ("loop", "activation"):
         assert credo.predict(posterior, x.double(), draws=3, strategy=strategy).probs.dtype == torch.float64
     probs = slow_outputs(posterior, x.double(), draws=25).softmax(-1)
     prediction = credo.predict(posterior, x.double(), draws=25, strategy="loop")
     close(prediction.probs, probs.mean(0), 1e-13)
-    close(prediction.epistemic, uncertainty.entropy_decomposition(probs).epistemic, 1e-12)
+    close(prediction.epistemic, decompositions.entropy_decomposition(probs).epistemic, 1e-12)
 
 
 def test_half_precision_networks_are_summed_in_float32(
@@ -249,7 +250,7 @@ def test_a_likelihood_that_predict_does_not_know(x: Tensor, mlp: Callable[..., n
         ({"tolerance": 0.0}, "tolerance=0.0"),
         ({"tolerance": -1.0}, "tolerance=-1.0"),
         ({"tolerance": math.nan}, "tolerance=nan"),
-        ({"strategy": "stack"}, "Did you mean 'stacked'"),
+        ({"strategy": "activations"}, "Did you mean 'activation'"),
     ],
 )
 def test_impossible_options(options: dict[str, float], message: str, bbb: credo.BBB, x: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.evaluate import sample_study
+from credo.predict.run import STRATEGIES
 
 
 class Minus(nn.Module):
@@ -74,13 +75,8 @@ def inputs(kind: str) -> Tensor:
 
 
 CASES = [
-    *(
-        (kind, s)
-        for kind in ("minus", "leaky", "flattened")
-        for s in ("auto", "loop", "stacked", "batched", "activation")
-    ),
-    *(("conv", s) for s in ("auto", "loop", "stacked")),
-    *((kind, s) for kind in ("residual", "late residual") for s in ("auto", "loop", "stacked", "activation")),
+    *((kind, s) for kind in ("minus", "leaky", "flattened", "residual", "late residual") for s in STRATEGIES),
+    *(("conv", s) for s in ("auto", "loop")),
     ("numpy", "loop"),
 ]
 

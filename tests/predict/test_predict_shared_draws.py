@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.predict import strategies
+from credo.predict import run
 
 FIELDS = (
     "probs",
@@ -42,7 +42,7 @@ def test_batch_size_does_not_matter(
     kind: str, cached: bool, mlp: Network, conv: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cached:
-        monkeypatch.setattr(strategies, "_CACHE_BYTES", 1)
+        monkeypatch.setattr(run, "_CACHE_BYTES", 1)
     posterior, x = posterior_of(kind, mlp, conv)
     y = torch.arange(23) % 3
     whole = credo.predict(posterior, [(x, y)], draws=14, shared_draws=True)
@@ -66,33 +66,33 @@ def test_batches_see_the_networks_of_a_manual_loop(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+@pytest.mark.parametrize("strategy", ["auto", "loop"])
 def test_draws_too_large_to_keep_are_made_again(
     kind: str, strategy: str, mlp: Network, conv: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posterior, x = posterior_of(kind, mlp, conv)
     options = {"draws": 14, "shared_draws": True, "batch_size": 5, "strategy": strategy}
     kept = credo.predict(posterior, x, **options)
-    monkeypatch.setattr(strategies, "_CACHE_BYTES", 1)
+    monkeypatch.setattr(run, "_CACHE_BYTES", 1)
     again = credo.predict(posterior, x, **options)
     assert torch.equal(again.probs, kept.probs)
     assert torch.equal(again.entropy_deviation, kept.entropy_deviation)
 
 
 def test_the_cache_is_used_and_bounded(mlp: Network, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts draws: 14 once for all five batches, against 14 for each; one more measures their size."""
+    """Counts draws: 14 once for all five batches, against 14 for each."""
     posterior = credo.BBB(mlp(), data_size=10, std_init=0.5)
     made = []
     draw = posterior.draw
     monkeypatch.setattr(posterior, "draw", lambda: made.append(1) or draw())
     options = {"draws": 14, "shared_draws": True, "batch_size": 5, "strategy": "loop"}
     credo.predict(posterior, x, **options)
-    assert len(made) == 1 + 14
+    assert len(made) == 14
     size = 4 * sum(p.numel() for p in posterior.model.parameters())
-    monkeypatch.setattr(strategies, "_CACHE_BYTES", 14 * size - 1)
+    monkeypatch.setattr(run, "_CACHE_BYTES", 14 * size - 1)
     made.clear()
     credo.predict(posterior, x, **options)
-    assert len(made) == 1 + 5 * 14
+    assert len(made) == 5 * 14
 
 
 def test_without_sharing_batches_get_networks_of_their_own(mlp: Network, x: Tensor) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from decompositions import covariance_matrices
 from torch import Tensor, nn
 
 import credo
-from credo.predict.uncertainty import covariance_matrices
 
 
 @pytest.fixture(params=[(1.0, 1e-4), (1.0, 1e-3), (30.0, 1e-3)], ids=["tiny std", "small std", "confident"])

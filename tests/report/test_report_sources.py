@@ -27,7 +27,8 @@ FINDINGS = {
             "severity": "alarm",
             "text": "fc1 holds nothing.",
             "advice": "Cool it.",
-            "argument": "t=0.1",
+            "arguments": {"t": 0.1},
+            "target": "method",
         },
         {"name": "other", "severity": "unheard-of", "text": "Text.", "advice": "", "argument": None},
     ],
@@ -255,7 +256,7 @@ def test_several_ood_sets(digits_runs: list[Path], monkeypatch: pytest.MonkeyPat
 def test_runs_that_are_not_finished(digits_runs: list[Path], tmp_path: Path) -> None:
     copy = copied(digits_runs[0], tmp_path)
     (copy / "result.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"copy is not finished; `credo train` on it goes on"):
+    with pytest.raises(FileNotFoundError, match=r"copy is not finished; `credo train` resumes it"):
         gather([digits_runs[1], copy])
     with pytest.raises(FileNotFoundError, match="nothing is no run"):
         gather([tmp_path / "nothing"])

@@ -160,7 +160,7 @@ def test_clone_and_pickle_keep_what_they_should() -> None:
 
 def test_grid_search_over_the_prior_in_a_pipeline_on_two_processes() -> None:
     images, labels = load_digits(return_X_y=True)
-    train, test, y_train, y_test = train_test_split(images, labels, train_size=500, stratify=labels, random_state=0)
+    train, test, y_train, y_test = train_test_split(images, labels, train_size=300, stratify=labels, random_state=0)
     pipeline = make_pipeline(StandardScaler(), BayesianClassifier(epochs=20, draws=16, random_state=0))
     grid = {"bayesianclassifier__prior_precision": [10.0, 1e4]}
     search = GridSearchCV(pipeline, grid, cv=2, n_jobs=2, scoring="neg_log_loss").fit(train, y_train)
@@ -171,10 +171,10 @@ def test_grid_search_over_the_prior_in_a_pipeline_on_two_processes() -> None:
 
 
 def test_as_good_as_logistic_regression_on_a_small_table() -> None:
-    # Cross-validated NLLs on these 178 rows are 0.05 to 0.07 for both; the margin is three times the usual difference.
+    # Cross-validated NLLs on these 178 rows are 0.075 to 0.08 and 0.09; the margin is eight times the seeds' range.
     rows, labels = load_wine(return_X_y=True)
-    probs = cross_val_predict(BayesianClassifier(random_state=0), rows, labels, cv=3, method="predict_proba")
+    probs = cross_val_predict(BayesianClassifier(random_state=0), rows, labels, cv=2, method="predict_proba")
     linear = make_pipeline(StandardScaler(), LogisticRegression())
-    reference = cross_val_predict(linear, rows, labels, cv=3, method="predict_proba")
+    reference = cross_val_predict(linear, rows, labels, cv=2, method="predict_proba")
     assert log_loss(labels, probs) < log_loss(labels, reference) + 0.03
     assert (probs.argmax(1) == labels).mean() > 0.95

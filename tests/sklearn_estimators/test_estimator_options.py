@@ -11,7 +11,7 @@ from sklearn.datasets import load_iris
 from torch import nn
 
 import credo
-from credo.sklearn import BayesianClassifier, BayesianRegressor
+from credo.sklearn import BayesianClassifier, BayesianRegressor, base
 
 X, Y = load_iris(return_X_y=True)
 
@@ -150,9 +150,12 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     assert held_in.mean() < full.predict_proba(rows)[np.arange(120), labels].mean()  # less overfitted
 
 
-def test_small_tables_get_enough_steps_and_large_ones_enough_epochs() -> None:
-    assert len(BayesianClassifier("map", batch_size=64).fit(X, Y).history_) == 334  # three steps an epoch
-    assert len(BayesianClassifier("map", batch_size=4).fit(X, Y).history_) == 40
+def test_small_tables_get_enough_steps_and_large_ones_enough_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (base.LEAST_STEPS, base.LEAST_EPOCHS) == (1000, 40)
+    monkeypatch.setattr(base, "LEAST_STEPS", 100)
+    monkeypatch.setattr(base, "LEAST_EPOCHS", 4)
+    assert len(BayesianClassifier("map", batch_size=64).fit(X, Y).history_) == 34  # three steps an epoch
+    assert len(BayesianClassifier("map", batch_size=4).fit(X, Y).history_) == 4
 
 
 def test_verbose_shows_nothing_off_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -46,19 +46,19 @@ class PosteriorLogits:
         self.posterior, self.threat, self.likelihood = posterior, threat, posterior.likelihood
         self.draws = 1 if threat == "one" else posterior.whole_draws(draws)
         self.seed, self.calls = seed, 0
-        self.kept: list[dict[str, Tensor]] | None = self._fixed() if threat in ("fixed", "one") else None
+        self.fixed_draws: list[dict[str, Tensor]] | None = self._fixed() if threat in ("fixed", "one") else None
 
     @property
     def is_random(self) -> bool:
         """Whether two evaluations of the same input differ."""
-        return self.kept is None and self.posterior.is_random
+        return self.fixed_draws is None and self.posterior.is_random
 
     def __call__(self, x: Tensor) -> Tensor:
         """Log probabilities at `x`, differentiable with respect to it through all draws."""
         self.calls += 1
         with evaluating(self.posterior, _seed(self.seed, self.calls)) as frozen:
             outputs = []
-            for draw in self.kept if self.kept is not None else self._fresh(frozen):
+            for draw in self.fixed_draws if self.fixed_draws is not None else self._fresh(frozen):
                 with frozen.sampled(draw) as net:
                     outputs.append(self.likelihood.log_probs(net(x.clone())))
         together = torch.stack(outputs)
@@ -72,13 +72,13 @@ class PosteriorLogits:
     def _fixed(self) -> list[dict[str, Tensor]]:
         with torch.no_grad(), self.posterior.snapshot(seed=_seed(self.seed, 0)) as frozen:
             # `draw` of a mixture chooses a random member, `draws` cycles through them.
-            kept = [frozen.draw()] if self.threat == "one" else list(frozen.draws(self.draws))
-        if self.posterior.is_random and not kept[0]:
+            draws = [frozen.draw()] if self.threat == "one" else list(frozen.draws(self.draws))
+        if self.posterior.is_random and not draws[0]:
             raise ValueError(
                 f"{type(self.posterior).__name__} has no fixed networks: its noise is new in every pass. "
                 "Attack it as 'fresh' or 'mixture'."
             )
-        return kept
+        return draws
 
 
 def posterior_logits(posterior: Posterior, threat: str = "fresh", *, draws: int = 10, seed: int = 0) -> PosteriorLogits:

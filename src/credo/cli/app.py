@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from credo.cli.commands import moved
+from credo.cli import moved
 from credo.core.distributed.setup import leave
 from credo.core.support.denormals import flush_denormals
 from credo.version import __version__

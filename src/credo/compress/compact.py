@@ -133,6 +133,7 @@ def _resized(
             )
         return old.values
     pieces = old.layout.split(old.values.detach(), cast=False)
-    for name in folded if old.refit is not None else ():
-        pieces[name] = old.refit(pieces[name], weights.means[name], before[name], weights.variances[name])
+    if old.refit is not None:
+        for name in folded:
+            pieces[name] = old.refit(pieces[name], weights.means[name], before[name], weights.variances[name])
     return layout.flatten({name: select(piece, chosen.get(name, {})) for name, piece in pieces.items()})

@@ -29,7 +29,7 @@ __all__ = [
     "tasks_of",
 ]
 
-_RENAMED = {"Belief": GaussianMoments, "belief_of": moments_of, "Sequel": SequenceResult}
+_RENAMED: dict[str, Any] = {"Belief": GaussianMoments, "belief_of": moments_of, "Sequel": SequenceResult}
 
 
 def __getattr__(name: str) -> Any:

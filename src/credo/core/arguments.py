@@ -6,8 +6,15 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
+
+from credo.core.network.references import NotFollowed
+
+
+class Arguments(NotFollowed, dict[str, Any]):
+    """Constructor arguments by name. Private copies of a posterior share them, with the network that is among them."""
 
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:
@@ -25,7 +32,11 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
         if "arguments" not in self.__dict__:
             bound = signature.bind(self, *args, **options)
             bound.apply_defaults()
-            self.__dict__["arguments"] = dict(list(bound.arguments.items())[1:])
+            given = dict(list(bound.arguments.items())[1:])
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    given.update(given.pop(name))
+            self.__dict__["arguments"] = Arguments(given)
         init(self, *args, **options)
 
     return wrapper
@@ -41,10 +52,10 @@ def as_json(value: Any) -> Any:
         return value
     if hasattr(value, "config"):
         return value.config()
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, Mapping):
         return {key: as_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -42,15 +42,15 @@ class TrainingWatch:
         self.start: float | None = None
         self.limit = -math.inf  # of the NLL, above which it counts as far above its start
         self.above = 0
-        self.told = self.compared = False
+        self.warned = self.compared = False
 
     def state(self) -> dict[str, Any]:
         """State for checkpoints, so that resumed training compares with its original start."""
-        return {"start": self.start, "above": self.above, "told": self.told}
+        return {"start": self.start, "above": self.above, "told": self.warned}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore from `state()`."""
-        self.start, self.above, self.told = state["start"], state["above"], state["told"]
+        self.start, self.above, self.warned = state["start"], state["above"], state["told"]
         self.limit = -math.inf if self.start is None else _limit(self.start)
 
     def after_step(self, nll: float, posterior: Posterior) -> None:
@@ -60,9 +60,9 @@ class TrainingWatch:
         if self.start is None:
             self.start, self.limit = nll, _limit(nll)
         self.above = self.above + 1 if nll > self.limit else 0
-        if self.above < STEPS_ABOVE or self.told:
+        if self.above < STEPS_ABOVE or self.warned:
             return
-        self.told = True
+        self.warned = True
         if posterior.process_group is None or posterior.process_group.is_first:
             _warn(
                 f"Training diverges: for {STEPS_ABOVE} steps in a row the NLL was above {self.limit:.3g} "
@@ -107,9 +107,9 @@ def _mean_loss(posterior: Posterior, nll: Callable[[nn.Module], Tensor]) -> floa
     devices = [posterior.device] if posterior.device.type == "cuda" else []
     net = posterior._net
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    kept = substituted(net, buffers, posterior._aliases)
+    buffer_copies = substituted(net, buffers, posterior._aliases)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), _copied_inputs(net) as copies, kept:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), _copied_inputs(net) as copies, buffer_copies:
             value = float(nll(net))
     except NotIsolatedError:
         raise

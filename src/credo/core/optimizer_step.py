@@ -17,11 +17,12 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.network.references import NotFollowed
 from credo.core.optimizers import DECAYS, ForgottenOptimizer, OptimizerChoice, make_optimizer
 from credo.core.posterior import Nll, Posterior, Terms
 
 
-class OptimizerStep:
+class OptimizerStep(NotFollowed):
     """One step of a torch optimiser: gradients are averaged over processes, checked and clipped before it moves.
 
     Args:
@@ -167,12 +168,9 @@ class OptimizerStep:
         self.clear()
 
     def step(self, loss: Tensor, *, at: int, scale: float = 1.0) -> None:
-        """Backward and update; parameters stay as they were if loss or gradient is not finite.
+        """Backpropagate `loss` and update with `scale` times the learning rates; nothing changes if that fails.
 
-        Args:
-            loss: What is minimised, a scalar.
-            at: Number of the step, for messages.
-            scale: What the learning rates are multiplied by.
+        Messages call it step number `at`.
         """
         self.clear()
         self.backward(loss, at=at)
@@ -223,13 +221,7 @@ class GradientPosterior(Posterior):
         """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated."""
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """Make one step of the optimiser on the method's objective, a mean per example.
-
-        Args:
-            nll: `nll(net)` returns the batch's *mean* negative log-likelihood; it may be called several times.
-            examples: The number that the mean was divided by; see `Posterior.step`.
-            weights: How often each row counts in the loss, [rows].
-        """
+        """Make one step of the optimiser, with `nll`, `examples` and `weights` as in `Posterior.step`."""
         with self._prepared(nll, examples, weights) as update:
             return update()
 
@@ -237,13 +229,7 @@ class GradientPosterior(Posterior):
     def prepared(
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
-        """A step whose gradients are computed and checked; yields the function that makes the update.
-
-        Args:
-            nll: As in `step`.
-            examples: As in `step`.
-            weights: As in `step`.
-        """
+        """Prepare a step, with `nll`, `examples` and `weights` as in `step`; yields the function that updates."""
         with self._prepared(nll, examples, weights) as update:
             yield update
 
@@ -280,22 +266,18 @@ def plain_name(name: str) -> str:
 
 
 def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a smaller lr or clip_norm") -> str:
-    """The message for a loss that is not finite.
+    """The message for a `loss` that is not finite in step `at`.
 
-    Args:
-        loss: NaN or infinite.
-        at: Number of the step.
-        culprit: The first parameter that is not finite either, if any.
-        remedy: Arguments to change.
+    It names the `culprit`, the first parameter that is not finite either, and as `remedy` the arguments to change.
     """
     if culprit is None:
         return (
-            f"The loss is {loss} at step {at}, though all parameters are finite, and still those before it. Look at "
-            f"the inputs and targets of this batch; if they are right, try {remedy}."
+            f"The loss is {loss} at step {at}; all parameters are finite and unchanged. Check the inputs and targets "
+            f"of this batch; if they are right, try {remedy}."
         )
     return (
-        f"The loss is {loss} at step {at}, since {culprit} is not finite: it began so, or an earlier update was too "
-        f"large. Go back to earlier weights, and try {remedy}."
+        f"The loss is {loss} at step {at}, since {culprit} is not finite: from the start, or by an earlier update that "
+        f"was too large. Restore earlier weights, and try {remedy}."
     )
 
 
@@ -309,4 +291,4 @@ def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
             )
 
 
-_ADVICE = "parameters are still those before it. Try a smaller lr, clip_norm, or look at the inputs of this batch."
+_ADVICE = "parameters are unchanged. Try a smaller lr or clip_norm, or check the inputs of this batch."

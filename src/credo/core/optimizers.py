@@ -27,7 +27,12 @@ _FUSED = {"sgd", "adam", "adamw", "adagrad"}
 
 
 class ForgottenOptimizer(torch.optim.Optimizer):
-    """Placeholder for an optimiser that was given as a function, which a file cannot hold: its step raises."""
+    """Placeholder for an optimiser that was given as a function, which a file cannot hold: its step raises.
+
+    Args:
+        parameters: As in torch's optimisers.
+        lr: As in torch's optimisers.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})

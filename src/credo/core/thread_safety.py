@@ -185,7 +185,8 @@ class Guard(NotFollowed):
         """Raise RuntimeError if the network holds a draw; to be called with the lock, so it is this thread's."""
         if self.holds_draw:
             raise RuntimeError(
-                "Cannot start a step or draw inside `trial()`: sampled weights are currently loaded in the network."
+                "Sampled weights are currently loaded in the network: trials, steps and draws do not nest. Leave the "
+                "`trial()` or `sampled_params` block first."
             )
 
 

@@ -1,4 +1,4 @@
-"""Whether a confidence of 0.8 means right in 80 of 100 cases; reliability, its errors, temperature scaling."""
+"""Calibration of class probabilities: reliability diagrams, calibration errors, temperature scaling."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _TEMPERATURES = (1e-3, 1e3)
 
 @dataclass(frozen=True)
 class Reliability:
-    """What a reliability diagram shows: per bin the number of examples, mean confidence and accuracy.
+    """A reliability diagram: per bin the number of examples, mean confidence and accuracy.
 
     Bin i is (edges[i], edges[i + 1]]; the first one holds a confidence of exactly 0 as well. An empty bin has
     count 0 and means nan.
@@ -27,7 +27,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class TemperatureScaling:
-    """Call it with logits (or log-probabilities) to get probabilities at the fitted temperature."""
+    """A fitted temperature; call it with logits (or log-probabilities) to get probabilities."""
 
     temperature: float
 
@@ -37,10 +37,16 @@ class TemperatureScaling:
 
 
 def reliability(probs: Tensor, labels: Tensor, *, bins: int = 15, adaptive: bool = False) -> Reliability:
-    """Confidence and accuracy of the most probable class in bins of equal width, or equal mass (`adaptive`).
+    """Confidence and accuracy of the most probable class, by bins of confidence.
 
     Equal confidences always share a bin, so the result does not depend on the order of the examples; with
     many ties equal-mass bins are therefore uneven and some may be empty.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        bins: Number of bins.
+        adaptive: Use bins of equal mass instead of equal width.
     """
     probs, labels = check_classification(probs, labels)
     confidence, predicted = probs.max(-1)
@@ -52,6 +58,11 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
 
     Biased upwards for small samples: compare only numbers with the same `bins` and about the same number of
     examples.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        bins: Number of bins.
     """
     return _expected_gap(reliability(probs, labels, bins=bins))
 
@@ -60,6 +71,11 @@ def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Expected calibration error with bins of equal mass (Nguyen & O'Connor 2015).
 
     Steadier than `ece` when most predictions are confident and fill few of the equal-width bins.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        bins: Number of bins.
     """
     return _expected_gap(reliability(probs, labels, bins=bins, adaptive=True))
 
@@ -68,6 +84,11 @@ def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Mean over classes of the one-against-rest calibration error, equal width (Kull et al. 2019).
 
     With many classes most probabilities sit near 0 in the first bin, which makes the number small.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        bins: Number of bins.
     """
     probs, labels = check_classification(probs, labels)
     columns, labels = probs.cpu().T.contiguous(), labels.cpu()
@@ -78,18 +99,27 @@ def classwise_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
 def maximum_calibration_error(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Largest gap between confidence and accuracy over the bins that are not empty (Naeini et al. 2015).
 
-    One example alone in a bin can decide it: read it beside the counts of `reliability`.
+    A single example in a bin can determine it: read it together with the counts of `reliability`.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        bins: Number of bins.
     """
     return float(_gaps(reliability(probs, labels, bins=bins)).nan_to_num(0.0).max())
 
 
 def temperature_scale(logits: Tensor, labels: Tensor) -> TemperatureScaling:
-    """The temperature T that minimises the NLL of softmax(logits / T) on held-out data (Guo et al. 2017).
+    """Fit the temperature T that minimises the NLL of softmax(logits / T) on held-out data (Guo et al. 2017).
 
     Log-probabilities are logits, so averaged probabilities are scaled by `temperature_scale(probs.log(),
     labels)`; a log-probability of −inf counts as the log of the smallest positive normal number. T stays
     within 0.001 and 1000: without a minimum between (every example right, or worse than chance) it is one of
     the two; if the NLL does not depend on T it is 1.
+
+    Args:
+        logits: Logits or log-probabilities [batch, classes].
+        labels: Class indices [batch].
     """
     logits, labels = check_logits(logits, labels)
     z = _finite_log_probs(logits).cpu().double()
@@ -101,28 +131,28 @@ def _finite_log_probs(logits: Tensor) -> Tensor:
 
 
 def _best_inverse_temperature(z: Tensor, labels: Tensor) -> float:
-    """Newton's method inside a bracket, on the slope of the NLL, which is convex in 1/T."""
+    """Newton's method inside a bracket, on the derivative of the NLL, which is convex in 1/T."""
     low, high = 1 / _TEMPERATURES[1], 1 / _TEMPERATURES[0]
     flat = 1e-13 * float(z.abs().mean())
     inverse = 1.0
-    if abs(_slope_and_curvature(z, labels, inverse)[0]) <= flat:
+    if abs(_derivatives(z, labels, inverse)[0]) <= flat:
         return inverse
-    if _slope_and_curvature(z, labels, low)[0] >= 0:
+    if _derivatives(z, labels, low)[0] >= 0:
         return low
-    if _slope_and_curvature(z, labels, high)[0] <= 0:
+    if _derivatives(z, labels, high)[0] <= 0:
         return high
     for _ in range(100):
-        slope, curvature = _slope_and_curvature(z, labels, inverse)
-        step = inverse - slope / curvature if curvature > 0 else math.nan
+        gradient, curvature = _derivatives(z, labels, inverse)
+        step = inverse - gradient / curvature if curvature > 0 else math.nan
         if abs(step - inverse) <= 1e-10 * inverse:
             return step
-        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        low, high = (low, inverse) if gradient > 0 else (inverse, high)
         # Outside the bracket Newton's step is useless (or nan): halve the bracket on the log scale instead.
         inverse = step if low < step < high else math.sqrt(low * high)
     return inverse
 
 
-def _slope_and_curvature(z: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
+def _derivatives(z: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
     """First two derivatives of the mean NLL by 1/T: the means of E[z] − z_label and of the variance of z."""
     probs = (z * inverse).softmax(-1)
     expected = (probs * z).sum(-1, keepdim=True)

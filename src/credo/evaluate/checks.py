@@ -1,4 +1,4 @@
-"""The one place where metrics look at what they are given; what comes after may trust its tensors."""
+"""Validation of the arguments of all metrics."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,13 @@ _ROUNDING = 1e-5
 
 
 def check_probs(probs: Tensor, *, name: str = "probs", dims: int = 2) -> Tensor:
-    """Probabilities over the last dimension, detached, with rounding errors outside [0, 1] clamped away."""
+    """Validate probabilities; detached, with rounding errors outside [0, 1] clamped.
+
+    Args:
+        probs: Probabilities over the last dimension.
+        name: Name of the argument in messages.
+        dims: Dimensions: 2 for [batch, classes], 3 for [draws, batch, classes].
+    """
     _check_table(probs, name, dims)
     low, high = probs.min().item(), probs.max().item()
     off = (probs.sum(-1) - 1).abs().max().item()
@@ -22,7 +28,7 @@ def check_probs(probs: Tensor, *, name: str = "probs", dims: int = 2) -> Tensor:
 
 
 def check_log_probs(log_probs: Tensor, *, name: str = "log_probs") -> Tensor:
-    """Log-probabilities `[draws, batch, classes]`, detached; −inf is allowed."""
+    """Validate log-probabilities [draws, batch, classes], of which −inf is allowed; detached."""
     _check_table(log_probs, name, 3)
     off = log_probs.logsumexp(-1).abs().max().item()
     if off > _SUM_TOLERANCE:
@@ -34,7 +40,14 @@ def check_log_probs(log_probs: Tensor, *, name: str = "log_probs") -> Tensor:
 
 
 def check_labels(labels: Tensor, *, batch: int, classes: int, device: torch.device) -> Tensor:
-    """Class indices `[batch]` as int64 on `device`."""
+    """Validate class indices; int64, on `device`.
+
+    Args:
+        labels: Class indices [batch].
+        batch: Expected number of examples.
+        classes: Number of classes.
+        device: Device of the result.
+    """
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels have dtype {labels.dtype}; pass integer class indices")
     if labels.shape != (batch,):
@@ -46,14 +59,14 @@ def check_labels(labels: Tensor, *, batch: int, classes: int, device: torch.devi
 
 
 def check_classification(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Checked `probs [batch, classes]` and `labels [batch]` on the same device."""
+    """Validate `probs` [batch, classes] and `labels` [batch]; both on the device of `probs`."""
     probs = check_probs(probs)
     batch, classes = probs.shape
     return probs, check_labels(labels, batch=batch, classes=classes, device=probs.device)
 
 
 def check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Checked `logits [batch, classes]`, which may be log-probabilities with −inf, and `labels [batch]`."""
+    """Validate `logits` [batch, classes], which may be log-probabilities with −inf, and `labels` [batch]."""
     _check_table(logits, "logits", 2)
     if (logits == torch.inf).any() or (logits == -torch.inf).all(-1).any():
         raise ValueError("logits contain +inf or a row of −inf; look for the model output that is not finite")
@@ -64,7 +77,13 @@ def check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_scores(scores: Tensor, *, name: str, size: int | None = None) -> Tensor:
-    """Scores `[batch]` on the CPU, ready to be ranked; infinite ones are allowed, NaN has no rank."""
+    """Validate scores to be ranked; on the CPU. Infinite ones are allowed, NaN has no rank.
+
+    Args:
+        scores: One per example, [batch].
+        name: Name of the argument in messages.
+        size: Expected number of examples, if known.
+    """
     if scores.dim() != 1:
         raise ValueError(f"{name} has shape {list(scores.shape)}; pass one score an example, [batch]")
     if scores.numel() == 0:
@@ -79,7 +98,7 @@ def check_scores(scores: Tensor, *, name: str, size: int | None = None) -> Tenso
 
 
 def check_values(values: Tensor, *, name: str) -> Tensor:
-    """Finite numbers with a batch dimension, as float64 on the CPU."""
+    """Validate finite numbers with a batch dimension; as float64 on the CPU."""
     if values.dim() == 0:
         raise ValueError(f"{name} is a single number; pass one value an example, [batch] or [batch, outputs]")
     if values.numel() == 0:

@@ -1,7 +1,7 @@
-"""Accuracy and proper scores of class probabilities `[batch, classes]`.
+"""Accuracy and proper scoring rules of class probabilities.
 
-The functions that end in `_each`, and `correct`, give one value an example, on the device of the
-probabilities: what `bootstrap` and `paired_difference` take.
+`probs` are class probabilities [batch, classes], `labels` class indices [batch]. Functions that end in `_each`, and
+`correct`, give one value per example, on the device of the probabilities: input of `bootstrap` and `paired_difference`.
 """
 
 import math
@@ -14,7 +14,7 @@ from credo.evaluate.checks import check_classification, check_labels, check_log_
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Share of examples whose most probable class (the first of equal ones) is the label."""
+    """Fraction of examples whose most probable class (the first of equal ones) is the label."""
     return mean_of(correct(probs, labels))
 
 

@@ -1,4 +1,4 @@
-"""Telling two groups apart by a score: wrong from right predictions, foreign from familiar inputs."""
+"""Detection by an uncertainty score: of wrong predictions, and of out-of-distribution (OOD) inputs."""
 
 import math
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from credo.evaluate.classification import correct
 class Detection:
     """How well an uncertainty score finds out-of-distribution inputs, which are the positive class.
 
-    `aupr_out` is the average precision of finding them, `aupr_in` that of finding the familiar ones. `fpr95`
-    is the share of familiar inputs flagged when 95 % of the foreign ones are. Liang et al. (2018) take the
-    familiar inputs as positive instead; their number is `fpr_at(-in_scores, -out_scores)`.
+    `aupr_out` is the average precision of detecting them, `aupr_in` that of detecting in-distribution inputs. `fpr95`
+    is the fraction of in-distribution inputs flagged when 95 % of the OOD ones are. Liang et al. (2018) take the
+    in-distribution inputs as positive instead; their number is `fpr_at(-in_scores, -out_scores)`.
     """
 
     auroc: float
@@ -32,6 +32,10 @@ def auroc(positive: Tensor, negative: Tensor) -> float:
     """Probability that a positive score is above a negative one, a tie counting half (Mann & Whitney 1947).
 
     Exact: the pairs are counted in whole numbers.
+
+    Args:
+        positive: Scores of the positive group.
+        negative: Scores of the negative group.
     """
     positive, negative = _check_groups(positive, negative)
     ordered = negative.sort().values
@@ -43,7 +47,11 @@ def auroc(positive: Tensor, negative: Tensor) -> float:
 def aupr(positive: Tensor, negative: Tensor) -> float:
     """Average precision: the precision at each distinct score weighted by its gain in recall, not interpolated.
 
-    Depends on the ratio of the groups: a random score gives about the share of positives.
+    Depends on the ratio of the groups: a random score gives about the fraction of positives.
+
+    Args:
+        positive: Scores of the positive group.
+        negative: Scores of the negative group.
     """
     positive, negative = _check_groups(positive, negative)
     hits, alarms = _counts_at_or_above(positive, negative)
@@ -52,9 +60,15 @@ def aupr(positive: Tensor, negative: Tensor) -> float:
 
 
 def fpr_at(positive: Tensor, negative: Tensor, *, recall: float = 0.95) -> float:
-    """Smallest false positive rate of a threshold "score ≥ t" that finds at least `recall` of the positives."""
+    """Smallest false positive rate of a threshold "score ≥ t" that detects at least `recall` of the positives.
+
+    Args:
+        positive: Scores of the positive group.
+        negative: Scores of the negative group.
+        recall: Fraction of the positives to detect.
+    """
     if not 0 < recall <= 1:
-        raise ValueError(f"recall is {recall}; pass a share above 0 and at most 1")
+        raise ValueError(f"recall is {recall}; pass a fraction above 0 and at most 1")
     positive, negative = _check_groups(positive, negative)
     hits, alarms = _counts_at_or_above(positive, negative)
     # Both counts grow as the threshold falls, so the first threshold that is enough is the best. A quotient
@@ -65,10 +79,15 @@ def fpr_at(positive: Tensor, negative: Tensor, *, recall: float = 0.95) -> float
 
 
 def misclassification_auroc(probs: Tensor, labels: Tensor, score: Tensor | None = None) -> float:
-    """AUROC of telling right (positive) from wrong predictions by `score`, else by the largest probability.
+    """AUROC of separating right (positive) from wrong predictions by a confidence.
 
-    `score` is a *confidence*: pass minus an uncertainty. With every prediction right, or every one wrong, the
-    AUROC is undefined: nan. Compares rankings only: a less accurate model may have the higher number.
+    With every prediction right, or every one wrong, the AUROC is undefined: nan. Compares rankings only: a less
+    accurate model may have the higher number.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        score: Confidence of each prediction (minus an uncertainty); by default its largest probability.
     """
     right = correct(probs, labels).cpu()
     confidence = probs.amax(-1) if score is None else score
@@ -79,7 +98,12 @@ def misclassification_auroc(probs: Tensor, labels: Tensor, score: Tensor | None 
 
 
 def ood_detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
-    """Detection quality of *uncertainty* scores: larger means more out-of-distribution, the positive class."""
+    """Quality of an *uncertainty* score as a detector of out-of-distribution inputs, the positive class.
+
+    Args:
+        in_scores: Scores of in-distribution inputs.
+        out_scores: Scores of OOD inputs, which should be larger.
+    """
     in_scores, out_scores = _check_groups(in_scores, out_scores)
     return Detection(
         auroc=auroc(out_scores, in_scores),
@@ -95,11 +119,14 @@ OodScore = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 def ood_score(
     name: str, probs: Tensor, *, member_probs: Tensor | None = None, epistemic: Tensor | None = None
 ) -> Tensor:
-    """Uncertainty `[batch]` by a score named in `OOD_SCORES`; larger means more out-of-distribution.
+    """Uncertainty [batch] by a score named in `OOD_SCORES`; larger means more out-of-distribution.
 
-    "msp" and "entropy" need only the averaged `probs [batch, classes]`; "variance" and "variation-ratio" need
-    `member_probs [draws, batch, classes]`; "mutual-information" needs one of `epistemic [batch]`, which it
-    returns, and `member_probs`.
+    Args:
+        name: `"msp"` and `"entropy"` need `probs` only, `"variance"` and `"variation-ratio"` also `member_probs`,
+            `"mutual-information"` also `member_probs` or `epistemic`.
+        probs: Averaged probabilities [batch, classes].
+        member_probs: Probabilities of each draw [draws, batch, classes].
+        epistemic: Mutual information [batch], where it is known already.
     """
     if name not in OOD_SCORES:
         raise ValueError(unknown("uncertainty score", name, OOD_SCORES))
@@ -142,7 +169,7 @@ def _variance(probs: Tensor, member_probs: Tensor | None, epistemic: Tensor | No
 
 
 def _variation_ratio(probs: Tensor, member_probs: Tensor | None, epistemic: Tensor | None) -> Tensor:
-    """Share of draws that do not vote for the class with most votes (Freeman 1965)."""
+    """Fraction of draws that do not vote for the class with most votes (Freeman 1965)."""
     members = _members(member_probs, "variation-ratio")
     votes = one_hot(members.argmax(-1), members.shape[-1]).sum(0)
     return 1 - votes.amax(-1).to(members.dtype) / len(members)

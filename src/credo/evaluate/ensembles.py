@@ -1,4 +1,4 @@
-"""How accuracy grows with the number of networks that are averaged."""
+"""Accuracy as a function of the number of averaged networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (1, 5, 10, 25, 100)
 
 @dataclass(frozen=True)
 class EnsembleStudy:
-    """Accuracies of ensembles by their number of networks: `accuracies[5]` is [draws // 5], one for each ensemble."""
+    """Accuracies of ensembles by their size: `accuracies[5]` is [draws // 5], one for each ensemble of five."""
 
     accuracies: dict[int, Tensor]
 
@@ -31,11 +31,18 @@ class EnsembleStudy:
 def ensemble_study(
     posterior: Posterior, batches: Iterable[Any], sizes: Sequence[int] = SIZES, *, draws: int = 100, seed: int = 0
 ) -> EnsembleStudy:
-    """Accuracy of ensembles of N networks, for each N in `sizes`, on (inputs, labels) batches.
+    """Accuracy of ensembles of N networks, for each N in `sizes`.
 
     `draws` fixed networks are split into draws // N ensembles without overlap, as Zhang and Chen (2020) average over
-    100/N runs; those that fill no ensemble are left out. Ensembles average probabilities. All sizes see the same
-    networks, those of `sample_study` with the same seed. Of a point estimate all networks are the same one.
+    100/N runs; networks left over are not used. Ensembles average probabilities. All sizes use the same networks, those
+    of `sample_study` with the same seed. Of a point estimate all networks are equal.
+
+    Args:
+        posterior: Posterior with a class likelihood.
+        batches: Batches of (inputs, labels).
+        sizes: Numbers of networks per ensemble.
+        draws: Number of networks.
+        seed: Seed of the draws.
     """
     draws = checked_count("draws", draws)
     sizes = [checked_count("size", size, what="networks") for size in sizes]

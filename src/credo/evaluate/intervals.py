@@ -1,7 +1,6 @@
-"""How far a number may be trusted: bootstrap intervals, paired comparisons of two methods.
+"""Bootstrap confidence intervals, and paired comparisons of two methods.
 
-All of it describes the choice of test examples only; another training run adds spread that no resampling of
-one run's predictions can show.
+They cover the choice of test examples only: the variation between training runs is not in them.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ _BLOCK = 2**21
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its confidence interval; `p_value` only where two methods were compared."""
+    """A value and its confidence interval; `p_value` only for comparisons of two methods."""
 
     value: float
     low: float
@@ -29,9 +28,16 @@ class Interval:
 def bootstrap(
     values: Tensor, *, statistic: str = "mean", level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """Percentile bootstrap interval (Efron 1979) of the mean, or root mean square ("rms"), of `values [n]`.
+    """Percentile bootstrap interval (Efron 1979) of the mean or root mean square of independent values.
 
-    Values must be independent of each other. Too narrow for small n: about 93 % instead of 95 % at n = 30.
+    Too narrow for small n: about 93 % instead of 95 % at n = 30.
+
+    Args:
+        values: One per example, [n], independent of each other.
+        statistic: `"mean"` or `"rms"`.
+        level: Confidence level.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
     """
     if statistic not in _STATISTICS:
         raise ValueError(f"no statistic is called {statistic!r}; there are {', '.join(_STATISTICS)}")
@@ -53,9 +59,16 @@ def bootstrap_metric(
 ) -> Interval:
     """Percentile bootstrap interval of a metric that is not a mean over examples, such as `ece` or an AUROC.
 
-    Calls the metric once a resample. Resamples where it is nan (an AUROC without errors) are left out. A
-    calibration error is biased upwards, more so on resamples: its interval lies too high, and may miss the
-    value itself.
+    Resamples where the metric is nan (an AUROC without errors) are left out. A calibration error is biased upwards,
+    more so on resamples: its interval lies too high, and may miss the value itself.
+
+    Args:
+        metric: Function of (probs, labels), called once per resample.
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        level: Confidence level.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
     """
     _check_settings(level, resamples)
     if len(probs) == 0 or len(probs) != len(labels):
@@ -73,9 +86,16 @@ def bootstrap_metric(
 def paired_difference(a: Tensor, b: Tensor, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Interval:
     """Mean of a − b over the same examples, its bootstrap interval and a two-sided p-value.
 
-    Far sharper than two separate intervals, since what makes an example hard cancels. The p-value is that of
+    Far sharper than two separate intervals, since the difficulty of an example cancels. The p-value is that of
     the sign flip test (Fisher 1935): the null hypothesis is that the two methods could be swapped example by
     example. Its smallest possible value is 1 / (resamples + 1).
+
+    Args:
+        a: Values of the first method, one per example, [n].
+        b: Values of the second method on the same examples in the same order.
+        level: Confidence level.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
     """
     _check_settings(level, resamples)
     a, b = _check_vector(a, "a"), _check_vector(b, "b")
@@ -119,7 +139,13 @@ def _block_sizes(n: int, resamples: int) -> Iterator[int]:
 
 
 def interval(value: float, results: Tensor, level: float) -> Interval:
-    """A value with the quantiles of its resampled values."""
+    """A value with the quantiles of its resampled values.
+
+    Args:
+        value: On all examples.
+        results: On each resample; nan is left out.
+        level: Confidence level.
+    """
     _check_settings(level, 1)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = results.nanquantile(ends).tolist()
@@ -128,7 +154,7 @@ def interval(value: float, results: Tensor, level: float) -> Interval:
 
 def _check_settings(level: float, resamples: int) -> None:
     if not 0 < level < 1:
-        raise ValueError(f"level is {level}; pass a share between 0 and 1, such as 0.95")
+        raise ValueError(f"level is {level}; pass a number between 0 and 1, such as 0.95")
     if resamples < 1:
         raise ValueError(f"resamples is {resamples}; pass at least 1, better 1000")
 

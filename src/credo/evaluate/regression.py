@@ -1,4 +1,4 @@
-"""Scores of real-valued predictions: Gaussian `mean, std`, samples, or the mixture over draws.
+"""Scores of real-valued predictions: Gaussians, samples, or the mixture over draws.
 
 Shapes are `[batch]` or `[batch, outputs]`, the same for prediction and target: nothing is broadcast but a
 single `std`. Every average is over all entries, each output counting as a prediction of its own, so numbers
@@ -23,27 +23,38 @@ def rmse(mean: Tensor, y: Tensor) -> float:
 
 
 def gaussian_nll(mean: Tensor, std: Tensor | float, y: Tensor) -> float:
-    """Mean −log density of the targets in nats, constants included; it depends on the unit of the targets."""
+    """Mean −log density of the targets in nats, constants included; it depends on the unit of the targets.
+
+    Args:
+        mean: Predicted means.
+        std: Predicted standard deviations, or one for all.
+        y: Targets.
+    """
     return mean_of(gaussian_nll_each(mean, std, y))
 
 
 def gaussian_nll_each(mean: Tensor, std: Tensor | float, y: Tensor) -> Tensor:
-    """`gaussian_nll` of each example."""
+    """`gaussian_nll` of each example, from `mean`, `std` and targets `y`."""
     mean, y = _check_pair(mean, y)
     return _per_example(-_log_density(mean, _check_std(std, mean), y))
 
 
 def mixture_nll(means: Tensor, stds: Tensor | float, y: Tensor) -> float:
-    """Mean −log density under the equal mixture of the draws' Gaussians, `means [draws, batch, ...]`.
+    """Mean −log density under the equal mixture of the draws' Gaussians.
 
-    This is the score of the real predictive distribution; a Gaussian with the mixture's mean and variance is
+    This is the score of the predictive distribution itself; a Gaussian with the mixture's mean and variance is
     only its moment match. Each output is scored by its own marginal mixture.
+
+    Args:
+        means: Means of each draw, [draws, batch, ...].
+        stds: Standard deviations of each draw, or one for all.
+        y: Targets [batch, ...].
     """
     return mean_of(mixture_nll_each(means, stds, y))
 
 
 def mixture_nll_each(means: Tensor, stds: Tensor | float, y: Tensor) -> Tensor:
-    """`mixture_nll` of each example."""
+    """`mixture_nll` of each example, from `means`, `stds` and targets `y`."""
     means, y = _check_pair(means, y, draws=True)
     log_density = _log_density(means, _check_std(stds, means), y)
     return _per_example(math.log(len(means)) - log_density.logsumexp(0))
@@ -53,12 +64,17 @@ def crps_gaussian(mean: Tensor, std: Tensor | float, y: Tensor) -> float:
     """Mean continuous ranked probability score in the unit of the targets (Gneiting & Raftery 2007).
 
     With std → 0 it becomes the mean absolute error.
+
+    Args:
+        mean: Predicted means.
+        std: Predicted standard deviations, or one for all.
+        y: Targets.
     """
     return mean_of(crps_gaussian_each(mean, std, y))
 
 
 def crps_gaussian_each(mean: Tensor, std: Tensor | float, y: Tensor) -> Tensor:
-    """`crps_gaussian` of each example."""
+    """`crps_gaussian` of each example, from `mean`, `std` and targets `y`."""
     mean, y = _check_pair(mean, y)
     std = _check_std(std, mean)
     z = (y - mean) / std
@@ -68,11 +84,14 @@ def crps_gaussian_each(mean: Tensor, std: Tensor | float, y: Tensor) -> Tensor:
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> float:
-    """Mean continuous ranked probability score of a forecast known by samples `[draws, batch, ...]`.
+    """Mean continuous ranked probability score of a predictive distribution given by samples.
 
-    The fair estimator (Ferro 2014): unbiased for the distribution behind the samples whatever their number,
-    so it may be slightly negative. Samples must include the observation noise, or the forecast is scored as
-    too narrow.
+    The fair estimator (Ferro 2014): unbiased for the distribution of the samples whatever their number, so it may be
+    slightly negative.
+
+    Args:
+        samples: Samples of the targets [draws, batch, ...], observation noise included.
+        y: Targets [batch, ...].
     """
     return mean_of(crps_samples_each(samples, y))
 
@@ -82,7 +101,7 @@ def crps_samples_each(samples: Tensor, y: Tensor) -> Tensor:
     samples, y = _check_pair(samples, y, draws=True)
     draws = len(samples)
     if draws < 2:
-        raise ValueError("samples hold one draw; the spread of the forecast needs at least two")
+        raise ValueError("samples hold one draw; the spread of the prediction needs at least two")
     ordered = (samples - y).sort(0).values  # relative to y, so that a large common offset costs no digits
     # Σ_{i<j} (x_j − x_i) over ordered values is Σ_i (2i − draws + 1) x_i: no pairs needed.
     weight = 2 * torch.arange(draws, dtype=ordered.dtype) - draws + 1
@@ -93,10 +112,17 @@ def crps_samples_each(samples: Tensor, y: Tensor) -> Tensor:
 def interval_coverage(
     mean: Tensor, std: Tensor | float, y: Tensor, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)
 ) -> dict[float, float]:
-    """Share of entries inside the central Gaussian interval of each level; ideally the level itself."""
+    """Fraction of entries inside the central Gaussian interval of each level; ideally the level itself.
+
+    Args:
+        mean: Predicted means.
+        std: Predicted standard deviations, or one for all.
+        y: Targets.
+        levels: Probabilities of the intervals.
+    """
     for level in levels:
         if not 0 < level < 1:
-            raise ValueError(f"levels contain {level}; pass shares between 0 and 1")
+            raise ValueError(f"levels contain {level}; pass numbers between 0 and 1")
     mean, y = _check_pair(mean, y)
     z = (y - mean).abs() / _check_std(std, mean)
     return {level: mean_of(z <= NormalDist().inv_cdf((1 + level) / 2)) for level in levels}

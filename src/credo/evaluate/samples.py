@@ -13,9 +13,8 @@ from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
-from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.run import batches_of, evaluating
-from credo.predict.strategies import Strategy, choose_strategy
+from credo.predict.moments import class_labels, class_log_probs
+from credo.predict.run import DrawLoop, batches_of, draw_loop, evaluating
 
 Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and labels [batch]
 
@@ -24,7 +23,7 @@ Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and la
 class SampleStudy:
     """Accuracies [draws] of networks that were each drawn once for the whole data set, and of their ensemble.
 
-    `hits` [draws, inputs] says which network is right about which input, `ensemble_hits` [inputs] the ensemble.
+    `hits` [draws, inputs] marks which inputs each network classifies correctly, `ensemble_hits` [inputs] the ensemble.
     """
 
     accuracies: Tensor
@@ -48,19 +47,24 @@ class SampleStudy:
         return float(self.accuracies.mean())
 
     def by_input(self) -> dict[str, Tensor]:
-        """Values [inputs] whose means are the study's numbers: how right is who about each input.
+        """Values [inputs] whose means are the numbers of the study.
 
-        `lowest` and `highest` are the networks that are so on these inputs, `spread` is their difference.
+        `lowest` and `highest` are those of the worst and the best network on all inputs, `spread` is their difference.
         """
         low, high = (self.hits[int(index)].double() for index in (self.accuracies.argmin(), self.accuracies.argmax()))
         means = {"lowest": low, "highest": high, "mean": self.hits.double().mean(0)}
         return {**means, "ensembled": self.ensemble_hits.double(), "spread": high - low}
 
     def intervals(self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
-        """Bootstrap intervals over the inputs of what `by_input` has: what another test set might have given.
+        """Bootstrap intervals over the inputs, for every value of `by_input`.
 
-        They are of these same networks, also of those that were found to be the lowest and the highest: how much other
-        draws would differ is not in them, nor how much of an extreme is chance.
+        The networks are fixed, also the lowest and the highest: the variation between draws is not covered, nor the
+        selection of the extremes.
+
+        Args:
+            level: Confidence level.
+            resamples: Number of bootstrap resamples.
+            seed: Seed of the resampling.
         """
         how: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
         return {name: bootstrap(values, **how) for name, values in self.by_input().items()}
@@ -68,17 +72,30 @@ class SampleStudy:
     def minus(
         self, other: SampleStudy, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> dict[str, Interval]:
-        """This study's numbers less those of another on the same inputs in the same order, paired input by input."""
+        """Differences to another study, paired input by input.
+
+        Args:
+            other: Study on the same inputs in the same order.
+            level: Confidence level.
+            resamples: Number of bootstrap resamples.
+            seed: Seed of the resampling.
+        """
         how: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
         own, others = self.by_input(), other.by_input()
         return {name: paired_difference(values, others[name], **how) for name, values in own.items()}
 
 
 def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 100, seed: int = 0) -> SampleStudy:
-    """Lowest, highest, mean and ensembled accuracy of `draws` fixed networks on (inputs, labels) batches.
+    """Lowest, highest, mean and ensembled accuracy of `draws` fixed networks.
 
-    The ensemble averages probabilities over all of them. MC-dropout has no fixed networks: its masks differ from input
-    to input, so its lowest and highest lie closer together than those of a weight posterior.
+    The ensemble averages the probabilities of all. MC-dropout has no fixed networks: its masks differ from input to
+    input, so its lowest and highest lie closer together than those of a weight posterior.
+
+    Args:
+        posterior: Posterior with a class likelihood.
+        batches: Batches of (inputs, labels).
+        draws: Number of networks.
+        seed: Seed of the draws.
     """
     draws = checked_count("draws", draws)
     draws = draws if posterior.is_random else posterior.whole_draws(draws)
@@ -104,26 +121,34 @@ def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 1
 def study_batches(
     posterior: Posterior, batches: Iterable[Any], draws: int, seed: int, see: Callable[[Iterator[Piece]], None]
 ) -> None:
-    """Call `see` for each batch with what the same `draws` networks say of it, piece by piece."""
+    """Call `see` for each batch with the probabilities of the same `draws` networks, piece by piece.
+
+    Args:
+        posterior: Posterior with a class likelihood.
+        batches: Batches of (inputs, labels).
+        draws: Number of networks.
+        seed: Seed of the draws.
+        see: Called with an iterator of (probabilities [networks, batch, classes], labels).
+    """
     likelihood = posterior.likelihood
     if not isinstance(likelihood, ClassLikelihood):
         raise TypeError("Studies of single networks count right labels: they need a class likelihood.")
-    plan = None
+    loop = None
     with evaluating(posterior, seed) as frozen:
         for x, y in batches_of(batches, 1024):
             if y is None:
                 raise ValueError("Studies of single networks need batches of (inputs, labels).")
             x, y = x.to(frozen.device), y.to(frozen.device)
-            if plan is None:
-                plan = choose_strategy(frozen, x, name="auto", draws=draws, shared=True, seed=seed)
+            if loop is None:
+                loop = draw_loop(frozen, x, draws=draws, shared=True)
             with frozen.seeded(seed):
-                plan.restart()
-                see(_pieces(likelihood, plan, x, y, draws))
-    if plan is None:
+                loop.begin()
+                see(_pieces(likelihood, loop, x, y, draws))
+    if loop is None:
         raise ValueError("There was no input.")
 
 
-def _pieces(likelihood: ClassLikelihood, plan: Strategy, x: Tensor, y: Tensor, draws: int) -> Iterator[Piece]:
+def _pieces(likelihood: ClassLikelihood, loop: DrawLoop, x: Tensor, y: Tensor, draws: int) -> Iterator[Piece]:
     for start in range(0, draws, 10):
-        probs = class_log_probs(likelihood, summable(plan.outputs(x, min(10, draws - start)))).exp()
+        probs = class_log_probs(likelihood, loop.outputs(x, min(10, draws - start))).exp()
         yield probs, class_labels(y, *probs.shape[1:])

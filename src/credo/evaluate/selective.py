@@ -1,4 +1,4 @@
-"""What accuracy is left when the least certain predictions are handed on: risk-coverage curves.
+"""Selective prediction: accuracy on the most certain examples, risk-coverage curves.
 
 Examples with equal uncertainty count with the mean over all orders among them. Saturated probabilities tie
 often, and a curve that follows the order of the data set there would reward a file that happens to be sorted.
@@ -22,12 +22,15 @@ def retained_accuracy(
 ) -> dict[float, float]:
     """Accuracy on the most certain fraction of the examples, for each fraction.
 
-    `fraction · batch` is rounded to the nearest whole number of examples (a half upwards), and is at least
-    one.
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        uncertainty: Score of each example [batch]; larger is less certain.
+        fractions: Of the examples; rounded to the nearest number of examples (a half upwards), at least one.
     """
     for fraction in fractions:
         if not 0 < fraction <= 1:
-            raise ValueError(f"fractions contain {fraction}; pass shares above 0 and at most 1")
+            raise ValueError(f"fractions contain {fraction}; pass numbers above 0 and at most 1")
     errors = _ordered_errors(probs, labels, uncertainty)
     # The tiny term: 0.29 · 50 is 14.499999999999998 in floating point.
     kept = {fraction: max(1, math.floor(fraction * len(errors) + 0.5 + 1e-9)) for fraction in fractions}
@@ -35,7 +38,13 @@ def retained_accuracy(
 
 
 def risk_coverage(probs: Tensor, labels: Tensor, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverages 1/n, 2/n, …, 1 and the error rate of that share of most certain examples, float64 `[n]`."""
+    """Coverages 1/n, 2/n, …, 1 and the error rate of that fraction of most certain examples, float64 [n].
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        uncertainty: Score of each example [batch]; larger is less certain.
+    """
     return _curve(_ordered_errors(probs, labels, uncertainty))
 
 
@@ -43,6 +52,11 @@ def aurc(probs: Tensor, labels: Tensor, uncertainty: Tensor) -> float:
     """Area under the risk-coverage curve, the mean of the risks at all n coverages: smaller is better.
 
     Mixes accuracy with ranking: a more accurate model has the smaller area even with useless uncertainties.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        uncertainty: Score of each example [batch]; larger is less certain.
     """
     _, risk = risk_coverage(probs, labels, uncertainty)
     return float(risk.mean())
@@ -53,6 +67,11 @@ def excess_aurc(probs: Tensor, labels: Tensor, uncertainty: Tensor) -> float:
 
     Zero for a perfect ranking. The optimum is computed exactly, not by the logarithmic approximation of the
     paper.
+
+    Args:
+        probs: Class probabilities [batch, classes].
+        labels: Class indices [batch].
+        uncertainty: Score of each example [batch]; larger is less certain.
     """
     errors = _ordered_errors(probs, labels, uncertainty)
     _, risk = _curve(errors)

@@ -1,4 +1,4 @@
-"""All metrics of one prediction at once, as plain numbers that go into records and tables."""
+"""All metrics of a prediction at once, as plain numbers for records and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
 
 def quick_metrics(prediction: Prediction) -> dict[str, float]:
-    """The few numbers worth computing after every epoch: accuracy or RMSE, and NLL."""
+    """Accuracy or RMSE, and NLL: cheap enough for every epoch."""
     targets, log_likelihood = _known(prediction)
     nll = float(-log_likelihood.double().mean())
     if isinstance(prediction, ClassPrediction):
@@ -36,10 +36,14 @@ def measure(
     scores: tuple[str, ...] = ("entropy", "mutual-information", "msp"),
     intervals: bool = True,
 ) -> dict[str, Any]:
-    """Every metric of a prediction that knows its targets.
+    """Compute every metric of a prediction with targets.
 
-    `outside` maps names of out-of-distribution sets to predictions on them; they add AUROC, AUPR and FPR@95 for each of
-    the uncertainty `scores`. `intervals` adds 95 % bootstrap intervals over the inputs for the main metrics.
+    Args:
+        prediction: Made from batches of (inputs, targets).
+        bins: Number of bins of the calibration errors.
+        outside: Predictions on out-of-distribution sets, by name: adds AUROC, AUPR and FPR@95 of detecting them.
+        scores: Uncertainty scores to detect them by (`OOD_SCORES`).
+        intervals: Add 95 % bootstrap intervals over the inputs for the main metrics.
     """
     if isinstance(prediction, ClassPrediction):
         return _classes(prediction, bins, outside or {}, scores, intervals)

@@ -1,1 +1,1 @@
-"""Experiments: a TOML file, a run folder, results."""
+"""Experiments: TOML files, run folders, results."""

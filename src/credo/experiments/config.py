@@ -1,4 +1,4 @@
-"""One experiment as TOML: which data, network, method and training. The constructors' signatures are the schema."""
+"""An experiment as TOML: data, network, method and training, with the constructors' signatures as schema."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ from credo.core.errors import CredoWarning, unknown
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
-from credo.experiments.defaults import (
+from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
+from credo.experiments.initial_weights import load_weights_
+from credo.experiments.options import (
+    blamed_on,
+    check_likelihood,
+    check_types,
     data_with_defaults,
     in_words,
+    likelihood_kind,
     means_none,
     method_options,
     method_with_defaults,
     model_with_defaults,
 )
-from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
-from credo.experiments.initial_weights import load_weights_
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
-from credo.experiments.type_checks import blamed_on, check_kinds, check_likelihood, likelihood_kind
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.models.registry import model_options
 
-# Seeds of an ensemble's members lie this far apart, so that ensembles of neighbouring seeds share no member.
+# Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A whole experiment; each of the first three sections is a name with the options of what it names.
+    """An experiment; the first three sections have a name and the options of what it names.
 
-    `distributed` is None where one process trains alone.
+    `distributed` is None if one process trains alone.
     """
 
     data: dict[str, Any]
@@ -52,17 +55,17 @@ class Experiment:
     distributed: Distributed | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, as in the TOML file, with every default of today written out; None means none."""
+        """Plain dicts, as in the TOML file, with every default written out."""
         return {key: table for key, table in asdict(self).items() if table is not None}
 
     def to_toml(self) -> str:
-        """The same as a TOML file, where `"none"` stands for None."""
+        """The TOML file, with `"none"` for None."""
         return dump_toml({section: in_words(table) for section, table in self.to_dict().items()})
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of an experiment, ready to run; `validation` is None where nothing is held out."""
+    """The objects of an experiment, ready to train; `validation` is None if nothing is held out."""
 
     dataset: Dataset
     posterior: Posterior
@@ -73,18 +76,21 @@ class Prepared:
         """The test set in order."""
         return in_order(self.dataset.test, batch_size)
 
-    def shared(self, options: Distributed, *, going_on: bool = False) -> Prepared:
-        """The same for one of several processes: it has met the others, and its loader gives its part of each batch.
+    def shared(self, options: Distributed, *, resumes: bool = False) -> Prepared:
+        """The same for one of several processes, in a process group and with this rank's part of each batch.
 
-        A run that goes on by another number of processes gets as many MC groups as can be, up to those asked for.
+        Args:
+            options: The [distributed] section.
+            resumes: Whether a run resumes, perhaps with another number of processes: it then gets as many MC groups as
+                possible, up to those asked for.
         """
         world, parts = join(options.timeout), self.posterior.parts
         members = len(parts) if parts[0] is not self.posterior else 1
-        if going_on:
+        if resumes:
             asked, options = options.mc_groups, fitted(options, world.world, members)
             if options.mc_groups != asked and world.is_first:
                 warnings.warn(
-                    f"mc_groups={asked} is not possible with {world.world} processes: going on with "
+                    f"mc_groups={asked} is not possible with {world.world} processes: resuming with "
                     f"mc_groups={options.mc_groups}, so a step has another number of draws.",
                     CredoWarning,
                     stacklevel=2,
@@ -95,26 +101,26 @@ class Prepared:
 
 
 def in_order(split: Split, batch_size: int = 512) -> Batches:
-    """All of a split, in order."""
+    """All examples of a split, in order."""
     return Batches(split, batch_size=batch_size, shuffle=False)
 
 
 def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
-    """An experiment from a TOML file (or none: digits, MLP, BBB) with `key=value` changes on top."""
+    """Read an experiment from a TOML file (None: digits, MLP, BBB), with `key=value` overrides."""
     return make_experiment(assigned({} if path is None else read_tables(path), assignments))
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Read a TOML file as nested dicts."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; give a TOML file, or only key=value pairs.")
+        raise ValueError(f"{path} is a folder. Give a TOML file, or only key=value pairs.")
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or only key=value pairs.")
     return read_toml(path)
 
 
 def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The tables with `key=value` changes on top."""
+    """Apply `key=value` overrides to nested dicts."""
     for text in assignments:
         keys, value = parse_assignment(text)
         _assign(tables, keys, value, text)
@@ -122,21 +128,21 @@ def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, An
 
 
 def _assign(tables: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
-    place = tables
+    section = tables
     for key in keys[:-1]:
-        place = place.setdefault(key, {})
-        if not isinstance(place, dict):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
             raise ValueError(f"{text!r}: {key!r} is a value, not a section.")
-    place[keys[-1]] = value
+    section[keys[-1]] = value
 
 
 def make_experiment(tables: Mapping[str, Any]) -> Experiment:
-    """Check every key before anything runs; an unknown one names the nearest that exists."""
+    """Validate nested dicts; the error about an unknown key names the nearest known one."""
     sections = [f.name for f in fields(Experiment)]
     for key, value in tables.items():
         if key not in sections:
-            told = unknown("section", key, sections)
-            raise ValueError(told if key != "continual" else f"{told} A sequence of tasks is for `credo continual`.")
+            text = unknown("section", key, sections)
+            raise ValueError(text if key != "continual" else f"{text} Use `credo continual` for a sequence of tasks.")
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
     data = {"name": "digits", **copy.deepcopy(dict(tables.get("data", {})))}
@@ -146,41 +152,40 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
     data, model = data_with_defaults(data), model_with_defaults(model)
-    _check_kinds("model", model, model_options(model["name"]))
+    _check_types("model", model, model_options(model["name"]))
     _check_method(method)
     training = make_training(tables.get("training", {}))
     distributed = make_distributed(tables["distributed"]) if "distributed" in tables else None
     return Experiment(data, model, method_with_defaults(method), training, distributed)
 
 
-def _check_kinds(section: str, table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+def _check_types(section: str, table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
     given = {key: value for key, value in table.items() if not means_none(value, known.get(key))}
-    check_kinds(section, given, {key: option.default for key, option in known.items()})
+    check_types(section, given, {key: option.default for key, option in known.items()})
 
 
 def _check_method(method: Mapping[str, Any]) -> None:
     name = method["name"]
     if name not in METHODS:
-        told = unknown("method", str(name), METHODS)
         noise = " Adversarial Sampling is a noise: method.noise.kind=adversarial." if "adversarial" in name else ""
-        raise ValueError(told + noise)
+        raise ValueError(unknown("method", str(name), METHODS) + noise)
     known = method_options(name)
     for key in method:
         if key != "name" and key not in known:
             others = [other for other in METHODS if key in method_options(other)]
-            told = unknown(f"option of {name}", key, ["name", *known])
-            raise ValueError(f"{told} {key} is an option of {', '.join(others)}." if others else told)
-    _check_kinds("method", method, known)
+            text = unknown(f"option of {name}", key, ["name", *known])
+            raise ValueError(f"{text} {key} is an option of {', '.join(others)}." if others else text)
+    _check_types("method", method, known)
     if METHODS[name] is not Ensemble:
         return
     of = method.get("of", {})
     if not isinstance(of, Mapping) or of.get("name") == name:
-        raise ValueError("method.of describes one member: method.of.name=bbb, say; it cannot be an ensemble itself.")
+        raise ValueError("method.of describes one member, such as method.of.name=bbb; it cannot be an ensemble.")
     _check_method({"name": "map", **of})
 
 
 def prepare(experiment: Experiment) -> Prepared:
-    """Load the data, build network and posterior; the same experiment gives the same objects."""
+    """Load the data and build network and posterior, deterministically."""
     training = experiment.training
     with blamed_on("data", experiment.data):
         dataset = load_dataset(**experiment.data)
@@ -190,7 +195,7 @@ def prepare(experiment: Experiment) -> Prepared:
         train, held_out = split_validation(dataset.train, size=size, seed=training.seed)
     if training.examples is not None and training.examples != len(train):
         if not 0 < training.examples < len(train):
-            raise ValueError(f"training.examples={training.examples}: there are {len(train)} to train on.")
+            raise ValueError(f"training.examples={training.examples}: only {len(train)} are available.")
         stratify = dataset.task == "classification"
         _, train = split_validation(train, size=training.examples, seed=training.seed, stratify=stratify)
     augment = None if training.augment == "none" else training.augment
@@ -200,7 +205,7 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int, batches: int) -> Posterior:
-    """Network and posterior of an experiment, before any training."""
+    """The untrained posterior of `experiment` on `dataset`, with `data_size` examples in `batches` batches."""
     options = {key: value for key, value in experiment.method.items() if key != "name"}
     if METHODS[experiment.method["name"]] is not Ensemble:
         return _one(experiment, dataset, data_size, batches)
@@ -212,7 +217,7 @@ def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int,
 def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int, index: int = 0) -> Posterior:
     name = experiment.method["name"]
     options = {key: value for key, value in experiment.method.items() if key != "name"}
-    # Also a seed that was given: members that start alike and see the same batches would stay alike.
+    # Also if a seed was given: members with equal initial weights and batches would stay equal.
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     if options.get("likelihood") is None:
         options["likelihood"] = _likelihood(dataset)

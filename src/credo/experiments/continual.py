@@ -1,4 +1,4 @@
-"""Continual learning as an experiment: a TOML file with a [continual] section, and a folder that resumes by task."""
+"""Continual learning as an experiment: a TOML file with a [continual] section, and a resumable folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from credo.core.support.files import folder_for, write_json, write_text
 from credo.core.support.json_files import read_toml
 from credo.data import Dataset, load_dataset
 from credo.experiments.config import Experiment, make_experiment
+from credo.experiments.options import check_types
 from credo.experiments.runs import CONFIG, RESULT, versions
 from credo.experiments.toml import dump_toml
 from credo.experiments.training import Training
-from credo.experiments.type_checks import check_kinds
 from credo.methods import METHODS
 from credo.models import build_model
 
@@ -41,10 +41,19 @@ KINDS = ("permuted", "split", "split-single")
 
 @dataclass(frozen=True)
 class Continual:
-    """The tasks and how they follow each other; see `credo.continual.Learner`.
+    """The [continual] section; see `credo.continual.Learner`.
 
-    `alone` also trains every task by itself, for the forward transfer, `joint` all at once, as the upper bound. `prior`
-    is the first prior's std.
+    Attributes:
+        tasks: `"permuted"` inputs, or classes `"split"` into groups with one head each (`"split-single"`: one head).
+        count: Number of tasks.
+        carry: `"posterior"`, `"fisher"` or `"nothing"`.
+        restart: Whether every task starts from the initial means; None: only with `"posterior"`.
+        strength: Factor of the Fisher information.
+        coreset: Examples of each task to hold back.
+        prior: Standard deviation of the first prior.
+        draws: Weight draws when measuring accuracy.
+        alone: Also train on every task alone, for the forward transfer.
+        joint: Also train on all tasks at once, the upper bound.
     """
 
     tasks: str = "permuted"
@@ -72,20 +81,20 @@ class ContinualExperiment:
 
 
 def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
-    """Check everything before anything runs."""
+    """Validate the tables of a TOML file."""
     for section in ("continual", "method", "training"):
         if not isinstance(tables.get(section, {}), Mapping):
             raise ValueError(f"{section} must be a section: [{section}] in TOML, {section}.KEY=… on the command line.")
-    usual = {f.name: f.default for f in fields(Training)}  # a recorded sequence has them all
+    defaults = {f.name: f.default for f in fields(Training)}  # a recorded sequence has them all
     for option in _WITHOUT:
-        if tables.get("training", {}).get(option) not in (None, "none", usual[option]):
-            raise ValueError(f"training.{option} has no meaning for a sequence of tasks; leave it out.")
+        if tables.get("training", {}).get(option) not in (None, "none", defaults[option]):
+            raise ValueError(f"training.{option} does not apply to a sequence of tasks; leave it out.")
     given = {key: value for key, value in dict(tables.get("continual", {})).items() if value not in (None, "none")}
     known = {f.name: f.default for f in fields(Continual)}
     for key in given:
         if key not in known:
             raise ValueError(unknown("option of continual", key, known))
-    check_kinds("continual", given, {**known, "restart": True})
+    check_types("continual", given, {**known, "restart": True})
     continual = Continual(**given)
     for name, choices in (("tasks", KINDS), ("carry", CARRIES)):
         if getattr(continual, name) not in choices:
@@ -94,47 +103,47 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
     for option in ("prior", "prior_precision"):
         if method.get(option) not in (None, "none"):
             raise ValueError(
-                f"method.{option}: leave it out; the prior is that of the tasks before, and the first one's std is "
-                "continual.prior."
+                f"method.{option}: leave it out. The prior comes from the tasks before; continual.prior is the std of "
+                "the first one."
             )
     others = {key: value for key, value in tables.items() if key != "continual"}
     experiment = make_experiment({**others, "method": {"name": "vogn", **method}})
     if "prior" not in experiment.method:
-        raise ValueError(f"{experiment.method['name']} takes no prior: nothing could be carried from task to task.")
+        raise ValueError(f"{experiment.method['name']} takes no prior, so nothing can be carried from task to task.")
     if continual.carry == "posterior" and experiment.method["name"] in ("map", "mc-dropout", "ogn", "kfac"):
         raise ValueError(
-            f"{experiment.method['name']} is a point estimate: it has no posterior to carry. Use carry=fisher (elastic "
-            "weight consolidation) or carry=nothing with it, or a method with a Gaussian posterior."
+            f"{experiment.method['name']} is a point estimate without a posterior to carry. Use carry=fisher (elastic "
+            "weight consolidation) or carry=nothing, or a method with a Gaussian posterior."
         )
     return ContinualExperiment(continual, experiment)
 
 
 def make_tasks(continual: Continual, dataset: Dataset, seed: int) -> list[Task]:
-    """The sequence that an experiment names."""
+    """The tasks of a [`continual`] section, made of `dataset`, with permutations by `seed`."""
     if continual.tasks == "permuted":
         return permuted_tasks(dataset, continual.count, seed=seed)
     return split_tasks(dataset, continual.count, heads="multi" if continual.tasks == "split" else "single")
 
 
 def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
-    """The learner that an experiment describes."""
+    """The learner of an experiment."""
     continual, experiment = given.continual, given.experiment
     training = experiment.training
 
-    def build(classes: int) -> nn.Module:
+    def _build(classes: int) -> nn.Module:
         options = {key: value for key, value in experiment.model.items() if key not in ("name", "weights")}
         options = {"inputs": list(dataset.input_shape), "seed": training.seed, **options, "classes": classes}
         return build_model(experiment.model["name"], **options)
 
-    def make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
+    def _make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
         unset = ("name", "prior", "prior_precision", "batches")
         options = {key: value for key, value in experiment.method.items() if key not in unset}
         options = {"seed": training.seed, **options, "prior": prior}
         return METHODS[experiment.method["name"]](model, data_size=data_size, **options)
 
     return Learner(
-        build,
-        make,
+        _build,
+        _make,
         epochs=training.epochs,
         batch_size=training.batch_size,
         prior=continual.prior,
@@ -149,12 +158,12 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
 
 
 def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[SequenceResult]:
-    """Learn all tasks in a folder, yielding what there is after each; the last thing written is result.json."""
+    """Learn all tasks, yielding the results after each, and write result.json into the folder at the end."""
     with folder_for(folder):
         dataset = load_dataset(**given.experiment.data)
         tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
         learner = make_learner(given, dataset)
-        _claim(given, folder)  # the folder is of these settings from now on, which are possible ones
+        _claim(given, folder)  # only now are the settings known to be valid
         done = SequenceResult()
         for done in run_sequence(learner, tasks, folder):
             yield done
@@ -176,14 +185,17 @@ def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequence
 def learned_jointly(
     given: ContinualExperiment, dataset: Dataset, tasks: list[Task], folder: Path
 ) -> tuple[list[float], float]:
-    """Accuracy on each task of the same learner after all of them at once, and the seconds of training."""
+    """Train the learner of the `given` experiment on all `tasks` of `dataset` at once, with a checkpoint in `folder`.
+
+    Returns its accuracy on each task and the seconds of training.
+    """
     learner = make_learner(given, dataset)
     seconds = sum(record.seconds for record in learn_jointly(learner, tasks, checkpoint=folder / "joint.pt"))
     return [learner.accuracy(task) for task in tasks], seconds
 
 
 def _alone(given: ContinualExperiment, dataset: Dataset, tasks: list[Task], index: int, folder: Path) -> float:
-    """Accuracy on a task that is learned by itself; the first one always is."""
+    """Accuracy on a task that is learned alone."""
     learner = make_learner(replace(given, continual=replace(given.continual, coreset=0)), dataset)
     *_, only = run_sequence(learner, [tasks[index]], folder / "alone" / str(index))
     return only.matrix[0][0]
@@ -193,7 +205,7 @@ def _claim(given: ContinualExperiment, folder: Path) -> None:
     path, text = folder / CONFIG, dump_toml(_in_words(given.to_dict()))
     if path.exists() and read_toml(path) != tomllib.loads(text):
         raise ValueError(
-            f"{folder} holds a sequence with other settings (its {CONFIG} says which). Choose another --run."
+            f"{folder} holds a sequence with other settings (see its {CONFIG}). Choose another --run folder."
         )
     write_text(path, text)
 

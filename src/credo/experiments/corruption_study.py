@@ -1,4 +1,4 @@
-"""How a posterior holds up when its inputs are corrupted."""
+"""Accuracy and calibration under corrupted inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ OnKind = Callable[[str, int], None]
 
 
 def shift_run(run: Run, *, kinds: str = "common", examples: int | None = None, **options: Any) -> dict[str, Any]:
-    """`shift_study` of a trained run on its test set; `kinds` as `corruption_kinds` takes them."""
+    """`shift_study` of a trained run on its test set.
+
+    Args:
+        run: The run.
+        kinds: Corruptions, as in `corruption_kinds`.
+        examples: Number of test examples; None for all.
+        **options: Further options of `shift_study`.
+    """
     dataset = run.dataset()
     check_shift(dataset)
     names = corruption_kinds(kinds, channels=dataset.input_shape[0])
@@ -26,11 +33,11 @@ def shift_run(run: Run, *, kinds: str = "common", examples: int | None = None, *
 
 
 def check_shift(dataset: Dataset) -> None:
-    """Refuse data that cannot be corrupted: what is no image, or has no classes to get wrong."""
+    """Raise ValueError unless the data are images with classes."""
     shape = dataset.input_shape
     if dataset.classes is None or len(shape) != 3 or shape[0] not in (1, 3):
         raise ValueError(
-            f"Corruptions are for images in classes, of one or three channels; {dataset.name} has inputs {shape}"
+            f"Corruptions need images with one or three channels and classes; {dataset.name} has inputs {shape}"
             + (" and is a regression." if dataset.classes is None else ".")
         )
 
@@ -49,10 +56,22 @@ def shift_study(
     shard: str | None = None,
     on_kind: OnKind | None = None,
 ) -> dict[str, Any]:
-    """Accuracy, NLL and ECE on images as they are and on corrupted ones: for each kind, and means over kinds.
+    """Accuracy, NLL and ECE on clean and corrupted images, for each kind of corruption and averaged over kinds.
 
-    `examples`: so many only, chosen by the seed with every class at its share; the same ones for every kind. ECE is of
-    each kind by itself, then averaged: errors of different signs do not cancel. `shard` as in `predict`.
+    ECE is averaged after it was computed for each kind, so that errors of different signs do not cancel.
+
+    Args:
+        posterior: The posterior.
+        split: Images and labels.
+        kinds: Names of corruptions.
+        severities: From 1 to 5.
+        examples: Number of examples, stratified by class and the same for all kinds; None for all.
+        draws: Weight draws.
+        tolerance: As in `predict`.
+        bins: Bins of the ECE.
+        seed: Seed of the corruptions and of the choice of examples.
+        shard: As in `predict`.
+        on_kind: Called with (kind, severity) after each evaluation.
     """
     if examples is not None and examples < len(split):
         _, split = split_validation(split, size=examples, seed=seed, stratify=True)

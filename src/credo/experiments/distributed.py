@@ -1,4 +1,4 @@
-"""The [distributed] section of an experiment: how the processes that torchrun starts share the training."""
+"""The [distributed] section of an experiment, for processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import Any
 from credo.core.distributed.process_group import NOISES
 from credo.core.distributed.setup import BATCHNORMS
 from credo.core.errors import unknown
-from credo.experiments.defaults import NONE
-from credo.experiments.type_checks import check_kinds
+from credo.experiments.options import NONE, check_types
 
 
 @dataclass(frozen=True)
 class Distributed:
-    """Options of `credo.distribute`. A single process that has this section makes the draws of a process group of one.
+    """Options of `credo.distribute`; a single process with this section is a process group of one.
 
-    Another number of processes can go on with a run, also with other `mc_groups`; the rest are settings of the run.
+    A run may resume with another number of processes or `mc_groups`; the other options must stay the same.
+
+    Attributes:
+        mc_groups: Number of groups with different weight draws.
+        noise: `"own"` noise of each process, or `"shared"`.
+        compress: `"bfloat16"` halves the traffic; None for full precision.
+        batchnorm: `"local"` statistics of each process, or `"sync"`.
+        timeout: Seconds to wait for other processes.
     """
 
     mc_groups: int = 1
@@ -29,14 +35,14 @@ class Distributed:
 
 
 def make_distributed(table: Mapping[str, Any]) -> Distributed:
-    """The section with every key checked."""
+    """Validate the section."""
     known = asdict(Distributed())
     for key in table:
         if key not in known:
             raise ValueError(unknown("option of distributed", key, known))
     table = {key: None if value == NONE else value for key, value in table.items()}
     given = {key: value for key, value in table.items() if value is not None}
-    check_kinds("distributed", given, known)
+    check_types("distributed", given, known)
     for key, choices in (("noise", NOISES), ("batchnorm", BATCHNORMS)):
         if given.get(key, choices[0]) not in choices:
             raise ValueError(unknown(f"distributed.{key}", str(given[key]), choices))
@@ -46,22 +52,22 @@ def make_distributed(table: Mapping[str, Any]) -> Distributed:
 
 
 def fitted(options: Distributed, world: int, members: int = 1) -> Distributed:
-    """The options with as many MC groups as so many processes allow, at most those that were asked for."""
+    """The `options` with as many of its MC groups as `world` processes for `members` ensemble members allow."""
     each = _each(world, members)
     return replace(options, mc_groups=max(n for n in range(1, max(options.mc_groups, 1) + 1) if each % n == 0))
 
 
 def check_batch_size(batch_size: int, options: Distributed, world: int, members: int = 1) -> None:
-    """Refuse a number of processes that cannot share each batch equally, naming those that can."""
+    """Raise ValueError if `world` processes for `members` ensemble members cannot divide `batch_size` by `options`."""
     parts, rest = divmod(_each(world, members), options.mc_groups)
-    if rest or batch_size % parts == 0:  # `distribute` says what is wrong with groups
+    if rest or batch_size % parts == 0:  # groups are validated by `distribute`
         return
     possible = [n for n in range(1, 2 * world + 1) if _can_share(batch_size, options.mc_groups, n, members)]
     groups = f" with mc_groups={options.mc_groups}" if options.mc_groups > 1 else ""
     raise ValueError(
         f"training.batch_size={batch_size} is the batch of all processes together, and {world} processes{groups} "
-        f"cannot divide it into {parts} equal parts. Start {_listed(possible)} processes{groups}, or begin a run with "
-        f"a batch_size that is a multiple of {parts}."
+        f"cannot divide it into {parts} equal parts. Start {_listed(possible)} processes{groups}, or a new run with a "
+        f"batch_size that is a multiple of {parts}."
     )
 
 
@@ -73,7 +79,7 @@ def _can_share(batch_size: int, mc_groups: int, world: int, members: int) -> boo
 
 
 def _each(world: int, members: int) -> int:
-    """How many processes train one member."""
+    """Number of processes that train one member."""
     return max(1, world // members)
 
 
@@ -82,15 +88,15 @@ def _listed(numbers: list[int]) -> str:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started these processes before and lost some of them."""
+    """Whether torchrun has restarted these processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of those that torchrun (or a like launcher) started together, be it alone."""
+    """Whether torchrun, or a similar launcher, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def first_here() -> bool:
-    """Whether this process is the one that speaks, judged by torchrun's environment alone."""
+    """Whether this process is rank 0, by torchrun's environment variables."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and that one training at a time writes into it."""
+"""Run folders: their settings, and a lock so that only one training writes into them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from credo.training.state import progress_at
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
 LOCK = ".lock"
 REPORT = "report.html"  # of a sequence of tasks
-# What other commands found out about a model; it says nothing of the next one.
+# Results of other commands, which are invalid for a new model.
 ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json")
-# Settings that may change when a run goes on: they are about the machine, not about what is learned; and epochs.
+# Settings that may change when a run resumes: those of the machine, and the number of epochs.
 _FREE = {
     "training.checkpoint_every",
     "training.checkpoint_minutes",
@@ -35,10 +35,10 @@ _FREE = {
 
 
 def recorded(folder: Path) -> Experiment:
-    """The experiment as it was resolved when the run began."""
+    """The experiment of a run, with all defaults of when it started."""
     path = folder / CONFIG
     if not path.exists():
-        raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` makes one.")
+        raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}. `credo train` creates one.")
     if is_sequence(folder):
         raise ValueError(f"{folder} is a sequence of tasks, not a run: {_about_sequence(folder)}.")
     try:
@@ -50,13 +50,13 @@ def recorded(folder: Path) -> Experiment:
 
 
 def is_sequence(folder: Path) -> bool:
-    """Whether `credo continual` wrote the folder."""
+    """Whether the folder is one of `credo continual`."""
     path = folder / CONFIG
     return path.exists() and "continual" in read_toml(path)
 
 
 def sequence_result(folder: Path) -> dict[str, Any]:
-    """The numbers of a finished sequence of tasks."""
+    """The results of a finished sequence of tasks."""
     if not (folder / RESULT).exists():
         raise FileNotFoundError(f"{folder} is a sequence of tasks: {_about_sequence(folder)}.")
     kinds = {"tasks": list, "matrix": list, "summary": dict, "method": dict, "data": dict, "continual": dict}
@@ -65,18 +65,18 @@ def sequence_result(folder: Path) -> dict[str, Any]:
 
 def _about_sequence(folder: Path) -> str:
     if not (folder / RESULT).exists():
-        return "it is not finished; the same `credo continual` command goes on where it stopped"
+        return "it is not finished; the same `credo continual` command resumes it"
     return (
-        f"its report is {folder / REPORT} (`credo report {folder}` writes it again), its numbers are in "
+        f"its report is {folder / REPORT} (`credo report {folder}` writes it again), its results are in "
         f"{folder / RESULT}"
     )
 
 
 @contextmanager
 def opened(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
-    """While open, the folder is there and no other training's; one that holds other settings is refused.
+    """Create and lock the run `folder`; raises if it holds a run with other settings than `experiment`.
 
-    The first of several processes sees to it, and all fail if it does.
+    In a `process_group` rank 0 does it, and all fail if it does.
     """
     with ExitStack() as stack:
 
@@ -91,13 +91,16 @@ def opened(folder: Path, experiment: Experiment, process_group: ProcessGroup | N
 
 @contextmanager
 def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
-    """The folder belongs to these settings, unless they fail before there is anything to resume."""
+    """Write the settings of `experiment` into the run `folder`, by rank 0 of a `process_group`.
+
+    They are removed again on an error before the first checkpoint.
+    """
 
     def claim() -> None:
-        for name in (CONFIG, LOG, MODEL, RESULT):  # not of the checkpoint: whoever resumes looks at these
+        for name in (CONFIG, LOG, MODEL, RESULT):  # those of the checkpoint are needed to resume
             for left_over in left_overs(folder / name):
                 left_over.unlink()
-        (folder / RESULT).unlink(missing_ok=True)  # of fewer epochs; before the record says that there are more
+        (folder / RESULT).unlink(missing_ok=True)  # of fewer epochs; before the settings have more
         write_text(folder / CONFIG, experiment.to_toml())
 
     first_does(process_group, claim)
@@ -142,14 +145,14 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
     begun = recorded(folder)
     if begun.distributed is None and experiment.distributed is not None:
         raise ValueError(
-            f"{folder} holds a run that one process began without a [distributed] section, which makes other draws "
-            "than processes that train together. Go on with it by `credo train` alone, or choose another --run folder."
+            f"{folder} holds a run without a [distributed] section, whose draws differ from those of a process group. "
+            "Resume it with `credo train` without torchrun, or choose another --run folder."
         )
     stored, wanted = (_settings(e) for e in (begun, experiment))
     settings = sorted({*stored, *wanted} - _FREE)
     different = [k for k in settings if stored.get(k) != wanted.get(k)]
     if different:
-        # Of another method or network, all that only one of them has differs: its name says enough.
+        # With another method or network, list its name but not the options that only one of them has.
         renamed = {k.partition(".")[0] for k in different if k.endswith(".name")}
         shared = {k for k in different if k.partition(".")[0] not in renamed or (k in stored and k in wanted)}
         different = sorted(shared, key=lambda k: (not k.endswith(".name"), k))
@@ -164,30 +167,30 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
 def _settings(experiment: Experiment) -> dict[str, Any]:
     settings = _flat(tomllib.loads(experiment.to_toml()))
     if settings.get("data.task") == "auto":
-        # What earlier versions wrote for it. A target that is no number cannot be a regression, so both mean the same.
+        # Earlier versions wrote "regression"; both mean the same, since text targets cannot be a regression.
         settings["data.task"] = "regression"
     return settings
 
 
 def _check_epochs(folder: Path, training: Training, wanted: int) -> None:
-    """More epochs than planned go on from the last checkpoint; fewer than are done are refused."""
+    """Raise ValueError if the run cannot resume with this number of epochs."""
     finished, progress = (folder / RESULT).exists(), progress_at(folder / CHECKPOINT)
     begun = progress.begun if progress is not None else training.epochs if finished else 0
     if wanted < begun:
         raise ValueError(
-            f"{folder} has trained {begun} epochs already, and training.epochs is {wanted} now: they can be raised to "
-            "go on, not lowered below what is done. Choose another --run folder, or delete this one."
+            f"{folder} has already trained {begun} epochs, more than training.epochs={wanted}. Epochs can be raised to "
+            "resume, but not lowered. Choose another --run folder, or delete this one."
         )
-    other = f"Another run can begin with its weights: model.weights={folder} and another --run folder."
+    other = f"Start another run from its weights: model.weights={folder} and another --run folder."
     if finished and progress is None:
         raise ValueError(
-            f"{folder} is finished and has no {CHECKPOINT} from which training.epochs={wanted} could go on. {other}"
+            f"{folder} is finished and has no {CHECKPOINT} to resume from with training.epochs={wanted}. {other}"
         )
     patience = training.patience
     if progress is not None and patience is not None and progress.bad_epochs >= patience and wanted > training.epochs:
         raise ValueError(
-            f"Early stopping (training.patience={patience}) ended {folder} after {begun} epochs: with training.epochs="
-            f"{wanted} it would not go on. {other}"
+            f"Early stopping (training.patience={patience}) ended {folder} after {begun} epochs: training.epochs="
+            f"{wanted} would not resume it. {other}"
         )
 
 

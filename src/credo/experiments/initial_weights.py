@@ -1,4 +1,4 @@
-"""Weights that a network begins with: another run's, a file's, or public ones."""
+"""Initial weights from another run, a file, or a public source."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _MODEL = "model.safetensors"
 
 
 def load_weights_(network: nn.Module, where: str, name: str) -> None:
-    """Put trained weights and running statistics into a network, as the beginning of a Bayesian fine-tune.
+    """Load trained weights and running statistics into a network, to start Bayesian fine-tuning.
 
-    `where` is a run folder, a file that `credo.save` wrote, or `"public"`: the CIFAR-10 weights of
-    akamaster/pytorch_resnet_cifar10 for `resnet20` and `resnet56`. The posterior there must be of the same network;
-    its means are what is taken.
+    Args:
+        network: The network, changed in place.
+        where: A run folder, a file of `credo.save` (of a posterior of the same network, whose means are loaded), or
+            `"public"`: CIFAR-10 weights of akamaster/pytorch_resnet_cifar10 for `resnet20` and `resnet56`.
+        name: Name of the network, for public weights.
     """
     if where == "public":
         load_cifar_resnet_weights(network, _public_file(name))
@@ -28,13 +30,12 @@ def load_weights_(network: nn.Module, where: str, name: str) -> None:
     path = Path(where) / _MODEL if Path(where).is_dir() else Path(where)
     if not path.exists():
         raise FileNotFoundError(
-            f"model.weights={where}: there is no {path}. Give a finished run's folder, a file that credo.save wrote, "
+            f"model.weights={where}: there is no {path}. Give the folder of a finished run, a file of credo.save, "
             f'or "public" for one of {", ".join(PUBLIC)}.'
         )
     trained = load(path)
-    models = getattr(trained, "parts", None)
-    if models is not None and len(models) > 1:
-        raise UnsupportedModelError(f"model.weights={where} is an ensemble: begin from one network.")
+    if len(trained.parts) > 1:
+        raise UnsupportedModelError(f"model.weights={where} is an ensemble: start from one network.")
     given, own = trained.model.state_dict(), network.state_dict()
     wrong = [
         key for key in {**own, **given} if key not in own or key not in given or own[key].shape != given[key].shape
@@ -51,7 +52,7 @@ def _public_file(name: str) -> Path:
     path = next((path for path in paths if path.exists()), paths[0])
     if not path.exists():
         raise FileNotFoundError(
-            f"There is no {path}: put the weights of github.com/akamaster/pytorch_resnet_cifar10 there (safetensors). "
-            "Another folder for data and weights can be set as CREDO_DATA."
+            f"There is no {path}: put the weights of github.com/akamaster/pytorch_resnet_cifar10 there (safetensors), "
+            "or set CREDO_DATA to another folder for data and weights."
         )
     return path

@@ -1,4 +1,4 @@
-"""A trained run pruned into a run folder of its own, with what that costs and saves."""
+"""Prune a trained run into a new run folder, and measure accuracy, size and speed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,20 @@ _TIMED_INPUTS, _TIMES, _WARM_UP = 256, 15, 3
 def prune_run(
     run: Run, out: Path, *, compacted: bool = False, draws: int = 32, batch_size: int = 512, **options: Any
 ) -> dict[str, Any]:
-    """Prune a run's posterior into the folder `out`, a run like others; returns scores and sizes before and after.
+    """Prune a run's posterior into a new run folder; returns scores and sizes before and after.
 
-    `options` are those of `credo.compress.prune`. The folder's `result.json` is the old one with new numbers and these
-    under `"pruning"`.
+    The new `result.json` is the old one with new numbers, and with this comparison under `"pruning"`.
+
+    Args:
+        run: The trained run.
+        out: The new folder.
+        compacted: Also remove units that pruning has emptied.
+        draws: Weight draws of the evaluation.
+        batch_size: Examples in a batch of the evaluation.
+        **options: Options of `credo.compress.prune`.
     """
     if (out / CONFIG).exists() or (out / MODEL).exists():
-        raise ValueError(f"{out} holds a run already: choose another --out folder, or delete it.")
+        raise ValueError(f"{out} already holds a run: choose another --out folder, or delete it.")
     before, dataset, result = run.posterior(), run.dataset(), run.result()
     after = copy.deepcopy(before)
     prune(after, **options)
@@ -61,7 +68,14 @@ def prune_run(
 
 
 def sweep_run(run: Run, rates: Sequence[float], *, draws: int = 32, **options: Any) -> list[dict[str, Any]]:
-    """Scores of a run at several rates, without training again; also written to `pruning.json` in its folder."""
+    """Scores of a run at several pruning rates, without retraining; also written to `pruning.json` in its folder.
+
+    Args:
+        run: The trained run.
+        rates: Fractions to prune.
+        draws: Weight draws of the evaluation.
+        **options: Options of `credo.compress.prune`.
+    """
     points = sweep(run.posterior(), in_order(run.dataset().test), rates, draws=draws, **options)
     rows = [{"rate": point.rate, "kept": point.kept, **point.metrics} for point in points]
     write_json(run.folder / SWEEP, {"options": {**options, "draws": draws}, "points": rows})
@@ -69,7 +83,7 @@ def sweep_run(run: Run, rates: Sequence[float], *, draws: int = 32, **options: A
 
 
 def forward_seconds(posterior: Posterior, x: Tensor) -> float:
-    """Median time of one pass of the mean network in eval mode."""
+    """Median time of a forward pass of the mean network in eval mode, in seconds."""
     x = x[:_TIMED_INPUTS].to(posterior.device)
     network = copy.deepcopy(posterior.model).eval()
     seconds = []

@@ -1,7 +1,4 @@
-"""A run is a folder: config.toml, log.jsonl, checkpoint.pt, model.safetensors, result.json.
-
-Starting it again resumes it.
-"""
+"""A run is a folder: config.toml, log.jsonl, checkpoint.pt, model.safetensors, result.json; it can be resumed."""
 
 from __future__ import annotations
 
@@ -52,47 +49,52 @@ __all__ = [
 
 
 class Run:
-    """A run folder and what is in it; `process_group` shares its predictions where several processes evaluate it."""
+    """A run folder.
+
+    Args:
+        folder: The folder.
+        process_group: Processes that share its predictions, if several evaluate it.
+    """
 
     def __init__(self, folder: Path | str, process_group: ProcessGroup | None = None) -> None:
         self.folder, self.process_group = Path(folder), process_group
 
     @property
     def shard(self) -> str | None:
-        """The option of `predict` by which the process group divides the work."""
+        """The option `shard` of `predict` for the process group."""
         return None if self.process_group is None else "data"
 
     @property
     def finished(self) -> bool:
-        """Whether the result is there."""
+        """Whether the run has a result."""
         return (self.folder / RESULT).exists()
 
     def experiment(self) -> Experiment:
-        """The experiment as it was resolved when the run began."""
+        """The experiment, with all defaults of when the run started."""
         return recorded(self.folder)
 
     def result(self) -> dict[str, Any]:
-        """The numbers of a finished run."""
+        """The results of a finished run."""
         if not self.finished:
-            raise FileNotFoundError(f"{self.folder} is not finished; `credo train` on it goes on where it stopped.")
+            raise FileNotFoundError(f"{self.folder} is not finished; `credo train` resumes it.")
         return read_json(self.folder / RESULT, {"experiment": dict, "test": dict, "seconds": (int, float)})
 
     def posterior(self) -> Posterior:
         """The trained posterior."""
         if not (self.folder / MODEL).exists():
-            self.experiment()  # says so if this is no run at all
-            raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` on it finishes it.")
+            self.experiment()  # raises if this is no run at all
+            raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` resumes it.")
         posterior = load(self.folder / MODEL)
         posterior.process_group = self.process_group
         return posterior
 
     def facts(self) -> dict[str, Any]:
-        """`data_facts` of the data the posterior was trained on; does not need the data itself."""
+        """`data_facts` of the training data, from the model file."""
         facts: dict[str, Any] = describe(self.folder / MODEL)["extra"]
         return facts
 
     def dataset(self) -> Dataset:
-        """The data the run was trained on."""
+        """Load the data of the run."""
         return load_dataset(**self.experiment().data)
 
     def train(
@@ -103,17 +105,16 @@ class Run:
         stop_on_signals: bool = False,
         on_data: Callable[[Dataset], None] | None = None,
     ) -> Iterator[EpochRecord]:
-        """Train (or go on training) this run to its result, yielding every epoch's record.
+        """Train or resume this run to its result, yielding a record per epoch.
 
-        A finished run goes on if the experiment has more epochs than it had; its result and what commands found out
-        about its model are then replaced. Of the processes that torchrun starts all must call this; the first alone
-        reads and writes the folder.
+        A finished run resumes if the experiment has more epochs; its result and the results of other commands are then
+        replaced. All processes that torchrun starts must call this; rank 0 reads and writes the folder.
 
         Args:
-            experiment: what to train; a folder that holds a run of other settings is refused.
-            draws: weight draws for the test numbers.
-            stop_on_signals: SIGTERM and SIGINT during training save its state and raise `TrainingStopped`.
-            on_data: called with the data when everything is ready to begin; not for a run that is finished.
+            experiment: The settings; raises if the folder holds a run with others.
+            draws: Weight draws for the test metrics.
+            stop_on_signals: On SIGTERM or SIGINT save the state of training and raise `TrainingStopped`.
+            on_data: Called with the data before training starts; not for a finished run.
         """
         draws = checked_count("draws", draws)
         experiment = self._as_started(experiment)
@@ -124,21 +125,21 @@ class Run:
                 return
             prepared = prepare(experiment)
             if options is not None:
-                going_on = from_first(process_group, (self.folder / CONFIG).exists() or restarted())
-                prepared = prepared.shared(options, going_on=going_on)
+                resumes = from_first(process_group, (self.folder / CONFIG).exists() or restarted())
+                prepared = prepared.shared(options, resumes=resumes)
             if on_data is not None:
                 on_data(prepared.dataset)
-            # Only now: before, there is nothing to save, and who waits for other processes must be free to go.
+            # Only now: before, there is nothing to save, and waiting for other processes must be interruptible.
             signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
             with claimed(self.folder, experiment, process_group), signals as stop:
                 yield from self._train(experiment, prepared, draws, stop)
 
     def _has_result_of(self, experiment: Experiment) -> bool:
-        """Whether nothing is left to do; the settings are known to be the run's own, but for the number of epochs."""
+        """Whether the run is finished; its settings are known to match, except for the number of epochs."""
         return self.finished and experiment.training.epochs <= self.experiment().training.epochs
 
     def _as_started(self, experiment: Experiment) -> Experiment:
-        """With a [distributed] section if torchrun started this process, or if several began this run."""
+        """Add a [distributed] section if torchrun started this process, or if the run has one."""
         if experiment.distributed is not None:
             return experiment
         if started_by_torchrun():
@@ -178,13 +179,15 @@ class Run:
             for name in ABOUT_MODEL:
                 (self.folder / name).unlink(missing_ok=True)
             write_json(self.folder / RESULT, make_result(experiment, posterior, records, metrics, draws))
-            earlier(self.folder / CHECKPOINT, 1).unlink(missing_ok=True)  # nothing is left to go back to
+            earlier(self.folder / CHECKPOINT, 1).unlink(missing_ok=True)  # no longer needed
 
     def _predict(self, prepared: Prepared, draws: int, stop: StopRequest) -> Prediction:
-        """The test set, which several processes share; asked to stop, all of them do."""
+        """Predict the test set, shared by several processes; a stop request to one stops all."""
 
         def stopped() -> TrainingStopped:
-            return TrainingStopped("All epochs are done and kept; the test numbers are still to be made.", stop.signal)
+            return TrainingStopped(
+                "All epochs are finished and saved; the test metrics are still missing.", stop.signal
+            )
 
         def on_batch(count: int) -> None:
             if stop():
@@ -198,7 +201,7 @@ class Run:
             )
         except LostProcessError:
             raise
-        except Exception as error:  # what fails for one fails for all: was any of them asked to stop?
+        except Exception as error:  # an error in one process fails all: was any of them asked to stop?
             if process_group is not None and process_group.agree(stop()):
                 raise stopped() from error
             raise
@@ -208,7 +211,7 @@ class Run:
 def make_result(
     experiment: Experiment, posterior: Posterior, records: list[EpochRecord], metrics: dict[str, Any], draws: int
 ) -> dict[str, Any]:
-    """A result record: what was run, with what versions, how long it took, and the numbers."""
+    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`."""
     return {
         "experiment": experiment.to_dict(),
         "seed": experiment.training.seed,
@@ -222,7 +225,7 @@ def make_result(
 
 
 def versions() -> dict[str, str]:
-    """Versions that a number depends on."""
+    """Versions that results depend on."""
     return {"credo": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
@@ -235,29 +238,37 @@ def evaluate_run(
     ood: tuple[str, ...] = (),
     batch_size: int = 512,
 ) -> dict[str, Any]:
-    """Metrics of a trained run on its test set, and against out-of-distribution sets by name.
+    """Metrics of a trained run on its test set, and out-of-distribution detection.
 
-    The processes of the run's process group share the work; all of them call this and have the numbers.
+    All processes of the run's process group must call this; they share the work and get the same result.
+
+    Args:
+        run: The run.
+        draws: Weight draws; with `tolerance` the maximum.
+        tolerance: As in `predict`.
+        bins: Bins of the calibration error.
+        ood: Names of out-of-distribution data sets.
+        batch_size: Examples in a batch.
     """
     posterior, dataset = run.posterior(), run.dataset()
     if ood and dataset.classes is None:
         raise ValueError("Out-of-distribution detection scores class probabilities; this run is a regression.")
 
-    def run_on(split: Split, *, foreign: bool = False) -> Any:
+    def run_on(split: Split, *, is_ood: bool = False) -> Any:
         batches: Any = in_order(split, batch_size)
-        # Labels of another data set mean nothing here, and may not even be possible.
-        batches = (x for x, _ in batches) if foreign else batches
+        # Labels of another data set are meaningless here and may be out of range.
+        batches = (x for x, _ in batches) if is_ood else batches
         prediction = predict(posterior, batches, draws=draws, tolerance=tolerance, shard=run.shard)
         return in_target_units(prediction, dataset)
 
     inside = run_on(dataset.test)
     outside = {}
     for name in ood:
-        foreign = load_dataset(name, root=run.experiment().data.get("root"))
-        if foreign.input_shape != dataset.input_shape:
+        other = load_dataset(name, root=run.experiment().data.get("root"))
+        if other.input_shape != dataset.input_shape:
             raise ValueError(
-                f"{name} has inputs of shape {foreign.input_shape}, the run was trained on {dataset.input_shape}: "
+                f"{name} has inputs of shape {other.input_shape}, the run was trained on {dataset.input_shape}: "
                 "an out-of-distribution set must have the same shape."
             )
-        outside[name] = run_on(foreign.test, foreign=True)
+        outside[name] = run_on(other.test, is_ood=True)
     return measure(inside, bins=bins, outside=outside)

@@ -1,4 +1,4 @@
-"""TOML out (the standard library only reads it) and `key=value` in."""
+"""Write TOML (the standard library only reads it) and parse `key=value`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from credo.core.support.json_files import too_deep
 
-# Settings have three or four: method.of.noise.kind.
+# Real settings have three or four: method.of.noise.kind.
 _MOST_KEYS = 20
 
 
 def dump_toml(tables: Mapping[str, Any]) -> str:
-    """Nested dicts of numbers, strings, booleans and lists as TOML; None values are left out."""
+    """Write nested dicts of numbers, strings, booleans and lists as TOML; None values are omitted."""
     lines: list[str] = []
     _table(tables, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -46,17 +46,17 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     if value is None:
-        raise ValueError("TOML has no word for None inside a list.")
+        raise ValueError("TOML has no null, so a list cannot hold None.")
     return _text(str(value))
 
 
 def _text(text: str) -> str:
-    # JSON's escapes are TOML's, but for pairs of surrogates (not written here) and the one control character it allows.
+    # JSON's escapes are valid TOML except surrogate pairs (not written here) and the unescaped control character 0x7f.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
-    """`method.lr=0.01` as path and value; the value is TOML where that reads it, else the text itself."""
+    """Parse `method.lr=0.01` into keys and value; a value that is not TOML is text."""
     key, sign, raw = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not sign or not all(path):
@@ -68,5 +68,5 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     except RecursionError:
         value = None
     if value is None or too_deep(value) or len(path) > _MOST_KEYS:
-        raise ValueError(f"{text[:40]!r}…: nested deeper than any setting.")
+        raise ValueError(f"{text[:40]!r}… is nested too deeply.")
     return path, value

@@ -7,20 +7,35 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from credo.core.errors import unknown
-from credo.experiments.defaults import NONE
-from credo.experiments.type_checks import check_kinds
+from credo.experiments.options import NONE, check_types
 from credo.training.schedule import Schedule, make_schedule
 
-# Options that are none by default, else whole numbers.
+# Options that are None by default, or whole numbers.
 _COUNTS = ("patience", "examples", "checkpoint_every")
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long and in what steps. Times (`milestones`, `warmup`) are in epochs; `validation` is a share or a count.
+    """The [training] section.
 
-    `examples`: train on that many only, chosen by the seed, every class at its share. `batch_size` is that of all
-    processes together, where several train. `checkpoint_every` (steps) and `checkpoint_minutes` change no numbers.
+    Attributes:
+        epochs: Passes over the training data.
+        batch_size: Examples in a step, over all processes.
+        schedule: Learning-rate schedule: `"constant"`, `"steps"`, `"cosine"` or `"plateau"`.
+        milestones: Epochs at which `"steps"` lowers the rate.
+        decay: Factor of `"steps"` and `"plateau"`.
+        floor: Lowest rate of `"cosine"` and `"plateau"`, as a fraction of `lr`.
+        warmup: Epochs of linear warm-up.
+        wait: Epochs without improvement before `"plateau"` lowers the rate.
+        augment: Name of a data augmentation, or `"none"`.
+        examples: Number of training examples to use, stratified by class; None uses all.
+        validation: Fraction or number of training examples to hold out; 0 for none.
+        validation_draws: Weight draws of a validation.
+        monitor: Validation metric for early stopping and `"plateau"`.
+        patience: Epochs without improvement before early stopping; None trains all epochs.
+        checkpoint_every: Steps between checkpoints within an epoch; does not change results.
+        checkpoint_minutes: Minutes between checkpoints; 0 for none by time.
+        seed: Seed of everything.
     """
 
     epochs: int = 20
@@ -55,14 +70,14 @@ class Training:
 
 
 def make_training(table: Mapping[str, Any]) -> Training:
-    """The section with every key checked."""
+    """Validate the section."""
     known = {f.name: f.default for f in fields(Training)}
-    # A JSON record's null, and a TOML record's word for it, are the default.
+    # None (in JSON) and "none" (in TOML) mean the default.
     table = {k: v for k, v in table.items() if v is not None and not (v == NONE and known.get(k, NONE) is None)}
     for key in table:
         if key not in known:
             raise ValueError(unknown("training option", key, known))
-    check_kinds("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1)})
+    check_types("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1)})
     training = Training(**table)
     for name in ("epochs", "batch_size"):
         if getattr(training, name) < 1:

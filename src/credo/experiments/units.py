@@ -1,4 +1,4 @@
-"""Between the units of the data and those of the network, in float64: tables are standardised for training."""
+"""Convert between units of the data and of the network, in float64: tables are standardised for training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCALES = ("input_mean", "input_std", "target_mean", "target_std")
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """What prediction on new inputs must know of the data, so that a shipped model does not need it."""
+    """Properties of the data that predictions on new inputs need; stored with the model."""
     tensors = {key: getattr(dataset, key) for key in _SCALES}
     return {
         "data": dataset.name,
@@ -28,17 +28,17 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def network_inputs(x: Tensor, facts: Mapping[str, Any]) -> Tensor:
-    """New inputs as the network of a run with these `data_facts` takes them, float32."""
+    """Standardise new inputs for the network of a run with these `data_facts`; float32."""
     mean, std = _scale(facts, "input")
     return x.float() if mean is None or std is None else standardised(x, mean, std)
 
 
 def in_target_units(prediction: Prediction, scales: Dataset | Mapping[str, Any]) -> Prediction:
-    """A regression in the units of the table it was read from, as float64; other predictions are as they were.
+    """A regression in the units of its table, as float64; other predictions unchanged.
 
     Args:
-        prediction: what the network predicts, in the units of training.
-        scales: the data of the run, or its `data_facts`.
+        prediction: Prediction in the units of training.
+        scales: The data of the run, or its `data_facts`.
     """
     mean, std = _scale(scales, "target")
     if not isinstance(prediction, RegressionPrediction) or mean is None or std is None:

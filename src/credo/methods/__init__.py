@@ -1,4 +1,4 @@
-"""The methods, by name. Adding one: a file here, a line in `METHODS`, a row in the contract test."""
+"""All methods by name. To add one: a file here, a line in `METHODS`, a row in the contract test."""
 
 from credo.core.posterior import Posterior
 from credo.methods.adversarial_sampling import AdversarialSampling

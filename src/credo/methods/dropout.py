@@ -1,7 +1,7 @@
-"""MC-dropout: dropout that stays on when predicting (Gal and Ghahramani 2016).
+"""MC-dropout: dropout that stays on in prediction (Gal and Ghahramani 2016).
 
-Trained as MAP under dropout noise. The masks come from the posterior's own generator, one per example and pass, and are
-the same ones where an activation checkpoint runs a layer again.
+Trained as MAP under dropout noise. Masks come from the posterior's own generator, one per example and pass, and are the
+same where an activation checkpoint runs a layer again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,35 @@ from credo.core.likelihood import Likelihood
 from credo.core.network.layer_table import RULES
 from credo.core.network.selection import Random, join
 from credo.core.network.substitute import Draw
-from credo.core.optimizer_step import OptimizerChoice
+from credo.core.optimizers import OptimizerChoice
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior
 from credo.methods.dropout_masks import MaskSource
 from credo.methods.map import MAP
 
-# What a layer makes of its input, its rate, random numbers, and which examples it has.
+# Dropout of a tensor with a rate, a generator, and which examples of the batch the tensor has.
 Drop = Callable[[Tensor, float, torch.Generator, Rows], Tensor]
 
 
 class MCDropout(Posterior):
     """Dropout as approximate inference.
 
-    `rate=None` uses the network's own dropout layers. A number puts dropout of that rate before every Linear and
-    Conv layer but the first, in the place of the network's own, and leaves the network itself as it is. Dropout inside
-    attention and recurrent layers is refused: it would act in training only. Calls of `F.dropout` cannot be seen, and
-    do just that.
+    Raises UnsupportedModelError for dropout inside attention and recurrent layers, which would act in training only.
+    Calls of `F.dropout` cannot be detected and act in training only.
+
+    Args:
+        model: The network, which is not changed.
+        data_size: Number of training examples, which log p(w) is divided by.
+        rate: None uses the network's own dropout layers. A number replaces them by dropout of that rate before every
+            Linear and Conv layer but the first.
+        prior: An object, its description, or a Gaussian's standard deviation; None: maximum likelihood.
+        random: Which parameters the prior acts on, as in `random_names`.
+        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
+        lr: Learning rate of an optimiser given by name.
+        optimizer_options: Its further arguments.
+        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        likelihood: What the outputs mean: an object, its description or name; None: categorical.
+        seed: Start of the posterior's own random numbers.
     """
 
     averages_over_processes = True
@@ -78,33 +90,34 @@ class MCDropout(Posterior):
             seed=seed,
         )
         self._use(self.point)
-        if not self._places(model):
+        self.arguments.update(prior=self.point.prior, random=self.point.arguments["random"])
+        if not self._dropout_layers(model):
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no {'dropout' if rate is None else 'second Linear or Conv'} layer with a "
                 "positive rate; " + ("give rate=0.1, say." if rate is None else "MC-dropout has nowhere to act.")
             )
 
     def draw(self) -> dict[str, Tensor]:
-        """`{}`: all randomness is in the masks."""
+        """`{}`: the masks are all that is random."""
         return {}
 
     def noise(self) -> AbstractContextManager[Any]:
-        """Dropout on, whatever mode the network is in. Backward through activation checkpoints belongs inside, too."""
+        """Dropout on, whatever mode the network is in; backward through activation checkpoints belongs inside."""
         return self._noise(self.model, WHOLE)
 
     @contextmanager
     def _noise(self, net: nn.Module, rows: Rows) -> Iterator[MaskSource]:
         handles = []
-        places, own = self._places(net), self._own(net)
+        layers, own = self._dropout_layers(net), self._own(net)
         source = MaskSource(remembers=torch.is_grad_enabled())
         try:
-            for module, rate, drop in places:
+            for module, rate, drop in layers:
                 if self.rate is None:
-                    handles.append(module.register_forward_hook(self._replace(source, rate, drop, rows)))
+                    handles.append(module.register_forward_hook(partial(self._replace, source, rate, drop, rows)))
                 else:
-                    handles.append(module.register_forward_pre_hook(self._before(source, rate, rows)))
+                    handles.append(module.register_forward_pre_hook(partial(self._before, source, rate, rows)))
             for module, _ in own:
-                # Torch's would read the global generator, in training only, and in place it would act twice.
+                # Torch's would use the global generator, in training only, and one with inplace=True would act twice.
                 module.p = 0.0  # type: ignore[assignment]
             yield source
         finally:
@@ -114,7 +127,7 @@ class MCDropout(Posterior):
                 module.p = rate  # type: ignore[assignment]
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """MAP's step under dropout."""
+        """Make MAP's step under dropout, with `nll`, `examples` and `weights` as in `Posterior.step`."""
         with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
@@ -122,7 +135,7 @@ class MCDropout(Posterior):
     def prepared(
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
-        """A step whose gradients are there and checked; what it yields makes the update."""
+        """Prepare a step, with `nll`, `examples` and `weights` as in `step`; yields the function that updates."""
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
             self._begin_pass(0)
@@ -140,19 +153,15 @@ class MCDropout(Posterior):
 
     @contextmanager
     def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
-        """The network with dropout on; masks differ from example to example, so there is no draw to fix."""
+        """The network with dropout on. `draw` is not used: masks differ from example to example."""
         with self.noise():
             yield self.model
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        return {**self.point.config(), "rate": self.rate, "seed": self.seed}
 
     def describe(self) -> Description:
         """As of MAP, with the dropout rate."""
         return replace(self.point.describe(), rate=self.rate)
 
-    def _places(self, net: nn.Module) -> list[tuple[nn.Module, float, Drop]]:
+    def _dropout_layers(self, net: nn.Module) -> list[tuple[nn.Module, float, Drop]]:
         if self.rate is None:
             return [(m, rate, _DROPS[type(m)]) for m, rate in self._own(net)]
         layers = [m for m in net.modules() if type(m) in RULES]
@@ -163,34 +172,35 @@ class MCDropout(Posterior):
         return [(m, rate) for m, rate in found if rate > 0]
 
     def _replace(
-        self, source: MaskSource, rate: float, drop: Drop, rows: Rows
-    ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        # The layer's own rate is 0 meanwhile, so its output is its input.
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            return drop(output, rate, source.generator(module, self.generator), rows)
-
-        return hook
+        self,
+        source: MaskSource,
+        rate: float,
+        drop: Drop,
+        rows: Rows,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        output: Tensor,
+    ) -> Tensor:
+        # The layer's own rate is 0 here, so its output is its input.
+        return drop(output, rate, source.generator(module, self.generator), rows)
 
     def _before(
-        self, source: MaskSource, rate: float, rows: Rows
-    ) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            dropped = _drop(inputs[0], rate, source.generator(module, self.generator), rows, dims=0)
-            return (dropped, *inputs[1:])
-
-        return hook
+        self, source: MaskSource, rate: float, rows: Rows, module: nn.Module, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        dropped = _drop(inputs[0], rate, source.generator(module, self.generator), rows, dims=0)
+        return (dropped, *inputs[1:])
 
 
 def _drop(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, dims: int) -> Tensor:
-    """Dropout whose mask entries cover this many trailing dimensions each."""
-    # Compiled masks belong to places in memory, not to examples.
+    """Dropout with one mask entry for this many trailing dimensions."""
+    # Compiled masks are indexed by memory, not by example.
     if dims == 0 and rate < 1 and rows is WHOLE and activations.can_drop(x):
         return activations.dropped(x, rate, flat.new_key(generator))
     return x * (_keep(x, rate, generator, rows, dims=dims) / (1 - rate))
 
 
 def _alpha_drop(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, features: bool) -> Tensor:
-    """Dropout for SELU networks: to SELU's lower bound, then back to mean 0 and variance 1 (Klambauer et al. 2017)."""
+    """Dropout for SELU networks: to SELU's lower bound, then rescaled to mean 0, variance 1 (Klambauer et al. 2017)."""
     bound = -1.7580993408473766
     scale: float = ((1 - rate) * (1 + rate * bound**2)) ** -0.5
     keep = _keep(x, rate, generator, rows, dims=x.dim() - 2 if features else 0)
@@ -219,7 +229,7 @@ _DROPS: dict[type[nn.Module], Drop] = {
 
 
 def _check_reached(model: nn.Module) -> None:
-    """Refuse dropout that would act in training by torch's global generator, and not in prediction."""
+    """Raise UnsupportedModelError for dropout that would act in training only, by torch's global generator."""
     problems = []
     for path, module in model.named_modules():
         name, kind = path or "it", type(module).__name__

@@ -1,4 +1,4 @@
-"""Random numbers for dropout masks: new ones for each call, the same ones where a checkpoint runs a call again."""
+"""Random numbers of dropout masks: new for each call, the same where a checkpoint runs a call again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from credo.core.per_example.autograd_state import is_running, running_part
 
 @dataclass
 class _Part:
-    """What the calls inside one checkpointed part of a network drew from, by layer, and how far its last run came."""
+    """Generator states of the calls inside one checkpointed part of a network, by layer, and calls of its last run."""
 
-    run: ReferenceType[object]  # it holds the part, which shall go with the graph it belongs to
+    run: ReferenceType[object]  # weak: it holds the part, which must be freed with its graph
     states: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     done: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
 
     def next_state(self, layer: nn.Module, run: object) -> Tensor:
-        """The state of the layer's next call in this run, when it ran first."""
+        """The generator's state before the same call of the layer in the first run."""
         if self.run() is not run:
             self.run = ref(run)
             self.done.clear()
@@ -31,11 +31,14 @@ class _Part:
 
 
 class MaskSource:
-    """Where the masks of some passes come from.
+    """Generators for the masks of some passes, which repeat them in recomputations.
 
-    Activation checkpoints run a part of a network again in the backward pass; with other masks there, gradients would
-    be wrong without a word. Remembered is the state of the generator before each call, not the mask, which would cost
-    the memory that the checkpoint saves.
+    Activation checkpoints run a part of a network again in the backward pass; other masks there would silently give
+    wrong gradients. The generator's state before each call is stored, not the mask, which would cost the memory that
+    the checkpoint saves.
+
+    Args:
+        remembers: Whether to store states; not needed without gradients.
     """
 
     def __init__(self, *, remembers: bool) -> None:
@@ -46,7 +49,7 @@ class MaskSource:
         self._calls: dict[nn.Module, int] = defaultdict(int)
 
     def generator(self, layer: nn.Module, own: torch.Generator) -> torch.Generator:
-        """The posterior's `own` for a new call of the layer; one in the old state for a call that is run again."""
+        """The posterior's `own` generator for a new call of the layer; one in the stored state for a recomputation."""
         self.is_used = True
         if not self._remembers:
             return own
@@ -63,11 +66,11 @@ class MaskSource:
         return own
 
     def _unique(self, layer: nn.Module) -> Tensor | None:
-        """The state of the layer's only call; None if there was none."""
+        """The state before the layer's only call; None if there was none."""
         if self._calls[layer] > 1:
             raise UnsupportedModelError(
                 f"Dropout at a {type(layer).__name__} layer runs again inside an activation checkpoint, and torch does "
-                f"not say which of its {self._calls[layer]} calls: use checkpoint(..., use_reentrant=False), none "
+                f"not tell which of its {self._calls[layer]} calls: use checkpoint(..., use_reentrant=False), none "
                 "inside another, or give each use a layer of its own."
             )
         return self._first.get(layer)

@@ -22,10 +22,14 @@ from credo.core.posterior import Nll, Posterior, Terms
 
 
 class Ensemble(Posterior):
-    """Equal mixture of `members`, which must not share a network; distributed, each is trained by some processes.
+    """Equal mixture of posteriors. Distributed, each member is trained by some of the processes.
 
     A draw is a complete set of weights and buffers (running statistics too) of one member, put into the first
-    member's network. Ensembles of one size are taken as their members together, which is the same mixture.
+    member's network.
+
+    Args:
+        members: Posteriors of one method and architecture, each with a network of its own. Ensembles of equal size are
+            replaced by their members, which gives the same mixture.
     """
 
     averages_over_processes = True
@@ -45,7 +49,7 @@ class Ensemble(Posterior):
 
     @property
     def is_random(self) -> bool:
-        """Whether any member is."""
+        """Whether any member is random."""
         return any(part.is_random for part in self.parts)
 
     def draw(self) -> dict[str, Tensor]:
@@ -54,9 +58,12 @@ class Ensemble(Posterior):
         return self._filled(index, self.parts[index].draw())
 
     def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Draws of the members in turn, so that `count` = members is the classical ensemble.
+        """Draws of the members in turn, so that as many as there are members give the classical ensemble.
 
-        Each member makes its own as it does by itself: a mixture goes through its components.
+        A member that is a mixture goes through its own components.
+
+        Args:
+            count: Number of draws.
         """
         members = len(self.parts)
         sources = [part.draws(-(-count // members)) for part in self.parts]
@@ -64,7 +71,7 @@ class Ensemble(Posterior):
             yield self._filled(index % members, next(sources[index % members]))
 
     def whole_draws(self, wanted: int) -> int:
-        """The same number from every member, and from every component of members that are mixtures."""
+        """At least `wanted` draws, equally many from every member and every component of a member."""
         count = len(self.parts)
         if not self.is_random:
             return count
@@ -72,17 +79,20 @@ class Ensemble(Posterior):
         return -(-wanted // count) * count
 
     def noise(self) -> AbstractContextManager[None]:
-        """The members' activation noise (the same kind for all)."""
+        """The members' activation noise, of the same kind for all."""
         return self.parts[0].noise()
 
     def reseed_(self, seed: int) -> None:
-        """Members get generators of their own, too."""
+        """Restart the random numbers of the ensemble and of each member."""
         super().reseed_(seed)
         for index, part in enumerate(self.parts):
             part.reseed_(seed + 1 + index)
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
-        """Every member's own step on this batch, or no member's if one fails; terms are averages."""
+        """Make every member's step on this batch, or none if one fails; returns averages.
+
+        `nll`, `examples` and `weights` are as in `Posterior.step`.
+        """
         with self.prepared(nll, examples=examples, weights=weights) as update:
             return update()
 
@@ -90,7 +100,10 @@ class Ensemble(Posterior):
     def prepared(
         self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None
     ) -> Iterator[Callable[[], Terms]]:
-        """A step that every member has prepared: until the update, all their gradients are in memory."""
+        """Prepare every member's step, with `nll`, `examples` and `weights` as in `step`.
+
+        Until the update, the gradients of all members are in memory.
+        """
         with self.process_group.watched() if self.process_group is not None else nullcontext(), ExitStack() as stack:
             updates, given = [], Counted(examples, weights).given()
             nll = same_inputs(nll)
@@ -107,12 +120,12 @@ class Ensemble(Posterior):
             yield partial(self._update, updates)
 
     def _own(self) -> Sequence[int]:
-        """Which members are trained by this process."""
+        """Indices of the members that this process trains."""
         members = None if self.process_group is None else self.process_group.members
         return range(len(self.parts)) if members is None else members.own
 
     def _agree(self, failed: Mapping[int, NonFiniteError]) -> None:
-        """If the step of a member failed, it is an error of all processes."""
+        """Raise NonFiniteError in all processes if a member's step failed in one of them."""
         if self.process_group is None or not self.process_group.defers:
             for error in failed.values():
                 raise error
@@ -122,7 +135,7 @@ class Ensemble(Posterior):
         if bad is not None:
             raise NonFiniteError(
                 f"The loss, gradient or step of member {bad} is not finite at step {self.steps}; no member has "
-                "changed. Try a smaller lr, or look at the inputs of this batch."
+                "changed. Try a smaller lr, or check the inputs of this batch."
             ) from failed.get(bad)
 
     def _update(self, updates: Sequence[Callable[[], Terms]]) -> Terms:
@@ -138,7 +151,7 @@ class Ensemble(Posterior):
         return Terms(loss=loss, nll=nll, penalty=penalty, kl=kl if has_kl else None)
 
     def _together(self, updates: Sequence[Callable[[], Terms]]) -> list[Terms]:
-        """Every own member's update; one that fails so late has parted the processes, and the others must know."""
+        """Update the members of this process; an error here leaves the processes apart, so the group is closed."""
         try:
             return [update() for update in updates]
         except NonFiniteError as error:
@@ -151,7 +164,7 @@ class Ensemble(Posterior):
             raise
 
     def config(self) -> dict[str, Any]:
-        """The members' descriptions are added by whoever saves."""
+        """Empty: saving adds the members' descriptions."""
         return {}
 
     def describe(self) -> Description:
@@ -168,7 +181,7 @@ class Ensemble(Posterior):
 
 
 def _flattened(members: Sequence[Posterior]) -> list[Posterior]:
-    """Members that are ensembles replaced by their own members, which must come out equally probable."""
+    """Replace ensembles by their members; raises UnsupportedModelError if these would not be equally probable."""
     sizes = sorted({len(member.parts) for member in members})
     if len(sizes) > 1:
         raise UnsupportedModelError(

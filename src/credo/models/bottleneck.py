@@ -22,6 +22,8 @@ class Bottleneck(nn.Module):
         stride: Stride of the 3x3 convolution.
     """
 
+    rowwise = True  # see credo.predict.rowwise
+
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
         channels_out = _EXPANSION * width

@@ -29,6 +29,8 @@ class PadShortcut(nn.Module):
         stride: Spatial stride.
     """
 
+    rowwise = True  # see credo.predict.rowwise
+
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
         extra = channels_out - channels_in
@@ -64,6 +66,8 @@ class BasicBlock(nn.Module):
         stride: Spatial stride.
         shortcut: Makes the shortcut if the shapes differ.
     """
+
+    rowwise = True  # see credo.predict.rowwise
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()

@@ -20,6 +20,8 @@ class WideBlock(nn.Module):
         dropout: Dropout rate between the convolutions.
     """
 
+    rowwise = True  # see credo.predict.rowwise
+
     def __init__(self, channels_in: int, channels_out: int, stride: int, dropout: float) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(channels_in)

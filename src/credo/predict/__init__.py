@@ -1,9 +1,15 @@
-"""Prediction with honest uncertainty."""
+"""Predict with a posterior, and decompose the uncertainty."""
 
 from credo.predict.predictor import Predictor, predictor
-from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, rescaled
+from credo.predict.result import (
+    DECOMPOSITIONS,
+    ClassPrediction,
+    Prediction,
+    RegressionPrediction,
+    Uncertainty,
+    rescaled,
+)
 from credo.predict.run import predict, predict_classes, predict_values
-from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
 
 __all__ = [
     "DECOMPOSITIONS",

@@ -13,17 +13,22 @@ from credo.predict.result import ClassPrediction, Prediction, RegressionPredicti
 
 
 class Moments(ABC):
-    """What is known of one batch after some draws; rows that are converged take no more."""
+    """Sums over the draws of one batch. Made with the first draws, which are of all its rows."""
 
     count: Tensor
 
     @abstractmethod
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
-        """Take outputs [draws, rows, ...] of some draws for the given rows of the batch; a slice of all is quicker."""
+        """Add outputs [draws, rows, …] of further draws.
+
+        Args:
+            outputs: Of the given rows.
+            rows: Indices of rows of the batch; a slice of all is quicker.
+        """
 
     @abstractmethod
     def error(self) -> Tensor:
-        """Monte-Carlo standard error per input [batch], in the units that a tolerance has."""
+        """Monte-Carlo standard error per input [batch], in the units of `tolerance`."""
 
     @abstractmethod
     def result(self) -> Prediction:
@@ -33,41 +38,50 @@ class Moments(ABC):
 class ClassMoments(Moments):
     """Sums of probabilities, of their squares, and of entropies.
 
-    In float64 and from the first draw on: probabilities near 0 and 1 differ by less than float32 can hold.
+    In float64 and relative to the first draw: probabilities near 0 and 1 differ by less than float32 can hold.
+
+    Args:
+        likelihood: Maps outputs to log probabilities.
+        outputs: Of the first draws, [draws, batch, …].
+        targets: Labels, if there are any.
     """
 
     def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
         self.likelihood, self.dtype = likelihood, outputs.dtype
-        log_probs = class_log_probs(likelihood, _wide(outputs[:1]))[0]
-        self.targets = None if targets is None else class_labels(targets, *log_probs.shape)
-        self.count = outputs.new_zeros(len(log_probs), dtype=torch.long)
-        self.origin = log_probs.exp()
-        self.entropy_origin = _entropy(self.origin, log_probs)
-        self.total, self.squares = torch.zeros_like(log_probs), torch.zeros_like(log_probs)
+        log_probs = class_log_probs(likelihood, _wide(outputs))
+        first = log_probs[0]
+        self.targets = None if targets is None else class_labels(targets, *first.shape)
+        self.count = outputs.new_zeros(len(first), dtype=torch.long)
+        self.origin = first.exp()
+        self.entropy_origin = _entropy(self.origin, first)
+        self.total, self.squares = torch.zeros_like(first), torch.zeros_like(first)
         self.log_total = torch.full_like(self.entropy_origin, -torch.inf)
         self.entropy_total = torch.zeros_like(self.entropy_origin)
         self.entropies: list[tuple[Tensor | slice, Tensor]] = []
+        self._fold(log_probs, slice(None))
 
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
-        """Fold in the class probabilities of some draws."""
-        log_probs = class_log_probs(self.likelihood, _wide(outputs))
+        """Add the class probabilities of further draws."""
+        self._fold(class_log_probs(self.likelihood, _wide(outputs)), rows)
+
+    def _fold(self, log_probs: Tensor, rows: Tensor | slice) -> None:
         probs = log_probs.exp()
         entropies = _entropy(probs, log_probs).sub_(self.entropy_origin[rows])
         self.entropy_total[rows] += entropies.sum(0)
         self.entropies.append((rows, entropies.to(self.dtype)))  # each only for its distance from the mean
         shifted = probs.sub_(self.origin[rows])
-        self.count[rows] += len(outputs)
+        self.count[rows] += len(log_probs)
         self.total[rows] += shifted.sum(0)
         self.squares[rows] += shifted.square_().sum(0)
         if self.targets is not None:
-            chosen = log_probs.gather(-1, self.targets[rows].expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
+            chosen = log_probs.gather(-1, self.targets[rows].expand(len(log_probs), -1).unsqueeze(-1)).squeeze(-1)
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], chosen.logsumexp(0))
 
     def error(self) -> Tensor:
-        """Standard error of the class probability that is known worst.
+        """Standard error of the least certain class probability.
 
-        A few draws that happen to agree say little of a skewed distribution, so the variance counts one more draw of
-        the largest variance that a probability of this mean can have, p(1−p).
+        A few draws that happen to agree tell little about a skewed distribution, so the variance counts one more draw
+        with the largest variance that a probability of this mean can have, p(1−p).
         """
         n = self.count.unsqueeze(-1)
         mean, spread = self._mean_and_variance()
@@ -109,7 +123,13 @@ class ClassMoments(Moments):
 
 
 class OneClassDraw(Moments):
-    """The prediction of a single network, of which nothing need be summed: a few operations instead of fifty."""
+    """The prediction of a single network, without sums: a few operations instead of fifty.
+
+    Args:
+        likelihood: Maps outputs to log probabilities.
+        outputs: Of the only draw, [1, batch, …].
+        targets: Labels, if there are any.
+    """
 
     def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
         self.likelihood, self.dtype = likelihood, outputs.dtype
@@ -118,10 +138,11 @@ class OneClassDraw(Moments):
         self.count = torch.ones(len(self.log_probs), dtype=torch.long)
 
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
-        """Nothing: the only draw is known."""
+        """Raise RuntimeError: there is one draw."""
+        raise RuntimeError("A point estimate has one draw only.")
 
     def error(self) -> Tensor:
-        """None that could be seen from one draw."""
+        """Zero: there is nothing to draw."""
         return torch.zeros(len(self.log_probs))
 
     def result(self) -> ClassPrediction:
@@ -150,25 +171,33 @@ class RegressionMoments(Moments):
 
     In float64: squares of a noise below 1e-19 or above 1e19 are 0 or infinite in float32. So are log-densities under a
     narrow noise, which stay in float64.
+
+    Args:
+        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
+        outputs: Of the first draws, [draws, batch, …].
+        targets: Targets, if there are any.
     """
 
     def __init__(self, likelihoods: Sequence[GaussianNoise], outputs: Tensor, targets: Tensor | None) -> None:
         self.likelihoods, self.targets, self.dtype = likelihoods, targets, outputs.dtype
         self.draws = 0
-        mean, _ = likelihoods[0].moments(_wide(outputs[0]))
-        if targets is not None and targets.shape != mean.shape:
-            raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape)}.")
+        mean, std = self._moments(outputs)
+        if targets is not None and targets.shape != mean.shape[1:]:
+            raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape[1:])}.")
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
         # Deviations from the first draw's mean: sums of squares of large numbers would cancel.
-        self.origin = mean
-        self.total, self.squares, self.noise = (torch.zeros_like(mean) for _ in range(3))
+        self.origin = mean[0]
+        self.total, self.squares, self.noise = (torch.zeros_like(mean[0]) for _ in range(3))
         self.log_total = mean.new_full((outputs.shape[1],), -torch.inf)
+        self._fold(mean, std, slice(None))
 
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
-        """Fold in the predicted means and noise of some draws."""
-        mean, std = map(_wide, self._moments(_wide(outputs)))
+        """Add the predicted means and noise of further draws."""
+        self._fold(*self._moments(outputs), rows)
+
+    def _fold(self, mean: Tensor, std: Tensor, rows: Tensor | slice) -> None:
         shifted = mean - self.origin[rows]
-        self.count[rows] += len(outputs)
+        self.count[rows] += len(mean)
         self.total[rows] += shifted.sum(0)
         self.squares[rows] += shifted.square().sum(0)
         self.noise[rows] += std.square().sum(0)
@@ -180,7 +209,7 @@ class RegressionMoments(Moments):
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], joint.logsumexp(0))
 
     def error(self) -> Tensor:
-        """Standard error of the mean as a share of the predictive standard deviation."""
+        """Standard error of the mean as a fraction of the predictive standard deviation."""
         n = self._broadcast_count()
         total = (self._spread() + self.noise / n).sqrt()
         error = (self._spread() / (n - 1).clamp_min(1)).sqrt() / total
@@ -210,13 +239,16 @@ class RegressionMoments(Moments):
         return (self.squares / n - (self.total / n).square()).clamp_min(0)
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Each draw's mean and noise, by the likelihood of the member that it is of."""
+        """Means and noise of each draw, by the likelihood of the member that it is of."""
+        wide = _wide(outputs)
         if len(self.likelihoods) == 1:
-            return self.likelihoods[0].moments(outputs)
-        members = [self.likelihoods[(self.draws + i) % len(self.likelihoods)] for i in range(len(outputs))]
-        self.draws += len(outputs)
-        pairs = [member.moments(one) for member, one in zip(members, outputs, strict=True)]
-        return torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
+            mean, std = self.likelihoods[0].moments(wide)
+        else:
+            members = [self.likelihoods[(self.draws + i) % len(self.likelihoods)] for i in range(len(wide))]
+            pairs = [member.moments(one) for member, one in zip(members, wide, strict=True)]
+            mean, std = torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
+        self.draws += len(wide)
+        return _wide(mean), _wide(std)
 
 
 def summable(outputs: Tensor) -> Tensor:
@@ -248,7 +280,13 @@ def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
 
 
 def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
-    """Targets as labels int64 [batch]; [batch, 1] and whole numbers in floats (for a Bernoulli) are taken, too."""
+    """Validate labels; int64 [batch].
+
+    Args:
+        targets: [batch] or [batch, 1], integers or whole numbers in floats (for a Bernoulli).
+        batch: Expected number of labels.
+        classes: Number of classes.
+    """
     if targets.shape not in ((batch,), (batch, 1)):
         raise ValueError(f"Labels must have shape [{batch}], one for each input; got {list(targets.shape)}.")
     labels = targets.reshape(-1).long()
@@ -265,9 +303,13 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
 def make_moments(
     likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None, *, single: bool = False
 ) -> Moments:
-    """The sums that belong to a likelihood; a mixture's draws are of its members in turn, each with its own.
+    """Start the sums that belong to a likelihood.
 
-    `single` says that there is one network and no other draw to come.
+    Args:
+        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
+        outputs: Of the first draws, for all rows of a batch: [draws, batch, …].
+        targets: Targets of the batch, if there are any.
+        single: Whether there is one network only, and no further draw.
     """
     first = likelihoods[0]
     if isinstance(first, ClassLikelihood):
@@ -275,4 +317,4 @@ def make_moments(
     gaussian = [one for one in likelihoods if isinstance(one, GaussianNoise)]
     if len(gaussian) == len(likelihoods):
         return RegressionMoments(gaussian, outputs, targets)
-    raise TypeError(f"predict knows class and Gaussian likelihoods, not {type(first).__name__}.")
+    raise TypeError(f"predict supports class and Gaussian likelihoods, not {type(first).__name__}.")

@@ -1,4 +1,4 @@
-"""A fixed set of drawn networks that answers batches of any size: what a service keeps in memory."""
+"""A fixed set of drawn networks that predicts batches of any size, for services."""
 
 from __future__ import annotations
 
@@ -15,40 +15,46 @@ from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.moments import make_moments, summable
-from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
+from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, concatenate
-from credo.predict.run import batches_of, check_posterior
-from credo.predict.safe_forward import Passes
+from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, run_draws
 
 WAYS = ("auto", "loop", "vmap")
-# Draws that are kept in memory; larger ones are made again for each batch.
+# Draws up to this size are kept in memory; larger ones are drawn again for each batch.
 _MOST_BYTES = 2**30
-# Entries of a batch up to which one pass for all draws is faster than a pass for each: calls cost more than arithmetic.
+# Up to so many entries of a batch one pass for all draws is faster: calls cost more than arithmetic.
 _SMALL_BATCH = 2**15
-# What vmap raises for networks that it cannot run: recurrent layers, branches on values, in-place changes.
+# Raised by vmap for networks that it cannot run: recurrent layers, branches on values, in-place changes.
 _IMPOSSIBLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
 def predictor(posterior: Posterior, *, draws: int = 32, seed: int = 0, way: str = "auto") -> Predictor:
-    """Draw `draws` networks once; the object returned predicts with these networks, from any number of threads.
+    """Draw `draws` networks once and return a `Predictor` that uses these networks, from any number of threads.
 
-    It answers as `predict(posterior, inputs, draws=draws, seed=seed, shared_draws=True)` does, but draws nothing anew,
-    and runs all networks in one pass where that is faster. The weights are copied: training that goes on afterwards
-    does not change its answers.
+    It predicts as `predict(posterior, inputs, draws=draws, seed=seed, shared_draws=True)` does, but draws only once,
+    and runs all networks in one pass where that is faster. The weights are copied: training that continues does not
+    change its predictions.
 
     Args:
         posterior: Any posterior. MC-dropout has no networks to fix: its masks start from `seed` in every call.
         draws: Networks to average over. A mixture takes equally many of every member, rounded up; a point estimate is
             one network.
-        seed: Start of the random numbers.
-        way: `"vmap"` runs all networks in one pass, `"loop"` one after the other; `"auto"` takes the first for small
-            batches of networks that can be run so.
+        seed: Seed of the random numbers.
+        way: `"vmap"` runs all networks in one pass, `"loop"` one after the other. `"auto"` is `"vmap"` for small
+            batches of networks that `torch.func.vmap` can run with the outputs of the loop, compared in the first call.
     """
     return Predictor(posterior, draws=draws, seed=seed, way=way)
 
 
 class Predictor:
-    """See `predictor`. `draws` says how many networks there are."""
+    """Predicts with a fixed set of `draws` networks. Made by `predictor`, which describes the arguments.
+
+    Args:
+        posterior: Posterior to draw the networks from.
+        draws: Number of networks.
+        seed: Seed of the random numbers.
+        way: `"auto"`, `"vmap"` or `"loop"`.
+    """
 
     def __init__(self, posterior: Posterior, *, draws: int, seed: int, way: str) -> None:
         check_posterior(posterior)
@@ -66,21 +72,25 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024, on_nonfinite: str = "raise") -> Any:
-        """Predictions for a tensor of inputs, or for an iterable of batches, each a tensor or (inputs, targets).
+        """Predict a tensor of inputs, or an iterable of batches, each a tensor or (inputs, targets).
 
         Args:
-            inputs: A tensor is cut into batches here.
-            batch_size: Rows of a tensor that are predicted at once.
-            on_nonfinite: Rows whose outputs are NaN or infinite `"raise"` an error that names them, or are `"mark"`ed,
-                as by `predict`.
+            inputs: A tensor, which is split into batches, or an iterable of batches.
+            batch_size: Rows per batch when `inputs` is a tensor.
+            on_nonfinite: `"raise"` an error that lists the rows whose outputs are NaN or infinite, or `"mark"` them, as
+                in `predict`.
         """
-        check_choice(on_nonfinite)
-        parts, faults, rows = [], InputFaults(), 0
+        check_on_nonfinite(on_nonfinite)
+        parts: list[Prediction] = []
+        bad_inputs: set[int] = set()
+        row = 0
         for x, y in batches_of(inputs, checked_count("batch_size", batch_size)):
             parts.append(self._batch(x, y))
-            faults.look(x, parts[-1].finite, first=rows)
-            rows += len(x)
-        prediction = refuse_or_mark(concatenate(parts), on_nonfinite, faults, None)
+            bad_inputs |= nonfinite_inputs(x, parts[-1].finite, row)
+            row += len(x)
+        prediction = concatenate(parts)
+        if not bool(prediction.finite.all()):
+            prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
         if isinstance(prediction, ClassPrediction) and not self._posterior.is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
@@ -93,22 +103,20 @@ class Predictor:
         y = None if y is None else y.to(device)
         try:
             outputs = self._outputs(x)
-        except NotIsolatedError:  # by the first pass of all: a copy would answer with the weights of the original
+        except NotIsolatedError:  # from the very first pass: a copy of the network would use the original's weights
             self._posterior = self._original
             self._original.guard.is_isolated = False
             outputs = self._outputs(x)
-        outputs = summable(outputs)
-        own = [part.likelihood for part in self._posterior.parts]
-        moments = make_moments(own, outputs, y, single=self.draws == 1 and not self._posterior.is_random)
-        moments.add(outputs, slice(None))
-        return moments.result()
+        likelihoods = [part.likelihood for part in self._posterior.parts]
+        single = self.draws == 1 and not self._posterior.is_random
+        return make_moments(likelihoods, summable(outputs), y, single=single).result()
 
     def _outputs(self, x: Tensor) -> Tensor:
         """Outputs [draws, batch, …] of all networks."""
         # Tensors of the copy never change: threads may share them.
         seed = self.seed if self._posterior.is_random else None
         with self._posterior.snapshot(seed=seed, copies="none") as view:
-            if view.training:  # the original, in place of a copy that could not be made
+            if view.training:  # the original itself, where no copy is possible
                 view.eval()
             wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH
             if wanted and self._stack is not None and self._can_stack is not False:
@@ -118,15 +126,10 @@ class Predictor:
             return self._one_by_one(view, x)
 
     def _one_by_one(self, view: Posterior, x: Tensor) -> Tensor:
-        run = Passes()
-        results = []
-        for draw in view.draws(self.draws) if self._kept is None else self._kept:
-            with view.sampled(draw) as net:
-                results.append(run(net, x))
-        return torch.stack(results)
+        return run_draws(view, view.draws(self.draws) if self._kept is None else self._kept, x)
 
     def _together(self, view: Posterior, x: Tensor) -> Tensor | None:
-        """The same in one pass; None if the network cannot be run so."""
+        """Outputs of all networks in one pass; None if `vmap` cannot run this network, or gives other outputs."""
         stack = self._stack
         assert stack is not None
 
@@ -149,11 +152,11 @@ class Predictor:
                 raise ValueError(f"way='vmap': torch.func.vmap cannot run this network ({error}).") from error
             self._can_stack = False
         if self.way == "vmap" and not self._can_stack:
-            raise ValueError("way='vmap': this network gives other answers under torch.func.vmap; use way='auto'.")
+            raise ValueError("way='vmap': this network has other outputs under torch.func.vmap; use way='auto'.")
         return outputs if self._can_stack else None
 
     def _fixed_draws(self) -> list[dict[str, Tensor]] | None:
-        """The networks; None where they are too large to be kept, or are not sets of weights."""
+        """The networks' weights; None if they are too large to keep, or draws are no weights (dropout masks)."""
         with torch.no_grad(), self._posterior.snapshot(seed=self.seed, copies="none") as view:
             size = sum(tensor.numel() * tensor.element_size() for tensor in view.draw().values())
             if not 0 < size * self.draws <= _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""What a prediction is: plain tensors on the CPU, one row per input."""
+"""Predictions: plain tensors on the CPU, one row per input."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
-from credo.predict.uncertainty import DECOMPOSITIONS, Uncertainty
 
 P = TypeVar("P", bound="Prediction")
+DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Total, aleatoric and epistemic uncertainty of each input, [n] each."""
+
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What classification and regression have in common.
+    """Fields common to classification and regression.
 
-    `draws_used` [n] counts weight draws per input; `targets` are those the loader gave, if any; `log_likelihood` [n]
-    is log p̄(target) under the whole mixture of draws, None without targets. `finite` [n] says which rows are usable;
-    the others, which `predict(..., on_nonfinite="mark")` leaves in, hold NaN.
+    `draws_used` [n] counts weight draws per input; `targets` are those of the loader, if any; `log_likelihood` [n] is
+    log p̄(target) under the whole mixture of draws, None without targets. Rows that are not `finite`, which
+    `predict(..., on_nonfinite="mark")` leaves in, hold NaN.
     """
 
-    _answer: ClassVar[tuple[str, ...]] = ()
-    """The tensors that hold a NaN or infinity if any draw did."""
+    _checked: ClassVar[tuple[str, ...]] = ()
+    """The fields that are NaN or infinite if the outputs of any draw were."""
 
     draws_used: Tensor
     targets: Tensor | None
@@ -35,11 +44,11 @@ class Prediction:
 
     @property
     def finite(self) -> Tensor:
-        """Which rows have an answer, [n]: no draw's outputs for them are NaN or infinite."""
-        usable = torch.ones(len(self), dtype=torch.bool)
-        for name in self._answer:
-            usable &= getattr(self, name).isfinite().reshape(len(self), -1).all(-1)
-        return usable
+        """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
+        finite = torch.ones(len(self), dtype=torch.bool)
+        for name in self._checked:
+            finite &= getattr(self, name).isfinite().reshape(len(self), -1).all(-1)
+        return finite
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
@@ -50,13 +59,13 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class ClassPrediction(Prediction):
-    """Class probabilities averaged over draws, and three splits of their uncertainty.
+    """Class probabilities averaged over draws, and three decompositions of their uncertainty.
 
     `total`, `aleatoric` and `epistemic` are the entropy decomposition (nats); `uncertainty(name)` gives the others.
-    `mc_error` [n] estimates the standard error of the least certain class probability over another set of draws.
+    `mc_error` [n] estimates the standard error of the least certain class probability.
     """
 
-    _answer = ("probs",)
+    _checked = ("probs",)
 
     probs: Tensor
     mean_entropy: Tensor
@@ -73,7 +82,7 @@ class ClassPrediction(Prediction):
 
     @property
     def confidence(self) -> Tensor:
-        """Its probability."""
+        """Probability of the most probable class."""
         return self.probs.amax(-1)
 
     @property
@@ -92,9 +101,13 @@ class ClassPrediction(Prediction):
         return self.uncertainty("entropy").epistemic
 
     def uncertainty(self, decomposition: str = "entropy") -> Uncertainty:
-        """Total, aleatoric and epistemic by `"entropy"`, `"covariance"` (Kwon et al. 2018) or `"entropy-deviation"`.
+        """Decompose the uncertainty of each input; p_s are the probabilities of draw s, p̄ their mean.
 
-        The last is that of Zhang et al. (2022); see `credo.predict.uncertainty` for the formulas.
+        Args:
+            decomposition: `"entropy"`: total H[p̄], aleatoric mean H[p_s], epistemic their difference, the mutual
+                information of label and weights. `"covariance"` (Kwon et al. 2018, traces): Σ p̄(1−p̄) =
+                Σ mean p_s(1−p_s) + Σ var p_s. `"entropy-deviation"` (Zhang et al. 2022): aleatoric Ha = mean H[p_s],
+                epistemic mean |H[p_s] − Ha|, total their sum, which is not H[p̄].
         """
         if decomposition == "entropy":
             total = torch.special.entr(self.probs).sum(-1)
@@ -113,7 +126,7 @@ class ClassPrediction(Prediction):
 class RegressionPrediction(Prediction):
     """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic²."""
 
-    _answer = ("mean", "aleatoric", "epistemic")
+    _checked = ("mean", "aleatoric", "epistemic")
 
     mean: Tensor
     aleatoric: Tensor
@@ -126,12 +139,12 @@ class RegressionPrediction(Prediction):
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
-    """The prediction in the units that targets had before (target − mean)/std.
+    """Convert a prediction to the units of the targets before they were standardised, (target − mean)/std.
 
     Args:
-        prediction: in the units of training.
-        mean: of the targets; as float64 if they lie far from zero, and then the result is float64, too.
-        std: of the targets.
+        prediction: In the units of training.
+        mean: Mean of the targets; float64 if they lie far from zero, and then the result is float64, too.
+        std: Standard deviation of the targets.
     """
     targets, density = prediction.targets, prediction.log_likelihood
     return RegressionPrediction(
@@ -145,7 +158,7 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
 
 
 def concatenate(parts: list[P]) -> P:
-    """One prediction from those of consecutive batches."""
+    """Join the predictions of consecutive batches."""
     if not parts:
         raise ValueError("Nothing to predict: there was no input.")
     if len(parts) == 1:

@@ -1,32 +1,41 @@
-"""Predict with a posterior: batched, streaming over draws, with as many draws as each input needs."""
+"""Predict with a posterior: one pass of the network per draw, batch by batch, and running sums over draws."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import unknown
+from credo.core.errors import CredoError, unknown
+from credo.core.likelihood import Likelihood
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.moments import Moments, make_moments, summable
-from credo.predict.nonfinite import InputFaults, check_choice, refuse_or_mark
+from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
+from credo.predict.moments import make_moments, summable
+from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
-from credo.predict.sharding import SHARDS, Numbered, gathered, is_ours, sharing, together
-from credo.predict.strategies import STRATEGIES, Strategy, choose_strategy
+from credo.predict.rowwise import PIECE, splits_into_pieces
+from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 
-# Draws that are run before anything is looked at: enough for a first estimate of their variance.
+STRATEGIES = ("auto", "loop", "activation")
+_REMOVED_STRATEGIES = ("stacked", "batched")
+ON_NONFINITE = ("raise", "mark")
+# Draws between two looks at the Monte-Carlo error: enough for a first estimate of the variance.
 _CHUNK = 10
+# Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
+_CACHE_BYTES = 256 * 2**20
 OnBatch = Callable[[int], None]
 Batch = tuple[Tensor, Tensor | None]
 
@@ -46,123 +55,277 @@ def predict(
     on_nonfinite: str = "raise",
     on_batch: OnBatch | None = None,
 ) -> Any:
-    """Predictions averaged over `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
+    """Average the predictions of `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
 
-    `inputs` is a tensor (cut into batches here) or an iterable of batches, each a tensor or (inputs, targets). The
-    network runs in eval mode; modes, generators and parameters are as before afterwards, and the same seed gives the
-    same prediction. A mixture makes the same number of draws of every member (rounded up), a point estimate one.
-    `shared_draws` uses the same networks for all inputs, which "the accuracy of one sampled model" needs. `tolerance`
-    stops drawing for an input once the Monte-Carlo standard error of its class probabilities (regression: of its mean,
-    as a share of the predictive std) is below it; `draws` is the most then, and `draws_used` says how many it took.
-    Memory holds one batch at a time: sums over draws, and one entropy for each draw and input.
+    The network runs once per draw and batch, in eval mode, in a private copy: parameters, modes and generators are left
+    unchanged. Memory holds one batch at a time: sums over draws, and one entropy per draw and input.
 
-    `shard="draws"` or `"data"` lets the processes of `posterior.process_group` divide the draws of each batch, or the
-    batches. All must ask for the same, and all get the whole prediction: that of one process with `shard`, which has
-    other random numbers than one without.
-
-    Rows for which the network's outputs are NaN or infinite have no prediction. `on_nonfinite="raise"` is a
-    `NonFiniteError` that names them; `"mark"` predicts the others: such rows hold NaN, their label is −1, and
-    `prediction.finite` [n] is False for them. A logit of −inf is a probability of 0, which is an answer.
+    Args:
+        posterior: The posterior to draw networks from.
+        inputs: A tensor, which is split into batches, or an iterable of batches: tensors or (inputs, targets).
+        draws: Networks to average over. A mixture takes equally many of every member, rounded up; a point estimate is
+            one network.
+        batch_size: Rows per batch when `inputs` is a tensor.
+        shared_draws: Use the same networks for all batches, as "the accuracy of one sampled network" needs; otherwise
+            every batch gets fresh draws.
+        tolerance: Stop drawing for an input once the Monte-Carlo standard error of its class probabilities (regression:
+            of its mean, as a fraction of the predictive std) is below this; `draws` is the maximum then, and
+            `draws_used` counts the draws of each input. None: always `draws`.
+        strategy: `"loop"` draws all weights. `"activation"` samples the outputs of the first layer instead of its
+            weights (exact for each input; see docs/prediction.md for what it needs). `"auto"` samples activations
+            where the structure of the network shows that it is possible.
+        seed: Seed of the random numbers; the same seed and batches give the same prediction.
+        shard: `"draws"` or `"data"`: the processes of `posterior.process_group` divide the draws of each batch, or the
+            batches. All must call this with the same arguments, and all get the whole prediction: that of one process
+            with `shard`, whose random numbers differ from those without.
+        on_nonfinite: `"raise"` a `NonFiniteError` that lists the rows whose outputs are NaN or infinite, or `"mark"`
+            them: such rows hold NaN, their label is −1, and `prediction.finite` is False. A logit of −inf is a
+            probability of 0, and allowed.
+        on_batch: Called with the number of inputs after each batch, for progress bars.
     """
-    check_choice(on_nonfinite)
-    draws, batch_size = _checked(posterior, draws, batch_size, tolerance, strategy, shard)
+    check_posterior(posterior)
+    _check_choices(strategy, tolerance, shard, on_nonfinite)
+    if strategy in _REMOVED_STRATEGIES:
+        warnings.warn(
+            f"strategy={strategy!r} is gone and runs as 'loop'; the name goes in 0.3. Use 'auto' or 'loop', or "
+            "credo.predictor for a fixed set of networks that run in one pass.",
+            DeprecationWarning,
+            stacklevel=3,  # torch.no_grad is one
+        )
+        strategy = "loop"
+    draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     seed = checked_seed(seed)
+    is_random = posterior.is_random
+    task = _Task(
+        draws=posterior.whole_draws(draws),
+        chunk=posterior.whole_draws(_CHUNK),  # the error of a mixture is looked at only after a draw of every member
+        is_random=is_random,
+        shared_draws=shared_draws,
+        tolerance=tolerance if is_random else None,
+        strategy=strategy,
+        seed=seed,
+        shard=shard,
+        on_nonfinite=on_nonfinite,
+        on_batch=on_batch,
+    )
     keep_freed()
-    task = _Task(draws, shared_draws, tolerance, strategy, seed, shard, on_batch, on_nonfinite)
     if shard is not None:
-        torch.manual_seed(seed)  # a loader that shuffles must do so alike for everybody
+        torch.manual_seed(seed)  # a loader that shuffles must do so alike in every process
     batches = batches_of(inputs, batch_size)
-    first = next(batches, None)
-    given = [] if first is None else [first]
+    first = list(islice(batches, 1))
     try:
-        prediction = task.run(posterior, chain(given, batches))
-    except NotIsolatedError:  # by the first pass of all, so that no second batch has been read; now by the lock
+        return task.run(posterior, chain(first, batches))
+    except NotIsolatedError:  # from the very first pass, before a second batch was read; now under the posterior's lock
         if shard is not None:
             raise
-        prediction = task.run(posterior, chain(given, batches))
-    if isinstance(prediction, ClassPrediction) and not posterior.is_random:
-        return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
-    return prediction
+        return task.run(posterior, chain(first, batches))
 
 
 @dataclass(frozen=True)
 class _Task:
-    """The arguments of `predict`, checked."""
+    """The arguments of `predict`, validated; `chunk` draws are made between two looks at the Monte-Carlo error."""
 
     draws: int
+    chunk: int
+    is_random: bool
     shared_draws: bool
     tolerance: float | None
     strategy: str
     seed: int
     shard: str | None
-    on_batch: OnBatch | None
     on_nonfinite: str
+    on_batch: OnBatch | None
 
     def run(self, posterior: Posterior, batches: Iterable[Batch]) -> Prediction:
-        """The prediction of all batches, in order."""
+        """Predict all batches, in order, on a private copy of the posterior."""
         parts: list[Prediction] = []
-        plan: Strategy | None = None
-        draw_group, data_group = sharing(posterior, self.shard)
-        faults, rows = InputFaults(), 0
-        with evaluating(posterior, self.seed) as frozen, together(data_group):
-            for batch, (x, y) in enumerate(batches):
-                x = x.to(frozen.device)
-                y = None if y is None else y.to(frozen.device)
-                plan = self._plan(frozen, x, draw_group) if plan is None else plan
-                rows += len(x)
-                if not is_ours(batch, data_group):
+        bad_inputs: set[int] = set()  # rows, counted over all batches
+        loop: DrawLoop | NumberedDraws | None = None
+        row = 0
+        group = posterior.process_group
+        data_shard = DataShard(group) if self.shard == "data" else None
+        with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
+            device, likelihoods = frozen.device, [part.likelihood for part in frozen.parts]
+            for index, (x, y) in enumerate(batches):
+                x, y = x.to(device), None if y is None else y.to(device)
+                loop = self._draw_loop(frozen, x, group) if loop is None else loop
+                first, row = row, row + len(x)
+                if data_shard is not None and not data_shard.is_ours(index):
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
-                    plan.begin(batch)
-                    parts.append(self._batch(frozen, plan, x, y))
-                faults.look(x, parts[-1].finite, first=rows - len(x))
+                    loop.begin(index)
+                    parts.append(self._batch(loop, likelihoods, x, y))
+                finite = parts[-1].finite
+                if not bool(finite.all()):
+                    bad_inputs |= nonfinite_inputs(x, finite, first)
                 if self.on_batch is not None:
                     self.on_batch(len(x))
-        return refuse_or_mark(concatenate(gathered(parts, data_group)), self.on_nonfinite, faults, data_group)
+        if data_shard is not None:
+            parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
+        prediction = concatenate(parts)
+        if not bool(prediction.finite.all()):
+            prediction = raise_or_mark(prediction, self.on_nonfinite, bad_inputs)
+        if isinstance(prediction, ClassPrediction) and not self.is_random:
+            return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
+        return prediction
 
-    def _plan(self, frozen: Posterior, x: Tensor, process_group: ProcessGroup | None) -> Strategy:
-        options: dict[str, Any] = {"name": self.strategy, "draws": self.draws, "shared": self.shared_draws}
-        plan = choose_strategy(frozen, x, **options, seed=self.seed, keep=self.shard is None)
-        if self.shard is None:
-            return plan
-        return Numbered(plan, frozen, process_group, seed=self.seed, shared=self.shared_draws)
-
-    def _batch(self, frozen: Posterior, plan: Strategy, x: Tensor, y: Tensor | None) -> Prediction:
-        tolerance = self.tolerance if frozen.is_random else None
-        rows = torch.arange(len(x), device=x.device)
-        moments: Moments | None = None
-        done = 0
-        chunk = frozen.whole_draws(_CHUNK)  # looked at only when every part of a mixture had its turn
-        chunk = plan.rounded(chunk) if tolerance is None else chunk
-        while done < self.draws and len(rows):
-            count = min(chunk, self.draws - done)
-            all_rows = len(rows) == len(x)
-            outputs = summable(plan.outputs(x if all_rows else x[rows], count))
-            if moments is None:
-                own = [part.likelihood for part in frozen.parts]
-                moments = make_moments(own, outputs, y, single=self.draws == 1 and not frozen.is_random)
-            moments.add(outputs, slice(None) if all_rows else rows)
-            done += count
-            if tolerance is not None and done < self.draws:
-                rows = plan.agreed(rows[moments.error()[rows] > tolerance])
-        if moments is None:
+    def _batch(
+        self, loop: DrawLoop | NumberedDraws, likelihoods: list[Likelihood], x: Tensor, y: Tensor | None
+    ) -> Prediction:
+        """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
+        if not len(x):
             raise ValueError("An empty batch cannot be predicted.")
+        chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
+        done = min(chunk, self.draws)
+        is_single = self.draws == 1 and not self.is_random
+        moments = make_moments(likelihoods, loop.outputs(x, done), y, single=is_single)
+        rows = torch.arange(len(x), device=x.device)
+        while done < self.draws:
+            if self.tolerance is not None:
+                rows = rows[moments.error()[rows] > self.tolerance]
+                rows = loop.agreed(rows) if isinstance(loop, NumberedDraws) else rows
+                if not len(rows):
+                    break
+            count = min(chunk, self.draws - done)
+            is_whole = len(rows) == len(x)
+            moments.add(loop.outputs(x if is_whole else x[rows], count), slice(None) if is_whole else rows)
+            done += count
         return moments.result()
 
+    def _draw_loop(self, frozen: Posterior, x: Tensor, group: ProcessGroup | None) -> DrawLoop | NumberedDraws:
+        shared = self.shared_draws
+        keep = shared and self.shard is None
+        loop = draw_loop(frozen, x, draws=self.draws, shared=shared, strategy=self.strategy, keep=keep)
+        if self.shard is None:
+            return loop
+        return NumberedDraws(loop, frozen, group if self.shard == "draws" else None, seed=self.seed, shared=shared)
 
-def _checked(
-    posterior: Posterior, draws: int, batch_size: int, tolerance: float | None, strategy: str, shard: str | None
-) -> tuple[int, int]:
-    """How many draws to make, and the size of batches."""
-    check_posterior(posterior)
-    draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
-    if strategy not in STRATEGIES:
-        raise ValueError(unknown("strategy", strategy, STRATEGIES))
+
+def draw_loop(
+    posterior: Posterior, x: Tensor, *, draws: int, shared: bool, strategy: str = "auto", keep: bool = True
+) -> DrawLoop:
+    """Choose how draws are run, by the structure of the network alone.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        x: The first batch; later ones must have as many dimensions.
+        draws: Draws per batch.
+        shared: Use the same draws for every batch.
+        strategy: As in `predict`.
+        keep: Keep shared draws in memory where they are small; False draws them again for every batch.
+    """
+    first, in_pieces = None, False
+    kind = type(posterior.model)
+    if strategy == "activation":
+        first = requested_first_layer(posterior, x, shared=shared)
+    elif strategy == "auto" and (kind is nn.Sequential or getattr(kind, "rowwise", False)) and posterior.is_random:
+        first = None if shared else declared_first_layer(posterior, x)
+        in_pieces = first is None and draws > 1 and splits_into_pieces(posterior.model, x)
+    return DrawLoop(posterior, draws, keep=shared and keep, first_layer=first, in_pieces=in_pieces)
+
+
+class DrawLoop:
+    """Runs the network once for each of consecutive draws.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        draws: Draws per batch.
+        keep: Whether all batches have the same draws, so that small ones can be kept in memory.
+        first_layer: Samples the outputs of the first layer in the place of its weights; None draws all weights.
+        in_pieces: Whether to split batches of images into pieces, with their channels last in memory.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        draws: int,
+        *,
+        keep: bool = False,
+        first_layer: FirstLayer | None = None,
+        in_pieces: bool = False,
+    ) -> None:
+        self.posterior, self.draws, self.keep = posterior, draws, keep
+        self.first_layer, self.in_pieces = first_layer, in_pieces
+        self._kept: list[Draw] | None = None
+        self._source: Iterator[Draw] = iter(())
+
+    def begin(self, batch: int = 0, *, skip: int = 0) -> None:
+        """Start the draws of a batch. Shared ones may be made again: call it under the same `posterior.seeded`.
+
+        Args:
+            batch: Number of the batch, which only `NumberedDraws` depends on.
+            skip: Draws to leave out first: those of a mixture are of its members in turn.
+        """
+        if self._kept is not None:
+            self._source = iter(self._kept)
+            return
+        made: Iterator[Draw] = (self.first_layer or self.posterior).draws(skip + self.draws)
+        if self.keep:
+            first = next(made)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+            made = chain([first], made)
+            if 0 < size * self.draws <= _CACHE_BYTES:
+                self._kept = list(made)
+                made = iter(self._kept)
+        self._source = islice(made, skip, None) if skip else made
+
+    def outputs(self, x: Tensor, count: int) -> Tensor:
+        """Outputs [count, batch, …] of the next `count` draws."""
+        draws = islice(self._source, count)
+        if self.first_layer is None:
+            return run_draws(self.posterior, draws, x, in_pieces=self.in_pieces)
+        with self.first_layer.sampled(x, passes=count):
+            return run_draws(self.posterior, draws, x)
+
+
+def run_draws(posterior: Posterior, draws: Iterable[Draw], x: Tensor, *, in_pieces: bool = False) -> Tensor:
+    """Outputs [draws, batch, …] of one pass per draw, which all see `x` as it was given.
+
+    The first pass runs on a copy. If the network wrote into it (`x -= 1`, a first `nn.ReLU(inplace=True)`), every pass
+    gets a copy; else the others run on `x` itself.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        draws: Weights of each network.
+        x: Inputs of one batch.
+        in_pieces: Whether to run images in small pieces, with their channels last in memory.
+    """
+    results: list[Tensor] = []
+    if in_pieces:
+        x = x.contiguous(memory_format=torch.channels_last)
+    given, is_copy = x.clone(), True
+    for draw in draws:
+        version = None if given.is_inference() else given._version  # inference tensors do not count changes
+        with posterior.sampled_in_place(draw) as net:
+            outputs = [net(piece) for piece in given.split(PIECE)] if in_pieces else [net(given)]
+        results.append(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+        is_unchanged = version is not None and given._version == version
+        if is_copy:
+            # Values, too: changes through `.data` or NumPy are not counted.
+            is_copy = x.is_inference() or not is_unchanged or not torch.equal(given, x)
+            given = x.clone() if is_copy else x
+        elif not is_unchanged:
+            raise CredoError(
+                "The network changed its input in place, though it did not in its first pass: the inputs given are no "
+                "longer what they were. Let its forward work on a copy: x = x.clone()."
+            )
+    return summable(torch.stack(results))
+
+
+def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
+    if strategy not in STRATEGIES and strategy not in _REMOVED_STRATEGIES:
+        raise ValueError(unknown("strategy", str(strategy), STRATEGIES))
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"tolerance={tolerance} must be positive, or None for a fixed number of draws.")
     if shard is not None and shard not in SHARDS:
         raise ValueError(unknown("shard", str(shard), SHARDS))
-    return posterior.whole_draws(draws), batch_size
+    check_on_nonfinite(on_nonfinite)
+
+
+def check_on_nonfinite(on_nonfinite: str) -> None:
+    """Raise ValueError for an unknown choice."""
+    if on_nonfinite not in ON_NONFINITE:
+        raise ValueError(unknown("on_nonfinite", str(on_nonfinite), ON_NONFINITE))
 
 
 def check_posterior(given: object) -> None:
@@ -174,7 +337,7 @@ def check_posterior(given: object) -> None:
 
 
 def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:
-    """`predict` where a classification is expected."""
+    """Call `predict` with these arguments; raise TypeError unless the result is a `ClassPrediction`."""
     prediction = predict(posterior, inputs, **options)
     if not isinstance(prediction, ClassPrediction):
         raise TypeError(f"A class likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
@@ -182,7 +345,7 @@ def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **opti
 
 
 def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> RegressionPrediction:
-    """`predict` where a regression is expected."""
+    """Call `predict` with these arguments; raise TypeError unless the result is a `RegressionPrediction`."""
     prediction = predict(posterior, inputs, **options)
     if not isinstance(prediction, RegressionPrediction):
         raise TypeError(f"A Gaussian likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
@@ -191,7 +354,7 @@ def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **optio
 
 @contextmanager
 def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
-    """The posterior as it is now, in eval mode, with random numbers that start from `seed`: for one thread alone."""
+    """A snapshot of the posterior in eval mode, with random numbers that start from `seed`; for one thread."""
     # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
     # else can be using it; beside other threads that would take numbers from theirs.
     alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()

@@ -1,14 +1,14 @@
-"""One prediction by several processes: who makes which draws or batches, and the whole of it for everybody.
+"""Divide one prediction among processes, which all get the whole of it.
 
-Draws are functions of the seed, the batch and their number alone. So it does not matter who makes them, nor how many
-processes there are: one alone gives the same prediction.
+Draws are functions of seed, batch and number alone, so it does not matter which process makes them, nor how many there
+are: one process alone gives the same prediction.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,86 +17,102 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, LostProcessError
 from credo.core.posterior import Posterior
 from credo.predict.result import P
-from credo.predict.strategies import Strategy
+
+if TYPE_CHECKING:
+    from credo.predict.run import DrawLoop
 
 SHARDS = ("draws", "data")
 
 
-def sharing(posterior: Posterior, shard: str | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """The processes that divide the draws, and those that divide the batches; None where this one has them all."""
-    process_group = posterior.process_group
-    if shard is None or process_group is None or process_group.world == 1:
-        return None, None
-    return (process_group, None) if shard == "draws" else (None, process_group)
+class FailTogether:
+    """While open, an error in one process raises in all of them; nothing inside may exchange data between processes.
+
+    Args:
+        process_group: The processes; None for this one alone.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None) -> None:
+        alone = process_group is None or process_group.world == 1
+        self.process_group = None if alone else process_group
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Exchange whether all is well."""
+        if self.process_group is None or isinstance(error, LostProcessError):
+            return
+        if error is not None and not isinstance(error, Exception):  # interrupted: the others are as well
+            return
+        if self.process_group.agree(error is not None) and error is None:
+            raise CredoError(
+                "Another process failed at its part of the prediction and said why; this one stops with it."
+            )
 
 
-def is_ours(batch: int, process_group: ProcessGroup | None) -> bool:
-    """Whether this process predicts that batch."""
-    return process_group is None or batch % process_group.world == process_group.rank
+class DataShard(FailTogether):
+    """The batches that this process predicts: every `world`-th one."""
+
+    def is_ours(self, batch: int) -> bool:
+        """Whether this process predicts that batch."""
+        group = self.process_group
+        return group is None or batch % group.world == group.rank
+
+    def gathered(self, parts: list[P], rows: set[int]) -> tuple[list[P], set[int]]:
+        """The predictions of all batches, in order, and the union of all processes' `rows`.
+
+        Args:
+            parts: Predictions of this process's batches.
+            rows: Row numbers that this process has found.
+        """
+        group = self.process_group
+        if group is None:
+            return parts, rows
+        found = [group.share((parts, sorted(rows)), source) for source in range(group.world)]
+        count = sum(len(those) for those, _ in found)
+        ordered = [found[batch % group.world][0][batch // group.world] for batch in range(count)]
+        return ordered, {row for _, those in found for row in those}
 
 
-def gathered(parts: list[P], process_group: ProcessGroup | None) -> list[P]:
-    """The predictions of all batches in order, from processes that each have theirs."""
-    if process_group is None:
-        return parts
-    found = [process_group.share(parts, source) for source in range(process_group.world)]
-    count = sum(len(those) for those in found)
-    return [found[batch % process_group.world][batch // process_group.world] for batch in range(count)]
+class NumberedDraws:
+    """The draws of a loop by their numbers, in blocks that the processes make in turn; all get all outputs, in order.
 
-
-@contextmanager
-def together(process_group: ProcessGroup | None) -> Iterator[None]:
-    """What fails inside fails for all processes; nothing inside may exchange anything between them."""
-    try:
-        yield
-    except LostProcessError:
-        raise
-    except Exception:
-        if process_group is not None:
-            process_group.agree(True)
-        raise
-    if process_group is not None and process_group.agree(False):
-        raise CredoError("Another process failed at its part of the prediction and said why; this one stops with it.")
-
-
-class Numbered(Strategy):
-    """The draws of another strategy by their numbers, in blocks that the processes of `process_group` make in turn.
-
-    All of them get the outputs of all draws, in order.
+    Args:
+        loop: Makes the draws of one block, from a generator seeded for it.
+        posterior: The snapshot that the loop draws from.
+        process_group: The processes that divide the draws; None if this one makes them all.
+        seed: The prediction's seed.
+        shared: Whether every batch has the same draws.
     """
 
     def __init__(
-        self, inner: Strategy, posterior: Posterior, process_group: ProcessGroup | None, *, seed: int, shared: bool
+        self, loop: DrawLoop, posterior: Posterior, process_group: ProcessGroup | None, *, seed: int, shared: bool
     ) -> None:
-        self.inner, self.posterior, self.process_group, self.seed, self.shared = (
-            inner,
-            posterior,
-            process_group,
-            seed,
-            shared,
-        )
-        self.block = inner.block
-        self.period = posterior.whole_draws(1)  # draws of a mixture are of its parts in turn
+        self.loop, self.posterior, self.seed, self.shared = loop, posterior, seed, shared
+        self.failing = FailTogether(process_group)
+        self.process_group = self.failing.process_group
+        self.block = 1 if loop.first_layer is None else loop.first_layer.block
+        self.period = posterior.whole_draws(1)  # draws of a mixture are of its members in turn
         self.batch = self.done = 0
 
     def begin(self, batch: int) -> None:
-        """The first draw for a batch; if shared, the same for all batches."""
+        """Start with the first draw of a batch; if shared, the same for all batches."""
         self.batch, self.done = (0 if self.shared else batch), 0
 
     def rounded(self, count: int) -> int:
-        """So many draws, at least, that all processes have equally many."""
+        """Round up to a number of draws of which all processes make equally many."""
         whole = self.block * (1 if self.process_group is None else self.process_group.world)
         return -(-count // whole) * whole
 
     def outputs(self, x: Tensor, count: int) -> Tensor:
-        """Outputs [count, batch, ...] of the next `count` draws, whoever made them."""
+        """Outputs [count, batch, …] of the next `count` draws, whichever process makes them."""
         end = self.done + count
         blocks = [(first, min(self.block, end - first)) for first in range(self.done, end, self.block)]
         self.done = end
         if self.process_group is None:
             return torch.cat([self._outputs(x, *block) for block in blocks])
         world = self.process_group.world
-        with together(self.process_group):
+        with self.failing:
             own = [self._outputs(x, *block).cpu() for block in blocks[self.process_group.rank :: world]]
         found = [self.process_group.share(own, source) for source in range(min(world, len(blocks)))]
         return torch.cat([found[i % world][i // world] for i in range(len(blocks))]).to(x.device)
@@ -109,8 +125,8 @@ class Numbered(Strategy):
         return found.to(rows.device)
 
     def _outputs(self, x: Tensor, first: int, count: int) -> Tensor:
-        place = f"{self.seed} {self.batch} {first}"
-        seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:7], "big")
+        name = f"{self.seed} {self.batch} {first}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
         with self.posterior.seeded(seed):
-            self.inner.restart(first % self.period)
-            return self.inner.outputs(x, count)
+            self.loop.begin(skip=first % self.period)
+            return self.loop.outputs(x, count)

@@ -47,14 +47,14 @@ def ood_inputs(name: str, run: Run, dataset: Dataset) -> Split:
 
 def _same(a: Dataset, b: Dataset) -> bool:
     """Whether the test sets are equal; training sets may differ."""
-    alike = (a.classes, a.class_names, a.input_shape, a.test.x.dtype, len(a.test)) == (
+    same = (a.classes, a.class_names, a.input_shape, a.test.x.dtype, len(a.test)) == (
         b.classes,
         b.class_names,
         b.input_shape,
         b.test.x.dtype,
         len(b.test),
     )
-    if not alike or not torch.equal(a.test.x, b.test.x) or not torch.equal(a.test.y, b.test.y):
+    if not same or not torch.equal(a.test.x, b.test.x) or not torch.equal(a.test.y, b.test.y):
         return False
     scales = ((a.target_mean, b.target_mean), (a.target_std, b.target_std))
     return all(p is q or (p is not None and q is not None and torch.equal(p, q)) for p, q in scales)

@@ -37,13 +37,13 @@ def training_section(content: Content) -> Section:
     score = score_of(logs)
     if score is not None:
         drawn = score_plot({run.name: run.records for run in content.runs}, score)
-        wish = "lines that rise and level off." if score == "accuracy" else "lines that fall and level off."
+        good = "lines that rise and level off." if score == "accuracy" else "lines that fall and level off."
         title = "Validation accuracy" if score == "accuracy" else "Validation RMSE"
         found.append(
             Figure(
                 title,
                 f"After every epoch, on held-out inputs.{scaled}",
-                wish,
+                good,
                 [Panel([drawn])],
                 runs_legend([run.name for run in content.runs]),
             )

@@ -120,5 +120,5 @@ def _conclusion(rows: list[list[Any]]) -> str:
     likely, alert = min(rows, key=lambda row: row[2]), max(rows, key=lambda row: row[4])
     first = f"lowest NLL: {likely[0]}, {likely[2]:.3f}"
     second = f"best detection of photographs: {alert[0]}, AUROC {alert[4]:.3f}"
-    beside = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((likely, 2), (alert, 4))]
-    return f"{first}{beside[0]}; {second}{beside[1]}. The report shows which differences are significant."
+    baseline = [f" ({plain[0]}: {plain[c]:.3f})" if row is not plain else "" for row, c in ((likely, 2), (alert, 4))]
+    return f"{first}{baseline[0]}; {second}{baseline[1]}. The report shows which differences are significant."

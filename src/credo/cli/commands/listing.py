@@ -15,7 +15,7 @@ from credo.core.likelihood import LIKELIHOODS
 from credo.core.optimizers import OPTIMIZERS
 from credo.core.prior import PRIORS
 from credo.data import AUGMENTATIONS, DATASETS
-from credo.experiments.defaults import method_options
+from credo.experiments.options import method_options
 from credo.methods import METHODS
 from credo.models import MODELS
 from credo.training.schedule import SCHEDULES

@@ -22,7 +22,7 @@ from credo.data.tables.reading import read_table
 from credo.experiments.runs import Run
 from credo.experiments.units import in_target_units, network_inputs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
-from credo.predict.nonfinite import check_choice
+from credo.predict.run import check_on_nonfinite
 from credo.training.progress import make_progress
 
 app = new_app()
@@ -63,7 +63,7 @@ def _command(
     with errors_explained():
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
-        check_choice(on_nonfinite)
+        check_on_nonfinite(on_nonfinite)
         run = Run(folder)
         posterior, facts = run.posterior(), run.facts()
         x = _inputs(inputs, facts, mark=on_nonfinite == "mark")

@@ -93,10 +93,10 @@ class Communicator:
         """Whether `flag` is true on any rank."""
         if self.size == 1:
             return flag
-        told = torch.tensor([int(flag)], device=self.device)
+        flags = torch.tensor([int(flag)], device=self.device)
         with self._translated_errors():
-            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group)
-        return bool(told.item())
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(flags.item())
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` with that of rank `source`."""

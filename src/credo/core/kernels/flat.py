@@ -139,11 +139,11 @@ def softplus_back(
 
 
 class CompiledGradients:
-    """Gradients by μ and ρ of N(μ, softplus(ρ)²), accumulated over weight draws in two compiled passes each.
+    """Gradients by μ and ρ of N(μ, softplus(ρ)²), summed over the draws of one step in two compiled passes each.
 
-    The objective has `kl_weight` times the KL to a Gaussian prior with one mean and std for all weights. Noise is
-    computed again on the way back instead of being stored, the gradients of the first draw become those of the means in
-    place, and those of the KL are added on the way. For tensors that are `fused`.
+    For tensors that are `fused`, and a Gaussian prior with one mean and std for all weights. Noise is computed again on
+    the way back instead of being stored, the gradients of the first draw become those of the means in place, and those
+    of the KL are added on the way.
 
     Args:
         means: The parameters μ, by name.
@@ -152,28 +152,35 @@ class CompiledGradients:
         kl_weight: What the KL is multiplied by.
     """
 
-    def __init__(self, means: Mapping[str, Tensor], rho: Tensor, prior: tuple[float, float], kl_weight: float) -> None:
+    def __init__(
+        self, means: Mapping[str, nn.Parameter], rho: nn.Parameter, prior: tuple[float, float], kl_weight: float
+    ) -> None:
+        self.parameters = [*means.values(), rho]
         self._names, self._tensors = tuple(means), [p.detach() for p in means.values()]
         self._sizes = [p.numel() for p in self._tensors]
         self._means = TensorList(self._tensors, self._sizes)
         self._rho, self._kl_weight = rho.detach(), kl_weight
         self._prior_mean, self._precision = prior[0], 1 / prior[1] ** 2
         self._key: int | None = None
-        self.eps = self._rho  # set by `draw_at`
+        self.eps = self._rho  # noise of the last draw, if it was given
         self._by_mean: list[Tensor] = []
         self._by_rho: Tensor | None = None
         self._kl = 0.0
         self._squared_norm: float | None = None
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A new draw w = μ + σ·ε, flat."""
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """A new draw w = μ + σ·ε, as leaves by name."""
         self._key = new_key(generator)
-        return softplus_draw(self._means, self._rho, self._key)
+        return self._leaves(softplus_draw(self._means, self._rho, self._key))
 
-    def draw_at(self, eps: Tensor) -> Tensor:
-        """The draw with this noise, flat."""
+    def draw_at(self, eps: Tensor) -> dict[str, Tensor]:
+        """The draw with this noise, as leaves by name."""
         self._key, self.eps = None, eps
-        return torch.addcmul(*self.moments(), eps)
+        return self._leaves(torch.addcmul(*self.moments(), eps))
+
+    def _leaves(self, draw: Tensor) -> dict[str, Tensor]:
+        pieces = zip(self._names, draw.split(self._sizes), self._tensors, strict=True)
+        return {name: piece.view(like.shape).detach().requires_grad_() for name, piece, like in pieces}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """μ and σ as flat vectors, detached."""
@@ -220,11 +227,12 @@ class CompiledGradients:
         """The KL, whose gradients the first draw has added."""
         return self._kl
 
-    def assign(self, means: Mapping[str, nn.Parameter], rho: nn.Parameter) -> float | None:
+    def assign(self) -> float | None:
         """Add the sums to the parameters' `grad`; returns their squared norm where all of it is from draws."""
+        *means, rho = self.parameters
         rho.grad = self._by_rho
         squared_norm = self._squared_norm
-        for parameter, gradient in zip(means.values(), self._by_mean, strict=True):
+        for parameter, gradient in zip(means, self._by_mean, strict=True):
             # What the loss took from the mean itself, past the draw, counts as well.
             squared_norm = squared_norm if parameter.grad is None else None
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

@@ -374,8 +374,8 @@ def layer_forward(run: PerExamplePass, hooked: HookedLayer, own: dict[str, Any])
             return plain(*args, **options)  # type: ignore[no-any-return]
         call, fused = LayerCall(run, hooked.names, rule, own), rule.fused
         # Where rows have weights, which only the squares know of, gradient and squares cannot be made together.
-        suits = fused is not None and has_weight and run.weights is None and x.dim() >= fused.dims
-        if suits and (fused.suits is None or fused.suits(x, own["weight"])):
+        fits = has_weight and run.weights is None
+        if fused is not None and fits and x.dim() >= fused.dims and (not fused.suits or fused.suits(x, own["weight"])):
             return fused_forward(call, fused, x, own, plain)
         out: Tensor = plain(*args, **options)
         if out.requires_grad:

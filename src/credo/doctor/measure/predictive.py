@@ -15,7 +15,7 @@ from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.strategies import choose_strategy
+from credo.predict.run import draw_loop
 
 _BATCH, _CHUNK = 256, 10
 
@@ -24,9 +24,7 @@ _BATCH, _CHUNK = 256, 10
 class Predictive(ABC):
     """Predictions of `draws` networks for n examples, with their targets.
 
-    Attributes:
-        log_likelihood: log p(target) of each network, [draws, n], float64.
-        strata: Number of parts of a mixture that the draws cycle through.
+    `log_likelihood` is log p(target), [draws, n] in float64. Draws cycle through the `strata` parts of a mixture.
     """
 
     log_likelihood: Tensor
@@ -139,26 +137,22 @@ class RegressionPredictive(Predictive):
 
 @torch.no_grad()
 def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int = 0) -> Predictive:
-    """Predict with `draws` networks, the same ones for all examples, equally many of each part of a mixture.
+    """Predict `subset` with `draws` networks of `posterior`, the same ones for all examples.
 
-    Args:
-        posterior: The posterior, left unchanged.
-        subset: Examples with targets.
-        draws: Number of networks; rounded up to a multiple of the parts.
-        seed: Seed of the draws.
+    Draws by `seed`, rounded up to equally many of each part of a mixture.
     """
     draws = posterior.whole_draws(draws)
     batches = []
     with without_side_effects(posterior, seed):
-        plan = None
+        loop = None
         for x, _ in subset.split(_BATCH):
             x = x.to(posterior.device)
-            if plan is None:
-                plan = choose_strategy(posterior, x, name="auto", draws=draws, shared=True, seed=seed)
+            if loop is None:
+                loop = draw_loop(posterior, x, draws=draws, shared=True)
             with posterior.seeded(seed):
-                plan.restart()
+                loop.begin()
                 counts = [min(_CHUNK, draws - start) for start in range(0, draws, _CHUNK)]
-                batches.append(torch.cat([summable(plan.outputs(x, count)).cpu() for count in counts]))
+                batches.append(torch.cat([loop.outputs(x, count).cpu() for count in counts]))
     return make_predictive([part.likelihood for part in posterior.parts], torch.cat(batches, dim=1), subset.y.cpu())
 
 
@@ -171,13 +165,7 @@ def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Pred
 
 
 def make_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> Predictive:
-    """The predictive distribution of network outputs.
-
-    Args:
-        likelihoods: Likelihood of each part of a mixture; draws cycle through them.
-        outputs: [draws, n, ...].
-        y: Targets.
-    """
+    """The predictive distribution of `outputs` [draws, n, ...] for targets `y`; draws cycle through `likelihoods`."""
     first, strata = likelihoods[0], len(likelihoods)
     if isinstance(first, ClassLikelihood):
         log_probs = class_log_probs(first, outputs)

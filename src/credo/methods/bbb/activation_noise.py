@@ -30,23 +30,26 @@ def local_reparameterisation(
         generator: Source of the noise.
         rows: Which examples of the batch this process has.
     """
+    return lambda path: partial(
+        _local_reparameterisation, std.get(join(path, "weight")), std.get(join(path, "bias")), generator, rows
+    )
 
-    def for_layer(path: str) -> Replace:
-        weight_std, bias_std = std.get(join(path, "weight")), std.get(join(path, "bias"))
 
-        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-            variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
-            deviation = torch.where(
-                variance > _VARIANCE_FLOOR,
-                variance.clamp_min(_VARIANCE_FLOOR).sqrt(),
-                torch.zeros_like(variance),
-            )
-            normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
-            return output + deviation * rows.of(normal, output.shape)
-
-        return replace
-
-    return for_layer
+def _local_reparameterisation(
+    weight_std: Tensor | None,
+    bias_std: Tensor | None,
+    generator: torch.Generator,
+    rows: Rows,
+    layer: nn.Module,
+    x: Tensor,
+    output: Tensor,
+) -> Tensor:
+    variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
+    deviation = torch.where(
+        variance > _VARIANCE_FLOOR, variance.clamp_min(_VARIANCE_FLOOR).sqrt(), torch.zeros_like(variance)
+    )
+    normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
+    return output + deviation * rows.of(normal, output.shape)
 
 
 def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = WHOLE) -> Callable[[str], Replace]:
@@ -57,25 +60,31 @@ def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = 
         generator: Source of the noise.
         rows: Which examples of the batch this process has.
     """
+    return lambda path: partial(
+        _flipout, path, std.get(join(path, "weight")), std.get(join(path, "bias")), generator, rows
+    )
 
-    def for_layer(path: str) -> Replace:
-        names = {key: std.get(join(path, key)) for key in ("weight", "bias")}
 
-        def replace(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-            rule = RULES[type(layer)]
-            if x.dim() < rule.min_dim:
-                raise ValueError(f"Flipout at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
-            weight: Tensor = layer.weight  # type: ignore[assignment]
-            delta = {k: _perturbation(s, generator) for k, s in names.items()}
-            shift = delta["weight"] if delta["weight"] is not None else torch.zeros_like(weight)
-            in_shape, out_shape = sign_shapes(rule, x, output)
-            flipped = x * rows.of(partial(random_signs, like=x, generator=generator), in_shape)
-            noise = rule.apply(layer, flipped, shift, delta["bias"])
-            return output + noise * rows.of(partial(random_signs, like=output, generator=generator), out_shape)
-
-        return replace
-
-    return for_layer
+def _flipout(
+    path: str,
+    weight_std: Tensor | None,
+    bias_std: Tensor | None,
+    generator: torch.Generator,
+    rows: Rows,
+    layer: nn.Module,
+    x: Tensor,
+    output: Tensor,
+) -> Tensor:
+    rule = RULES[type(layer)]
+    if x.dim() < rule.min_dim:
+        raise ValueError(f"Flipout at {path or 'the network'} needs a batch dimension, got {list(x.shape)}.")
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    by_weight, by_bias = _perturbation(weight_std, generator), _perturbation(bias_std, generator)
+    shift = torch.zeros_like(weight) if by_weight is None else by_weight
+    in_shape, out_shape = sign_shapes(rule, x, output)
+    flipped = x * rows.of(partial(random_signs, like=x, generator=generator), in_shape)
+    noise = rule.apply(layer, flipped, shift, by_bias)
+    return output + noise * rows.of(partial(random_signs, like=output, generator=generator), out_shape)
 
 
 def _perturbation(std: Tensor | None, generator: torch.Generator) -> Tensor | None:

@@ -219,50 +219,37 @@ class BBB(GradientPosterior, GaussianPosterior):
         Each pass is differentiated by the weights drawn alone; the chain rule to (μ, ρ) is applied by hand after it has
         freed its activations, which saves autograd's own graph and temporaries over all weights.
         """
-        draws, attack = self.step_draws, self.attack
-        generator, net = self.generator, self._net
         kl_weight = self.temperature / self.data_size
         if self.kl_weight is not constant:
             kl_weight = self.temperature * self.kl_weight(self.steps) / self.data_size
-        attacked = 0.0  # an adversarial draw's fraction of the loss
-        if attack is not None:
-            kl_weight *= attack.kl_share()
-            attacked = attack.weight
-        plain = [((1 - attacked) / draws, False)] * draws if attacked < 1 else []
-        passes = plain + ([(attacked / draws, True)] * draws if attacked > 0 else [])
-        if draws > 1 or attack is not None or self.noise_name != "weights":
+        if self.attack is not None:
+            kl_weight *= self.attack.kl_share()
+        passes, draws = self._passes(), self.step_draws
+        generator, net = self.generator, self._net
+        if len(passes) > 1 or self.attack is not None or self.noise_name != "weights":
             nll = same_inputs(nll)
-        # Only the first pass updates running statistics, unless all shall.
-        freezes = not (attack is not None and attacked > 0 and attack.attack_statistics)
-
-        means = parameters_at(self.model, self.layout.names)
-        gradients: GaussianGradients
-        prior = self.prior.numbers if type(self.prior) is Gaussian else None
-        is_common = self.noise_name == "weights" and self.closed_form and isinstance(self.spread, SoftplusStd)
-        if prior and is_common and self.layout.is_whole and flat.fused([*means.values(), self.rho]):
-            gradients = flat.CompiledGradients(means, self.rho, prior, kl_weight)
-        else:
-            gradients = TorchGradients(means, self.rho, self.spread, self.layout)
+        gradients = self._gradient_buffer(kl_weight)
         data_term = kl = 0.0
-        for index, (fraction, is_attacked) in enumerate(passes):
+        for index, (fraction, is_attacked, frozen) in enumerate(passes):
             if is_attacked:
-                draw = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
+                weights = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
             else:
                 if self.process_group is not None:
                     self._begin_pass(index, draws)
-                draw = gradients.draw(generator)
+                weights = gradients.draw(generator)
             std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
-            frozen = freezes and index > 0
-            value, drawn = self._pass(nll, net, self.layout.split(draw), std, fraction, frozen=frozen)
-            data_term += fraction * value
-            if not gradients.add(drawn, None if std is None else std.grad) and std is None:
+            data_term += fraction * self._pass(nll, net, weights, std, fraction, frozen=frozen)
+            if not gradients.add(weights, None if std is None else std.grad) and std is None:
                 self.guard.check_used(False)
-            if not self.closed_form and not (is_attacked and plain):
+            if not self.closed_form and index < draws:
+                # At the plain draws; without any, at draws of its own.
                 eps = self._normal() if is_attacked else gradients.eps
                 kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
+            del weights, std  # not held during the next pass
         if self.closed_form:
             kl = gradients.add_kl(self._closed_kl, kl_weight)
-        squared_norm = gradients.assign(means, self.rho)
+        squared_norm, normed = gradients.assign(), gradients.parameters
+        del gradients
 
         self.optimizer_step.check(data_term + kl_weight * kl, at=self.steps)
         if not self._watch.compared:
@@ -271,29 +258,44 @@ class BBB(GradientPosterior, GaussianPosterior):
             at=self.steps,
             losses=(data_term, kl),
             squared_norm=squared_norm or 0.0,
-            normed=() if squared_norm is None else (*means.values(), self.rho),
+            normed=() if squared_norm is None else normed,
         )
         return Terms(loss=data_term + kl_weight * kl, nll=data_term, penalty=kl_weight * kl, kl=kl)
+
+    def _passes(self) -> list[tuple[float, bool, bool]]:
+        """For each pass of a step its fraction of the loss, if it is adversarial, if it leaves running statistics."""
+        attacked = 0.0 if self.attack is None else self.attack.weight
+        plain = [((1 - attacked) / self.step_draws, False)] * self.step_draws if attacked < 1 else []
+        passes = plain + ([(attacked / self.step_draws, True)] * self.step_draws if attacked > 0 else [])
+        all_count = self.attack is not None and attacked > 0 and self.attack.attack_statistics
+        return [(*one, index > 0 and not all_count) for index, one in enumerate(passes)]
+
+    def _gradient_buffer(self, kl_weight: float) -> GaussianGradients:
+        means = parameters_at(self.model, self.layout.names)
+        prior = self.prior.numbers if type(self.prior) is Gaussian else None
+        is_common = self.noise_name == "weights" and self.closed_form and isinstance(self.spread, SoftplusStd)
+        if prior and is_common and self.kept is None and flat.fused([*means.values(), self.rho]):
+            return flat.CompiledGradients(means, self.rho, prior, kl_weight)
+        return TorchGradients(means, self.rho, self.spread, self.layout)
 
     def _pass(
         self,
         nll: Nll,
         net: nn.Module,
-        draw: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         std: Tensor | None,
         fraction: float,
         *,
         frozen: bool,
-    ) -> tuple[float, dict[str, Tensor]]:
-        """The batch's NLL under one sample of the noise, and the weights drawn with `fraction` of its gradients."""
-        weights = {name: tensor.detach().requires_grad_() for name, tensor in draw.items()}
+    ) -> float:
+        """The batch's NLL under one sample of the noise; adds `fraction` of its gradients by `weights` and `std`."""
         backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
         with frozen_statistics(net) if frozen else nullcontext():
             if std is not None:
-                return backward(self._noisy_nll(nll, net, weights, std)), weights
+                return backward(self._noisy_nll(nll, net, weights, std))
             # Backward with the draw still in place: checkpointed parts of a network run again there.
             with self._means_unread(weights), substituted(net, weights, self._aliases):
-                return backward(nll(net)), weights
+                return backward(nll(net))
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         return noisy_loss(

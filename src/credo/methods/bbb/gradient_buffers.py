@@ -7,7 +7,6 @@ The chain rule is applied by hand: ∂w/∂μ = 1 and ∂w/∂σ = ε, then ∂�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,44 +19,8 @@ from credo.methods.bbb.std_parameterization import StdParameterization
 KL = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class GaussianGradients(Protocol):
-    """Sums over the draws of one step."""
-
-    eps: Tensor
-    """Noise of the last draw; compiled, only if it was given."""
-
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A new draw w = μ + σ·ε, flat."""
-        ...
-
-    def draw_at(self, eps: Tensor) -> Tensor:
-        """The draw with this noise, flat."""
-        ...
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """μ and σ as flat vectors, detached."""
-        ...
-
-    def add(self, drawn: Mapping[str, Tensor], by_std: Tensor | None = None) -> bool:
-        """Add the gradients of the last draw; returns whether there were any.
-
-        Args:
-            drawn: Its weights, by name, with their `grad`.
-            by_std: What the pass took from σ itself, flat.
-        """
-        ...
-
-    def add_kl(self, kl: KL, weight: float) -> float:
-        """Add `weight` times the gradients of the KL; returns the KL."""
-        ...
-
-    def assign(self, means: Mapping[str, nn.Parameter], rho: nn.Parameter) -> float | None:
-        """Add the sums to the parameters' `grad`; returns the squared norm of all of them if it is known."""
-        ...
-
-
 class TorchGradients:
-    """By torch, for every prior, kind of noise and parameterisation of σ.
+    """Sums over the draws of one step, for every prior, kind of noise and parameterisation of σ.
 
     Args:
         means: The parameters μ, by name.
@@ -67,31 +30,42 @@ class TorchGradients:
     """
 
     def __init__(
-        self, means: Mapping[str, nn.Parameter], rho: Tensor, parameterization: StdParameterization, layout: Layout
+        self,
+        means: Mapping[str, nn.Parameter],
+        rho: nn.Parameter,
+        parameterization: StdParameterization,
+        layout: Layout,
     ) -> None:
+        self.parameters = [*means.values(), rho]
         self.rho, self._parameterization, self.layout = rho.detach(), parameterization, layout
         with torch.no_grad():
             self.mean = layout.flatten(means)
             self.std = parameterization.std(self.mean, self.rho, layout)
         self.by_mean, self.by_std = torch.zeros_like(self.mean), torch.zeros_like(self.std)
         self._by_rho: Tensor | None = None
-        self.eps = self.mean  # set by a draw
+        self.eps = self.mean  # noise of the last draw
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A new draw w = μ + σ·ε, flat."""
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """A new draw w = μ + σ·ε, as leaves by name."""
         return self.draw_at(flat.normal(len(self.mean), generator, device=self.rho.device, dtype=self.rho.dtype))
 
-    def draw_at(self, eps: Tensor) -> Tensor:
-        """The draw with this noise, flat."""
+    def draw_at(self, eps: Tensor) -> dict[str, Tensor]:
+        """The draw with this noise, as leaves by name."""
         self.eps = eps
-        return torch.addcmul(self.mean, self.std, eps)
+        weights = self.layout.split(torch.addcmul(self.mean, self.std, eps))
+        return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """μ and σ as flat vectors, detached."""
         return self.mean, self.std
 
     def add(self, drawn: Mapping[str, Tensor], by_std: Tensor | None = None) -> bool:
-        """Add the gradients of the weights drawn, and what the pass took from σ itself."""
+        """Add the gradients of the last draw; returns whether there were any.
+
+        Args:
+            drawn: Its weights, by name, with their `grad`.
+            by_std: What the pass took from σ itself, flat.
+        """
         whole = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in drawn.items()}
         gradient = self.layout.flatten(whole).detach()
         self.by_mean.add_(gradient)
@@ -113,11 +87,14 @@ class TorchGradients:
             self._by_rho = by_rho * weight
         return value.item()
 
-    def assign(self, means: Mapping[str, nn.Parameter], rho: nn.Parameter) -> None:
+    def assign(self) -> None:
         """Add the sums to the parameters' `grad`; their norm is not known."""
         by_rho = self._parameterization.chain_(self)
+        *means, rho = self.parameters
         rho.grad = by_rho if self._by_rho is None else by_rho.add_(self._by_rho)
-        for name, gradient in self.layout.split(self.by_mean).items():
+        for parameter, gradient in zip(means, self.layout.split(self.by_mean).values(), strict=True):
             # The means of layers with activation noise have a gradient already.
-            parameter = means[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+GaussianGradients = TorchGradients | flat.CompiledGradients

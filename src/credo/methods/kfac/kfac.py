@@ -70,19 +70,6 @@ class KFAC(PointEstimate, KroneckerStepper):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self._config = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "curvature_decay": curvature_decay,
-            "damping": damping,
-            "clip": clip,
-            "factor_every": factor_every,
-            "inverse_every": inverse_every,
-            "fisher": fisher,
-            "diagonal": [diagonal] if isinstance(diagonal, str) else list(diagonal),
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "momentum_correction": momentum_correction,
-        }
-        check_options(self._config, self.likelihood)
+        self.arguments["diagonal"] = [diagonal] if isinstance(diagonal, str) else list(diagonal)
+        check_options(self.arguments, self.likelihood)
         self._make_state(lr, prior, prior_precision, random)

@@ -95,7 +95,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         random: Random,
     ) -> None:
         """Make blocks, momentum and curvature; options are checked."""
-        options = self._config
+        options = self.arguments
         self.effective_size = self.data_size * options["augmentation"]
         self.momentum_decay, self.curvature_decay = options["momentum"], options["curvature_decay"]
         self.damping, self.clip, self.fisher = options["damping"], options["clip"], options["fisher"]
@@ -315,24 +315,8 @@ class NoisyKFAC(KroneckerStepper):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self._config: dict[str, Any] = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "curvature_decay": curvature_decay,
-            "damping": damping,
-            "clip": clip,
-            "factor_every": factor_every,
-            "inverse_every": inverse_every,
-            "fisher": fisher,
-            "diagonal": [diagonal] if isinstance(diagonal, str) else list(diagonal),
-            "draws": draws,
-            "temperature": temperature,
-            "temperature_start": temperature_start,
-            "warmup_steps": warmup_steps,
-            "augmentation": augmentation,
-            "momentum_correction": momentum_correction,
-        }
-        check_options(self._config, self.likelihood)
+        self.arguments["diagonal"] = [diagonal] if isinstance(diagonal, str) else list(diagonal)
+        check_options(self.arguments, self.likelihood)
         self.step_draws = int(draws)
         self._make_state(lr, prior, prior_precision, random)
 
@@ -357,7 +341,7 @@ class NoisyKFAC(KroneckerStepper):
         return Description(
             prior=self.prior,
             temperature=self.temperature,
-            augmentation=self._config["augmentation"],
+            augmentation=self.arguments["augmentation"],
             spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith("root")),
             has_curvature=self.has_curvature,
         )

@@ -101,12 +101,12 @@ class DiagonalUpdate:
         self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
         self.gradients, self.curvatures = gradients, curvatures
         self.layout = Layout(parameters) if layout is None else layout
-        self._lists: list[flat.TensorList] = []
+        self._lists: tuple[flat.TensorList, flat.TensorList, flat.TensorList] | None = None
 
     @property
     def is_fused(self) -> bool:
         """Whether it is compiled; not with vectors among the coefficients."""
-        if not self._lists:
+        if self._lists is None:
             gathered = (self.parameters, self.gradients, self.curvatures)
             tensors = [[one[name] for name in self.parameters] for one in gathered]
             if any(isinstance(value, Tensor) for value in vars(self.coefficients).values()):
@@ -116,7 +116,7 @@ class DiagonalUpdate:
             if not self.layout.is_whole:
                 tensors = [self.layout.pieces(one) for one in gathered]
             self._means = tensors[0]
-            self._lists = list(map(flat.TensorList, tensors))
+            self._lists = (flat.TensorList(tensors[0]), flat.TensorList(tensors[1]), flat.TensorList(tensors[2]))
         return True
 
     def inspect(self) -> tuple[float, float]:
@@ -125,7 +125,7 @@ class DiagonalUpdate:
         The norm is not finite where something gathered is not, or where a corrected curvature would not stay so.
         """
         c = self.coefficients
-        if self.is_fused:
+        if self.is_fused and self._lists is not None:
             return flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=True)
         squares = self._squares(self.gradients) + self._squares(self.curvatures)
         if c.correction and not is_finite(self._renewed_(self.curvature.clone())):
@@ -135,7 +135,7 @@ class DiagonalUpdate:
     def apply_(self) -> None:
         """Change parameters, momentum and curvature."""
         c = self.coefficients
-        if self.is_fused:
+        if self.is_fused and self._lists is not None:
             flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=False)
             if not self.layout.is_whole:  # else the parameters themselves were updated
                 self._write(self._means[0])
@@ -369,7 +369,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
-            augmentation=self._config.get("augmentation", 1.0),
+            augmentation=self.arguments.get("augmentation", 1.0),
             spread_count=self.layout.size,
             has_curvature=self.has_curvature,
             state={

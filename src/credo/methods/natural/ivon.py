@@ -105,18 +105,6 @@ class IVON(NaturalGaussian):
             if not 0 < weight_decay < math.inf:
                 raise ValueError(f"weight_decay={weight_decay} must be positive: it is the prior's precision·τ/N.")
             prior_precision = weight_decay * data_size / temperature
-        self._config = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "curvature_decay": curvature_decay,
-            "curvature_init": curvature_init,
-            "estimator": estimator,
-            "draws": int(draws),
-            "temperature": temperature,
-            "clip": clip,
-            "rescale_lr": rescale_lr,
-            "debias": debias,
-        }
         self.momentum_decay, self.curvature_decay, self.curvature_init = momentum, curvature_decay, curvature_init
         self.clip, self.rescale_lr, self.debias = clip, rescale_lr, debias
         self.step_draws, self.final_temperature, self.estimator = int(draws), temperature, estimator

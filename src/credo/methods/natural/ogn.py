@@ -59,16 +59,6 @@ class OGN(PointEstimate, GaussNewton):
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         check_numbers(momentum=momentum, decay=curvature_decay, damping=damping, draws=1, temperature=temperature)
         check_augmentation(augmentation)
-        self._config = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "averaged": averaged,
-            "curvature_decay": curvature_decay,
-            "damping": damping,
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "momentum_correction": momentum_correction,
-        }
         self.momentum_decay, self.averaged, self.curvature_decay = momentum, averaged, curvature_decay
         self.damping, self.effective_size = damping, data_size * augmentation
         self.final_temperature, self.momentum_correction = temperature, momentum_correction

@@ -125,7 +125,7 @@ class GradientAccumulator:
     def check_free(self) -> None:
         """Raise RuntimeError if the network's own weights are a draw, and not the means."""
         if self.leaves is not None:
-            raise RuntimeError("A draw is in the network's place already: trials, steps and draws do not nest.")
+            raise RuntimeError("Sampled weights are loaded in the network: trials, steps and draws do not nest.")
 
     @contextmanager
     def trying(self, leaves: Mapping[str, Tensor]) -> Iterator[None]:
@@ -170,7 +170,7 @@ class NaturalStepper(Posterior, ABC):
     warmup_steps = 0
     effective_size: float
     momentum_correction: bool
-    _config: dict[str, Any]
+    _not_in_config = ("prior_precision",)
     _last_scale: float | Tensor | None = None
     _prior_numbers: tuple[float, float] | None = None
 
@@ -235,6 +235,7 @@ class NaturalStepper(Posterior, ABC):
     ) -> torch.device:
         """Make what all methods have once their arguments are checked; returns the parameters' device."""
         self.vector = ParameterVector(self.model, random)
+        self.arguments["random"] = list(self.vector.random)
         device = one_device(parameters_at(self.model, self.vector.names))
         self._set_prior(gaussian_prior(prior, prior_precision, self.vector, self.data_size, device))
         self._lr = dict(lr) if isinstance(lr, Mapping) else lr
@@ -462,16 +463,6 @@ class NaturalStepper(Posterior, ABC):
             found.loss = math.nan if found.is_silent else found.loss
 
     # -- saving --------------------------------------------------------------------------------------------------
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments."""
-        return {
-            **self._config,
-            "random": list(self.vector.random),
-            "prior": self.prior.config(),
-            "likelihood": self.likelihood.config(),
-            "seed": self.seed,
-        }
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the rate of the last step."""

@@ -110,7 +110,7 @@ class GaussNewton(DiagonalStepper, ABC):
         return {**self.__dict__, "plan": self.plan.on(self.model)}
 
 
-_NO_PRIOR = {"shift": 0.0, "prior_mean": 0.0, "prior_precision": 0.0, "variance": 0.0}
+_NO_PRIOR: dict[str, Any] = {"shift": 0.0, "prior_mean": 0.0, "prior_precision": 0.0, "variance": 0.0}
 
 
 class VOGN(GaussNewton, NaturalGaussian):
@@ -180,22 +180,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         if paper_tau:
             raise ValueError("paper_tau=True was removed: it made the noise of the paper's text, not of its code.")
         self.attack = attack_of(noise)
-        self._config = {
-            "lr": dict(lr) if isinstance(lr, Mapping) else lr,
-            "momentum": momentum,
-            "averaged": averaged,
-            "curvature_decay": curvature_decay,
-            "curvature_init": curvature_init,
-            "damping": damping,
-            "draws": int(draws),
-            "noise": "weights" if self.attack is None else self.attack.config(),
-            "temperature": temperature,
-            "temperature_start": temperature_start,
-            "warmup_steps": int(warmup_steps),
-            "augmentation": augmentation,
-            "momentum_correction": momentum_correction,
-            "paper_tau": paper_tau,
-        }
+        self.arguments["noise"] = self.attack or "weights"
         self.momentum_decay, self.averaged, self.curvature_decay = momentum, averaged, curvature_decay
         self.damping, self.step_draws, self.effective_size = damping, int(draws), data_size * augmentation
         self.final_temperature, self.momentum_correction = temperature, momentum_correction

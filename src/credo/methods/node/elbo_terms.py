@@ -1,4 +1,4 @@
-"""The prior's terms of node-based posteriors: mixtures q = 1/K Σ_k N(μ_k, σ_k²), all of them in nats.
+"""KL terms of node-based posteriors, mixtures q = 1/K Σ_k N(μ_k, σ_k²), in nats.
 
 `mean` and `std` are [components, nodes], independent over the nodes; sums over nodes, means over components.
 """
@@ -18,7 +18,7 @@ Spans = Sequence[slice]
 
 
 def bhattacharyya(mean: Tensor, std: Tensor) -> Tensor:
-    """Bhattacharyya distances of all pairs of components, [components, components].
+    """Bhattacharyya distances between all pairs of components, [components, components].
 
     Σ_j Δμ²/(4(σ_k²+σ_r²)) + ½ log((σ_k²+σ_r²)/(2σ_kσ_r)); exp(−D) is the overlap ∫√(q_k q_r).
     """
@@ -33,7 +33,7 @@ def bhattacharyya(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def entropy_bound(mean: Tensor, std: Tensor) -> Tensor:
-    """A lower bound of the mixture's entropy (Kolchinsky and Tracey 2017); exact for one component.
+    """Lower bound on the mixture's entropy (Kolchinsky and Tracey 2017); exact for one component.
 
     1/K Σ_k H[q_k] − 1/K Σ_k log(1/K Σ_r exp(−D_B(q_k, q_r))), between the mean entropy and log K above it.
     """
@@ -45,16 +45,21 @@ def entropy_bound(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def cross_entropy(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """−E_q log N(z; 1, prior_std²)."""
+    """−E_q log N(z; 1, `prior_std`²) for the mixture with these `mean` and `std`."""
     squares = ((mean - 1).square() + std.square()).sum(1).mean()
     return squares / (2 * prior_std**2) + mean.shape[1] * (HALF_LOG_2PI + math.log(prior_std))
 
 
 def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
-    """(what is minimised, the bound of the KL): cross-entropy − (1+γ)·entropy bound, and the same with γ = 0.
+    """Cross-entropy − (1+γ)·entropy bound, which is minimised, and the same with γ = 0, the bound on the KL.
 
-    `spans` are the parts whose entropies are bounded apart and added: one span of all nodes is the joint bound, and
-    several are none, since they share the component (far apart, each counts the log K that there is once).
+    Args:
+        mean: Means, [components, nodes].
+        std: Standard deviations, [components, nodes].
+        prior_std: Standard deviation of the prior N(1, prior_std²).
+        gamma: γ.
+        spans: Nodes whose entropies are bounded separately and added. One span of all nodes gives the joint bound.
+            Several give no bound, since they share the component: each counts a gain of log K that exists once.
     """
     entropy = torch.stack([entropy_bound(mean[:, span], std[:, span]) for span in spans]).sum()
     kl = cross_entropy(mean, std, prior_std) - entropy
@@ -62,17 +67,22 @@ def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans
 
 
 def mean_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
-    """The KL of the average of K independent draws, one of each component (Trinh et al. 2020): no bound.
+    """The KL of the average of K independent draws, one of each component (Trinh et al. 2020); not a bound.
 
-    It does not penalise that components lie apart, as long as their average is near 1. It is smallest where the average
-    has the prior's deviation, each component thus √K times that: a long training draws them there.
+    It does not penalise components that are far apart as long as their average is near 1. It is smallest where the
+    average has the prior's deviation, so each component √K times that: long training ends there.
+
+    `mean`, `std` and `prior_std` are as in `bound_terms`; `gamma` and `spans` are not used.
     """
     kl = _gaussian_kl(mean.mean(0), std.square().sum(0).sqrt() / len(mean), prior_std)
     return kl, kl
 
 
 def full_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:
-    """Σ_k KL(q_k ‖ p): the KL of K networks with node variables of their own, K times the mixture's or more."""
+    """Σ_k KL(q_k ‖ p): the KL of K separate networks, at least K times the mixture's.
+
+    `mean`, `std` and `prior_std` are as in `bound_terms`; `gamma` and `spans` are not used.
+    """
     kl = _gaussian_kl(mean, std, prior_std)
     return kl, kl
 

@@ -1,4 +1,4 @@
-"""Node variables of a network: which layer has which, and what their values make of its weights."""
+"""Node variables of a network: which layer has which, and how their values fold into its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layers = str | Sequence[str]
 
 @dataclass(frozen=True)
 class NodeLayer:
-    """A layer and where its variables lie in the vector of all: its inputs', its outputs', the one of its bias."""
+    """A layer and the indices of its variables in the vector of all: for inputs, for outputs, for its bias."""
 
     path: str
     inputs: slice | None
@@ -30,16 +30,22 @@ class NodeLayer:
 
     @property
     def span(self) -> slice:
-        """All of them, which lie together."""
+        """All of its variables, which are contiguous."""
         own = [part for part in (self.inputs, self.outputs, self.bias) if part is not None]
         return slice(own[0].start, own[-1].stop)
 
 
 def node_layers(model: nn.Module, *, side: str, bias_scale: bool, layers: Layers) -> dict[str, NodeLayer]:
-    """The variables of all Linear and Conv layers that are chosen, by path.
+    """The node variables of the chosen Linear and Conv layers, by path.
 
-    Left out are layers whose weights are tied to another place or computed from other parameters: a scale of theirs
-    could not be folded into one tensor.
+    Layers whose weights are tied or computed from other parameters are left out: their scale could not be folded into
+    one tensor.
+
+    Args:
+        model: The network.
+        side: `"in"`, `"out"` or `"both"`: which nodes have a scale.
+        bias_scale: Whether each bias has a scale, too.
+        layers: `"all"`, or globs of layer paths.
     """
     if side not in SIDES:
         raise ValueError(unknown("side", str(side), SIDES))
@@ -47,15 +53,15 @@ def node_layers(model: nn.Module, *, side: str, bias_scale: bool, layers: Layers
         raise ValueError(f"bias_scale={bias_scale!r} must be True or False: whether biases have a scale, too.")
     chosen = _chosen(model, layers)
     found: dict[str, NodeLayer] = {}
-    place = 0
+    end = 0
     for path, layer in chosen.items():
         inputs, outputs = layer_sizes(layer)
         has_bias = bias_scale and layer.bias is not None
         sizes = (inputs if side != "out" else 0, outputs if side != "in" else 0, int(has_bias))
         parts = []
         for size in sizes:
-            parts.append(slice(place, place + size) if size else None)
-            place += size
+            parts.append(slice(end, end + size) if size else None)
+            end += size
         found[path] = NodeLayer(path, *parts)
     return found
 
@@ -68,7 +74,13 @@ def layer_sizes(layer: nn.Module) -> tuple[int, int]:
 
 
 def folded(model: nn.Module, nodes: Mapping[str, NodeLayer], values: Tensor) -> dict[str, Tensor]:
-    """Weights and biases of the layers with these values of their variables [nodes], by parameter name."""
+    """The layers' weights and biases scaled by the node values, by parameter name.
+
+    Args:
+        model: The network.
+        nodes: Its layers with node variables, by path.
+        values: One value for each variable, [nodes].
+    """
     weights: dict[str, Tensor] = {}
     for path, node in nodes.items():
         layer = model.get_submodule(path)
@@ -89,7 +101,7 @@ def folded(model: nn.Module, nodes: Mapping[str, NodeLayer], values: Tensor) -> 
 
 
 def _by_weight(layer: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
-    """One value for each input, as [1 or out, in/groups, 1, …]: the outputs of a group see its inputs only."""
+    """One value for each input, as [1 or out, in/groups, 1, …]: outputs of a group depend on its inputs only."""
     trailing = [1] * (weight.dim() - 2)
     groups = int(getattr(layer, "groups", 1))
     if groups == 1:
@@ -100,7 +112,7 @@ def _by_weight(layer: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def node_dtype(model: nn.Module, nodes: Mapping[str, NodeLayer]) -> torch.dtype:
-    """The widest precision of the layers' weights, float32 at least: steps of nodes are lost in half of it."""
+    """The widest precision of the layers' weights, at least float32: half precision would lose steps of nodes."""
     widest = torch.float32
     for path in nodes:
         widest = torch.promote_types(widest, model.get_submodule(path).weight.dtype)  # type: ignore[arg-type]

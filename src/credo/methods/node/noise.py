@@ -1,10 +1,11 @@
-"""Node variables of its own for each example of a batch, as scales of layers' inputs and outputs."""
+"""Node variables for each example of a batch, as scales of layers' inputs and outputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,16 @@ Draw = Callable[[int], Tensor]
 
 
 class ExampleNoise:
-    """Hooks that live for the passes of one loss: row r of every layer is scaled by row r of the values.
+    """Hooks for the passes of one loss that scale row r of every layer by row r of the node values.
 
     All layers of a pass share the values, also a layer that is used twice. They are leaves of the loss's graph, so that
-    checkpoints which run a part again see the same; `backward` takes their gradients on to the parameters.
+    checkpoints which run a part again see the same; `backward` propagates their gradients to the parameters.
+
+    Args:
+        model: The network.
+        nodes: Its layers with node variables, by path.
+        draw: Returns values [rows, nodes] for that many examples.
+        called: Collects the paths of layers that were called, over all passes of a step.
     """
 
     def __init__(
@@ -43,16 +50,17 @@ class ExampleNoise:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Noise for each call of the network inside; the backward pass belongs inside, too."""
+        """Apply noise to each call of the network inside; run the backward pass inside as well."""
         handles = [self.model.register_forward_pre_hook(self._begin, prepend=True)]
         try:
             for path, node in self.nodes.items():
                 layer = self.model.get_submodule(path)
                 if node.inputs is not None:
-                    handles.append(layer.register_forward_pre_hook(self._before(path), with_kwargs=True))
+                    handles.append(layer.register_forward_pre_hook(partial(self._before, path), with_kwargs=True))
                 if node.outputs is not None or node.bias is not None:
                     # Before the user's own hooks, which expect the layer's output with its noise.
-                    handles.append(layer.register_forward_hook(self._after(path), prepend=True, with_kwargs=True))
+                    after = partial(self._after, path)
+                    handles.append(layer.register_forward_hook(after, prepend=True, with_kwargs=True))
             yield
         finally:
             for handle in handles:
@@ -64,16 +72,19 @@ class ExampleNoise:
         return bool(self._passes)
 
     def backward(self) -> None:
-        """Add to the gradients of the parameters that the values were made of."""
+        """Add the gradients of the values to those of the parameters that they were drawn from."""
         done = [(values, leaf.grad) for values, leaf in self._passes if leaf.grad is not None]
         if done:
             torch.autograd.backward([values for values, _ in done], [grad for _, grad in done])
 
     def check_reached(self, nll: Nll, tried: set[str]) -> None:
-        """After the backward pass: refuse layers whose weights were used, but never by calling the layer.
+        """After the backward pass: raise UnsupportedModelError if weights were used without calling their layer.
 
-        Frozen weights have no gradients that would tell: the loss is run once more with these being NaN, which is done
-        once for a layer; `tried` remembers them.
+        Frozen weights have no gradients that would show it: the loss is run once more with NaN in their place.
+
+        Args:
+            nll: The loss as a function of the network.
+            tried: Frozen layers that passed the check, so that it is done once for each.
         """
         silent = {p: self.model.get_submodule(p).weight for p in self.nodes if p not in self._called}
         used = [path for path, weight in silent.items() if weight.grad is not None]
@@ -94,14 +105,14 @@ class ExampleNoise:
         self._open = False
 
     def _values(self, path: str, rows: int) -> list[Tensor | None]:
-        """The layer's part of this pass's values: of inputs, outputs, bias."""
+        """The layer's part of this pass's values: for inputs, outputs, bias."""
         if len(self._passes) > 1 and is_running():
             raise UnsupportedModelError(
-                "An activation checkpoint runs a part again, of one of several passes in this loss, and nothing says "
-                'of which: call the network once in the loss, or give noise="batch".'
+                "An activation checkpoint runs a part again, of one of several passes in this loss, and torch does not "
+                'tell of which: call the network once in the loss, or give noise="batch".'
             )
         if not self._open and not is_running():
-            # Also inside of checkpoints: reentrant ones run without gradients first, the others count the tensors that
+            # Also inside checkpoints: reentrant ones run without gradients first, the others count the tensors that
             # their part saves, and a part that is run again does not draw.
             with torch.enable_grad(), saved_tensors_hooks(torch.detach, torch.detach):
                 values = self.draw(rows)
@@ -118,28 +129,24 @@ class ExampleNoise:
         self._called.add(path)
         return self._parts[path]
 
-    def _before(self, path: str) -> Callable[..., Any]:
-        def hook(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            x = args[0] if args else options["input"]
-            scaled = _scaled(x, self._values(path, _rows(path, layer, x))[0], layer)
-            return ((scaled, *args[1:]), options) if args else (args, {**options, "input": scaled})
+    def _before(self, path: str, layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x = args[0] if args else options["input"]
+        scaled = _scaled(x, self._values(path, _rows(path, layer, x))[0], layer)
+        return ((scaled, *args[1:]), options) if args else (args, {**options, "input": scaled})
 
-        return hook
-
-    def _after(self, path: str) -> Callable[..., Tensor]:
-        def hook(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> Tensor:
-            x = args[0] if args else options["input"]
-            _, outputs, bias = self._values(path, _rows(path, layer, x))
-            if bias is not None:
-                own: Tensor = layer.bias  # type: ignore[assignment]
-                output = output + _spread((bias.to(output.dtype) - 1) * own, output, layer)
-            return output if outputs is None else _scaled(output, outputs, layer)
-
-        return hook
+    def _after(
+        self, path: str, layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        x = args[0] if args else options["input"]
+        _, outputs, bias = self._values(path, _rows(path, layer, x))
+        if bias is not None:
+            own: Tensor = layer.bias  # type: ignore[assignment]
+            output = output + _broadcast((bias.to(output.dtype) - 1) * own, output, layer)
+        return output if outputs is None else _scaled(output, outputs, layer)
 
 
 def _split(values: Tensor, nodes: Mapping[str, NodeLayer]) -> dict[str, list[Tensor | None]]:
-    """One `split`, whose backward pass joins the gradients in one go."""
+    """The values of each layer by a single `split`, whose backward pass is one concatenation."""
     wanted = [part for node in nodes.values() for part in (node.inputs, node.outputs, node.bias)]
     pieces = iter(values.split([part.stop - part.start for part in wanted if part is not None], dim=1))
     listed = [None if part is None else next(pieces) for part in wanted]
@@ -160,11 +167,11 @@ def _scaled(x: Tensor, values: Tensor | None, layer: nn.Module) -> Tensor:
     values = values.to(x.dtype)
     if x.dim() > 2 and RULES[type(layer)].feature_dim + x.dim() == 1 and activations.can_scale(x, values):
         return activations.scaled_rows(x, values)
-    return x * _spread(values, x, layer)
+    return x * _broadcast(values, x, layer)
 
 
-def _spread(values: Tensor, like: Tensor, layer: nn.Module) -> Tensor:
-    """[rows, features] in the shape that broadcasts over all other dimensions."""
+def _broadcast(values: Tensor, like: Tensor, layer: nn.Module) -> Tensor:
+    """Reshape [rows, features] so that it broadcasts over all other dimensions."""
     shape = [1] * like.dim()
     shape[0], shape[RULES[type(layer)].feature_dim] = values.shape
     return values.reshape(shape)
