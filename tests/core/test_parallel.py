@@ -195,7 +195,7 @@ def test_an_estimator_is_fitted_by_its_own_process() -> None:
 
 def test_only_the_first_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Posterior] = []
-    monkeypatch.setattr("credo.core.posterior.check_alone", checked.append)
+    monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
     posterior = MCDropout(network(), data_size=10)
     for _ in range(3):
         posterior.step(loss)

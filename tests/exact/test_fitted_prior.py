@@ -46,5 +46,5 @@ def test_a_wrong_number_of_examples_is_said(spread: str) -> None:
 def test_there_is_no_one_prior_to_begin_from_or_to_divide_by() -> None:
     with pytest.raises(ValueError, match=r"fits a prior to each weight.*mean_init='he'"):
         make(mean_init="prior")
-    with pytest.raises(ValueError, match="prior is not Gaussian"):
+    with pytest.raises(ValueError, match="is not Gaussian"):
         credo.merge([make(), make()])

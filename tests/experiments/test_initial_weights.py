@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     wider = build_model("convnet", inputs=[1, 8, 8], classes=10, channels=[6], hidden=[8], batch_norm=True)
     with pytest.raises(FileFormatError, match="is of another network"):
         load_weights_(wider, str(path), "convnet")
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere\. Give a finished run's folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere\. Give the folder of a finished run"):
         load_weights_(convnet(), str(tmp_path / "nowhere"), "convnet")
     save(Ensemble([MAP(convnet(), data_size=10) for _ in range(2)]), tmp_path / "e.safetensors")
     with pytest.raises(UnsupportedModelError, match="is an ensemble"):
@@ -57,5 +57,5 @@ def test_training_on_part_of_the_data() -> None:
     assert counts.min() >= 18, "every class at its share"
     again = prepare(make_experiment(tables))
     assert torch.equal(again.loader.split.y, prepared.loader.split.y)
-    with pytest.raises(ValueError, match=r"training\.examples=99999: there are"):
+    with pytest.raises(ValueError, match=r"training\.examples=99999: only 1294 are"):
         prepare(make_experiment({"training": {"examples": 99999}}))

@@ -106,12 +106,12 @@ def test_saved_posteriors_are_made_again(method: str, tmp_path: Path) -> None:
     torch.testing.assert_close(again.prior.std, posterior.prior.std)
 
 
-def test_a_belief_is_a_prior_of_some_of_a_larger_network() -> None:
+def test_a_posterior_is_a_prior_of_some_of_a_larger_network() -> None:
     """Fine-tuning: known names and '*' for what is new."""
-    belief = credo.continual.belief_of(credo.BBB(network(), data_size=10, std_init=0.1))
+    moments = credo.continual.moments_of(credo.BBB(network(), data_size=10, std_init=0.1))
     larger = network()
     larger.add_module("extra", nn.Linear(2, 2))
-    prior = credo.priors.Gaussian({**belief.mean, "*": 0.0}, {**belief.std, "*": 1.0})
+    prior = credo.priors.Gaussian({**moments.mean, "*": 0.0}, {**moments.std, "*": 1.0})
     tuned = credo.BBB(larger, data_size=10, prior=prior)
     assert tuned.prior.std.unique().tolist() == pytest.approx([0.1, 1.0])
     head = credo.BBB(larger, data_size=10, prior=prior, random=["extra.*", "head.*"])

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an estimator's noise": (
         lambda: BayesianRegressor(noise=[1, 2], epochs=1).fit(torch.eye(9).numpy(), torch.arange(9.0).numpy()),
-        r"noise=\[1, 2\] must be positive: the noise's standard deviation",
+        r"noise=\[1, 2\] must be positive: a standard deviation",
     ),
 }
 

@@ -220,7 +220,7 @@ def test_batchnorm_has_no_statistics_of_one_example() -> None:
         check_last_part(130, nn.BatchNorm1d(4))
     check_last_part(130, nn.BatchNorm1d(4), drop_last=True)
     synced: Any = SyncedBatchNorm1d(4)
-    synced.link = SimpleNamespace(size=2)
+    synced.comm = SimpleNamespace(size=2)
     check_last_part(130, synced)
     check_last_part(130, nn.ReLU())
     check_last_part(131, nn.BatchNorm1d(4))

@@ -18,13 +18,9 @@ from credo.core.network.selection import join
 
 @dataclass
 class Weights:
-    """Moments of a network's weights; changed by `remove_dead_`.
+    """Means of all parameters, variances of random ones, and pruning masks; changed by `remove_dead_`.
 
-    Attributes:
-        means: Means of all parameters.
-        variances: Variances of the random ones.
-        masks: False where a weight is pruned.
-        folded: Biases that constants were folded into.
+    `folded` are biases that constants were folded into.
     """
 
     means: dict[str, Tensor]
@@ -34,16 +30,10 @@ class Weights:
 
 
 def remove_dead_(model: nn.Module, found: Iterable[Connection], weights: Weights) -> dict[str, Tensor]:
-    """Masks of the units that remain, by the path of their layer; outgoing weights of the others are pruned.
+    """Prune dead units of `model`, of its connections `found`, in `weights`; returns masks of the others by layer.
 
     A unit remains if its constant is random (its bias is) or cannot be folded exactly: into a padded convolution, whose
-    borders see zeros instead of it, or into a layer without a bias of the same kind. At least one unit of every layer
-    remains.
-
-    Args:
-        model: The network.
-        found: Its connections.
-        weights: Moments and masks, changed in place.
+    borders see zeros instead of it, or into a layer without a bias of the same kind. So does one unit of every layer.
     """
     found = list(found)
     alive = {
@@ -137,13 +127,7 @@ def _fold_(connection: Connection, weights: Weights, constants: Tensor) -> None:
 def chosen_entries(
     model: nn.Module, found: Iterable[Connection], alive: Mapping[str, Tensor]
 ) -> dict[str, dict[int, Tensor]]:
-    """Indices to keep, by dimension, of every tensor that gets smaller.
-
-    Args:
-        model: The network.
-        found: Its connections.
-        alive: Masks of the units that remain, by the path of their layer.
-    """
+    """Indices to keep, by dimension, of tensors of `model`: those of units `alive`, with connections `found`."""
     chosen: dict[str, dict[int, Tensor]] = {}
     for connection in found:
         stays = alive[connection.source].nonzero().view(-1)

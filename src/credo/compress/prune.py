@@ -95,13 +95,7 @@ def check_prunable(posterior: Posterior) -> None:
 
 
 def weight_scores(posterior: Posterior, *, by: str = "snr", parameters: Random = "weights") -> dict[str, Tensor]:
-    """The score of each weight, by parameter name.
-
-    Args:
-        posterior: The posterior.
-        by: `"snr"`, |mean|/std, or `"magnitude"`, |mean|.
-        parameters: Which parameters, as `random=` selects them.
-    """
+    """The score of each weight of `posterior`, by parameter name; `by` and `parameters` as in `prune`."""
     mean, std = _moments(posterior, by)
     chosen = [name for name in random_names(posterior.model, parameters) if name in mean]
     if not chosen:
@@ -110,12 +104,9 @@ def weight_scores(posterior: Posterior, *, by: str = "snr", parameters: Random =
 
 
 def unit_scores(posterior: Posterior, found: list[Connection], *, by: str = "snr") -> dict[str, Tensor]:
-    """The score of each unit, by the path of its layer: root mean square of its incoming and outgoing weights.
+    """The score of each unit of `posterior`, by the path of its layer, from the connections `found`.
 
-    Args:
-        posterior: The posterior.
-        found: Connections of the network.
-        by: `"magnitude"`: of the means; `"snr"`: of the means over that of the standard deviations.
+    It is the root mean square of its incoming and outgoing means, for `by="snr"` over that of their deviations.
     """
     if not found:
         raise UnsupportedModelError(

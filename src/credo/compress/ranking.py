@@ -31,13 +31,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def keep_highest(scores: Mapping[str, Tensor], rate: float, *, scope: str = "global") -> dict[str, Tensor]:
-    """Masks that are False for the smallest scores.
-
-    Args:
-        scores: Scores by name.
-        rate: Fraction to prune.
-        scope: `"global"`: of all scores together, `"layer"`: of each tensor.
-    """
+    """Masks that are False for the fraction `rate` of smallest `scores`; `scope` is `"global"` or each `"layer"`."""
     if scope not in SCOPES:
         raise ValueError(unknown("scope", scope, SCOPES))
     if not 0 <= rate < 1:

@@ -40,13 +40,7 @@ class Make(Protocol):
     """A method's constructor with its options filled in."""
 
     def __call__(self, model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
-        """Make a posterior.
-
-        Args:
-            model: The network.
-            data_size: Number of training examples.
-            prior: Prior over its weights.
-        """
+        """The posterior of `model` under a `prior`, for `data_size` examples."""
 
 
 class Learner:

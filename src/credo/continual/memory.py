@@ -15,13 +15,7 @@ from credo.core.prior import Gaussian
 
 @dataclass
 class TaskMemory:
-    """Moments of everything learned so far.
-
-    Attributes:
-        mean: Means.
-        std: Standard deviations.
-        others: Parameters without noise and buffers, as of the last task.
-    """
+    """Moments of everything learned so far; `others` are parameters without noise and buffers, as of the last task."""
 
     mean: Tensors = field(default_factory=dict)
     std: Tensors = field(default_factory=dict)
@@ -38,13 +32,7 @@ class TaskMemory:
         return all(key in self.mean or key in self.others for key in _keys(network, task).values())
 
     def prior(self, network: nn.Module, task: Task, first: Gaussian) -> Gaussian:
-        """The memory as a prior.
-
-        Args:
-            network: The network of the next task.
-            task: The next task.
-            first: Prior of parameters that are not in the memory.
-        """
+        """The prior for the `network` of a `task`; `first` for parameters that are not in the memory."""
         mean, std = self.of(network, task)
         if not std:
             return first
@@ -53,13 +41,7 @@ class TaskMemory:
 
     @torch.no_grad()
     def fill_(self, network: nn.Module, task: Task, *, means: bool) -> None:
-        """Copy the memory into a network.
-
-        Args:
-            network: The network to fill.
-            task: Its task.
-            means: Also copy the means, not only parameters without noise and buffers.
-        """
+        """Copy parameters without noise and buffers, and with `means` also these, into the `network` of a `task`."""
         known = {**self.others, **(self.mean if means else {})}
         for name, key in _keys(network, task).items():
             if key not in known:
@@ -73,13 +55,7 @@ class TaskMemory:
             tensor.copy_(value)
 
     def store(self, network: nn.Module, task: Task, moments: GaussianMoments | None) -> None:
-        """Store a trained network.
-
-        Args:
-            network: The network, with all its other parameters and buffers.
-            task: Its task.
-            moments: Moments of its random parameters; None for a point estimate of all.
-        """
+        """Store the `network` of a `task` with the `moments` of its random parameters (None: a point estimate)."""
         keys, tensors = _keys(network, task), _tensors(network)
         if moments is None:
             parameters = dict(network.named_parameters())

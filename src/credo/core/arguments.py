@@ -10,6 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from credo.core.network.references import NotFollowed
+
+
+class Arguments(NotFollowed, dict[str, Any]):
+    """Constructor arguments by name. Private copies of a posterior share them, with the network that is among them."""
+
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor so that the object has its arguments, with defaults, as `self.arguments`.
@@ -30,7 +36,7 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
             for name, parameter in signature.parameters.items():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     given.update(given.pop(name))
-            self.__dict__["arguments"] = given
+            self.__dict__["arguments"] = Arguments(given)
         init(self, *args, **options)
 
     return wrapper

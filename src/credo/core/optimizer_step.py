@@ -17,11 +17,12 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.network.references import NotFollowed
 from credo.core.optimizers import DECAYS, ForgottenOptimizer, OptimizerChoice, make_optimizer
 from credo.core.posterior import Nll, Posterior, Terms
 
 
-class OptimizerStep:
+class OptimizerStep(NotFollowed):
     """One step of a torch optimiser: gradients are averaged over processes, checked and clipped before it moves.
 
     Args:

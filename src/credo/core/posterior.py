@@ -71,6 +71,7 @@ class Posterior(ThreadSafe, Prunable, ABC):
         if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
 
+    @recorded
     def __init__(
         self,
         model: nn.Module,

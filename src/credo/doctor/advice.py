@@ -59,13 +59,7 @@ def still_learning(measured: Measurements) -> bool:
 
 
 def matters(gap: Gap, worse: Score, metric: str) -> bool:
-    """Whether a difference is large enough to act on.
-
-    Args:
-        gap: How much worse one predictor is; its whole interval must be above 0.
-        worse: Scores of that predictor.
-        metric: `"accuracy"` or `"rmse"`.
-    """
+    """Whether the `gap` of the `worse` predictor in NLL or `metric` is significant and large enough to act on."""
     nats = gap.nll.low > 0 and gap.nll.value >= max(limits.GAIN_NATS, limits.GAIN_FRACTION * abs(worse.nll))
     error = limits.GAIN_ERROR if metric == "accuracy" else limits.GAIN_FRACTION * worse.metric**2
     return nats or (gap.error.low > 0 and gap.error.value >= error)
@@ -89,13 +83,7 @@ def suggested_std(measured: Measurements) -> float:
 
 
 def argument(measured: Measurements, name: str, value: Any) -> Arguments:
-    """`{name: value}` if the method's constructor takes it.
-
-    Args:
-        measured: The measurements.
-        name: Name of the argument.
-        value: Advised value.
-    """
+    """`{name: value}` if the constructor of the `measured` method takes it."""
     return {name: value} if name in measured.method.arguments else {}
 
 

@@ -62,49 +62,32 @@ def diagnose(
         on_stage: Called with (stage, index, number of stages), for a progress bar.
     """
     _check(posterior, baseline, draws)
-    options: dict[str, Any] = {"test": test, "draws": draws, "data_size": data_size, "examples": examples}
-    with posterior.snapshot() as frozen, nullcontext() if baseline is None else baseline.snapshot() as plain:
-        return _diagnose(frozen, loader, plain, **options, history=history, seed=seed, on_stage=on_stage)
-
-
-def _diagnose(
-    posterior: Posterior,
-    loader: Iterable[Any],
-    baseline: Posterior | None,
-    *,
-    test: Iterable[Any] | None,
-    draws: int,
-    data_size: int | None,
-    examples: int,
-    history: Sequence[Mapping[str, Any]],
-    seed: int,
-    on_stage: OnStage | None,
-) -> Diagnosis:
-    stages = iter(range(len(STAGES)))
+    stages = iter(enumerate(STAGES))
 
     def stage() -> None:
-        index = next(stages)
+        index, name = next(stages)
         if on_stage is not None:
-            on_stage(STAGES[index], index, len(STAGES))
+            on_stage(name, index, len(STAGES))
 
-    stage()
-    broken = not_finite(posterior)
-    if broken:
-        return _diverged(f"{len(broken)} tensors hold values that are not finite: {', '.join(broken[:4])}.")
-    with torch.random.fork_rng(devices=[]):  # a DataLoader takes a seed from the global generator
-        train = take_subset(loader, most=examples, data_size=data_size, seed=seed)
-        evaluated = train if test is None else take_subset(test, most=examples, seed=seed)
-    stage()
-    on_train = predict_draws(posterior, train, draws=min(draws, _TRAIN_DRAWS), seed=seed)
-    stage()
-    on_test = predict_draws(posterior, evaluated, draws=draws, seed=seed)
-    if not bool(on_train.log_likelihood.isfinite().all() and on_test.log_likelihood.isfinite().all()):
-        return _diverged("The outputs of drawn networks are not finite: their activations overflow.")
-    measured = _measure(posterior, baseline, train, evaluated, on_train, on_test, history, seed, stage)
-    stage()
-    findings = run_rules(measured)
-    layers = tuple({**asdict(layer)} for layer in measured.layers)
-    return Diagnosis(verdict_on(findings), findings, measured.to_dict(), layers)
+    with posterior.snapshot() as frozen, nullcontext() if baseline is None else baseline.snapshot() as plain:
+        stage()
+        broken = not_finite(frozen)
+        if broken:
+            return _diverged(f"{len(broken)} tensors hold values that are not finite: {', '.join(broken[:4])}.")
+        with torch.random.fork_rng(devices=[]):  # a DataLoader takes a seed from the global generator
+            train = take_subset(loader, most=examples, data_size=data_size, seed=seed)
+            evaluated = train if test is None else take_subset(test, most=examples, seed=seed)
+        stage()
+        on_train = predict_draws(frozen, train, draws=min(draws, _TRAIN_DRAWS), seed=seed)
+        stage()
+        on_test = predict_draws(frozen, evaluated, draws=draws, seed=seed)
+        if not bool(on_train.log_likelihood.isfinite().all() and on_test.log_likelihood.isfinite().all()):
+            return _diverged("The outputs of drawn networks are not finite: their activations overflow.")
+        measured = _measure(frozen, plain, train, evaluated, on_train, on_test, history, seed, stage)
+        stage()
+        findings = run_rules(measured)
+        layers = tuple(asdict(layer) for layer in measured.layers)
+        return Diagnosis(verdict_on(findings), findings, measured.to_dict(), layers)
 
 
 def _measure(

@@ -22,18 +22,8 @@ from credo.doctor.no_side_effects import leaves
 class MethodInfo:
     """Properties of the method; for a mixture those of its first member.
 
-    Attributes:
-        name: Class name of the posterior.
-        random: Whether draws differ.
-        gaussian: Whether all members are Gaussian.
-        members: Number of posteriors in a mixture.
-        has_prior: Whether a prior or KL enters the loss of any member.
-        noise: How training samples the weights, where the method has a choice.
-        fixed_noise_level: Whether the likelihood is Gaussian with a fixed standard deviation.
-        rate: Dropout rate that the posterior sets.
-        arguments: Names of the constructor's arguments.
-        lr: Learning rate.
-        default_lr: The constructor's default learning rate.
+    `arguments` are the names of its constructor's, `noise` is how training samples the weights, `fixed_noise_level`
+    whether the likelihood is Gaussian with a fixed standard deviation, `rate` the dropout rate that it sets.
     """
 
     name: str
@@ -56,16 +46,9 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of examples.
+    """Size of the training loader and of the objective, and how many examples were `measured` in training.
 
-    Attributes:
-        examples: In the training loader.
-        data_size: In the posterior's objective.
-        batches: Batches of the training loader.
-        batch_size: Largest batch of the training loader.
-        measured: Training examples that were measured.
-        evaluated: Examples that predictions were scored on.
-        held_out: Whether those are test examples.
+    `evaluated` examples, `held_out` or not, are those that predictions were scored on.
     """
 
     examples: int

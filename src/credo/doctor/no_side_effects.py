@@ -22,13 +22,9 @@ def leaves(posterior: Posterior) -> list[Posterior]:
 
 @contextmanager
 def without_side_effects(posterior: Posterior, seed: int, *, training: bool = False) -> Iterator[None]:
-    """Seed all randomness and restore modes, generators and buffers on exit.
+    """Use `posterior` in eval mode with this `seed`; modes, generators and buffers are restored on exit.
 
-    Args:
-        posterior: The posterior to use inside, in eval mode.
-        seed: Seed of the posterior's generator and of torch's global one.
-        training: Use train mode, with copies of the buffers that such passes change (running statistics, the vectors
-            of spectral norm).
+    In `training` mode, passes change copies of the buffers (running statistics, the vectors of spectral norm).
     """
     cuda = [posterior.device] if posterior.device.type == "cuda" else []
     with ExitStack() as stack:

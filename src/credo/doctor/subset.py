@@ -17,15 +17,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Some examples of a loader, with the loader's size.
-
-    Attributes:
-        x: Inputs.
-        y: Targets.
-        examples: Number of examples in the whole loader.
-        batches: Number of its batches.
-        batch_size: Size of its largest batch.
-    """
+    """Some examples of a loader; `examples`, `batches` and (largest) `batch_size` are those of the whole loader."""
 
     x: Tensor
     y: Tensor
@@ -43,13 +35,9 @@ class Subset:
 
 
 def take_subset(loader: Iterable[Any], *, most: int, data_size: int | None = None, seed: int = 0) -> Subset:
-    """Sample examples of a loader uniformly.
+    """Sample at most `most` examples of a loader of (inputs, targets) uniformly, by `seed`.
 
-    Args:
-        loader: Batches of (inputs, targets); iterated once, to count them.
-        most: Maximum number of examples to keep.
-        data_size: Known number of examples. The loop then stops after `most` of them and keeps the first ones.
-        seed: Seed of the choice.
+    The loader is iterated once, to count it; with a known `data_size` only until there are enough examples.
     """
     if most < 1:
         raise ValueError(f"examples={most}: at least one is needed.")

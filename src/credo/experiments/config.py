@@ -43,14 +43,9 @@ MEMBER_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment.
+    """An experiment; the first three sections have a name and the options of what it names.
 
-    Attributes:
-        data: Name and options of the data set.
-        model: Name and options of the network.
-        method: Name and options of the method.
-        training: The [training] section.
-        distributed: The [distributed] section; None if one process trains alone.
+    `distributed` is None if one process trains alone.
     """
 
     data: dict[str, Any]
@@ -210,14 +205,7 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int, batches: int) -> Posterior:
-    """Build the untrained posterior of an experiment.
-
-    Args:
-        experiment: The experiment.
-        dataset: Its data, for the sizes of the network.
-        data_size: Number of training examples.
-        batches: Batches in an epoch.
-    """
+    """The untrained posterior of `experiment` on `dataset`, with `data_size` examples in `batches` batches."""
     options = {key: value for key, value in experiment.method.items() if key != "name"}
     if METHODS[experiment.method["name"]] is not Ensemble:
         return _one(experiment, dataset, data_size, batches)

@@ -119,13 +119,7 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
 
 
 def make_tasks(continual: Continual, dataset: Dataset, seed: int) -> list[Task]:
-    """The tasks of an experiment.
-
-    Args:
-        continual: The [continual] section.
-        dataset: The data.
-        seed: Seed of permutations.
-    """
+    """The tasks of a [`continual`] section, made of `dataset`, with permutations by `seed`."""
     if continual.tasks == "permuted":
         return permuted_tasks(dataset, continual.count, seed=seed)
     return split_tasks(dataset, continual.count, heads="multi" if continual.tasks == "split" else "single")
@@ -191,13 +185,9 @@ def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[Sequence
 def learned_jointly(
     given: ContinualExperiment, dataset: Dataset, tasks: list[Task], folder: Path
 ) -> tuple[list[float], float]:
-    """Train the same learner on all tasks at once; returns its accuracy on each and the seconds of training.
+    """Train the learner of the `given` experiment on all `tasks` of `dataset` at once, with a checkpoint in `folder`.
 
-    Args:
-        given: The experiment.
-        dataset: The data.
-        tasks: The tasks.
-        folder: Folder for the checkpoint.
+    Returns its accuracy on each task and the seconds of training.
     """
     learner = make_learner(given, dataset)
     seconds = sum(record.seconds for record in learn_jointly(learner, tasks, checkpoint=folder / "joint.pt"))

@@ -67,14 +67,7 @@ def diagnose_run(
 
 
 def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, baseline: Run | None = None) -> dict[str, Any]:
-    """The options that a diagnosis depends on, as recorded in its file.
-
-    Args:
-        run: The diagnosed run.
-        draws: Number of weight draws.
-        examples: Maximum number of examples.
-        baseline: The run to compare with; recorded as a path relative to the run's folder.
-    """
+    """Options of `diagnose_run` as recorded: `draws`, `examples`, and the path of `baseline` relative to `run`."""
     path = None if baseline is None else os.path.relpath(baseline.folder.resolve(), run.folder.resolve())
     return {"baseline": path, "draws": draws, "examples": examples, "version": __version__}
 

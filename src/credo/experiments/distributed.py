@@ -52,26 +52,13 @@ def make_distributed(table: Mapping[str, Any]) -> Distributed:
 
 
 def fitted(options: Distributed, world: int, members: int = 1) -> Distributed:
-    """The options with as many MC groups as possible, at most those asked for.
-
-    Args:
-        options: The options.
-        world: Number of processes.
-        members: Number of ensemble members.
-    """
+    """The `options` with as many of its MC groups as `world` processes for `members` ensemble members allow."""
     each = _each(world, members)
     return replace(options, mc_groups=max(n for n in range(1, max(options.mc_groups, 1) + 1) if each % n == 0))
 
 
 def check_batch_size(batch_size: int, options: Distributed, world: int, members: int = 1) -> None:
-    """Raise ValueError if the processes cannot divide each batch equally, naming numbers that can.
-
-    Args:
-        batch_size: Examples in a batch, over all processes.
-        options: The options.
-        world: Number of processes.
-        members: Number of ensemble members.
-    """
+    """Raise ValueError if `world` processes for `members` ensemble members cannot divide `batch_size` by `options`."""
     parts, rest = divmod(_each(world, members), options.mc_groups)
     if rest or batch_size % parts == 0:  # groups are validated by `distribute`
         return

@@ -74,12 +74,9 @@ def _about_sequence(folder: Path) -> str:
 
 @contextmanager
 def opened(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
-    """Create and lock the folder; raises if it holds a run with other settings.
+    """Create and lock the run `folder`; raises if it holds a run with other settings than `experiment`.
 
-    Args:
-        folder: The run folder.
-        experiment: The settings.
-        process_group: Several processes: rank 0 does it, and all fail if it does.
+    In a `process_group` rank 0 does it, and all fail if it does.
     """
     with ExitStack() as stack:
 
@@ -94,12 +91,9 @@ def opened(folder: Path, experiment: Experiment, process_group: ProcessGroup | N
 
 @contextmanager
 def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | None) -> Iterator[None]:
-    """Write the settings into the folder; removed again on an error before the first checkpoint.
+    """Write the settings of `experiment` into the run `folder`, by rank 0 of a `process_group`.
 
-    Args:
-        folder: The run folder.
-        experiment: The settings.
-        process_group: Several processes: rank 0 does it.
+    They are removed again on an error before the first checkpoint.
     """
 
     def claim() -> None:

@@ -79,12 +79,9 @@ def _completed(table: Mapping[str, Any], options: Options, without: Collection[s
 
 
 def check_types(section: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value does not have the type of its default, where that is a number, boolean or list.
+    """Raise ValueError if one of the `options` of a `section` does not have the type of its `defaults`.
 
-    Args:
-        section: Name of the section, for the message.
-        options: Given values.
-        defaults: Default values.
+    Only where the default is a number, boolean or list.
     """
     for key, value in options.items():
         wanted = _wanted(defaults.get(key))

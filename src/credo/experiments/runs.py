@@ -211,15 +211,7 @@ class Run:
 def make_result(
     experiment: Experiment, posterior: Posterior, records: list[EpochRecord], metrics: dict[str, Any], draws: int
 ) -> dict[str, Any]:
-    """The contents of result.json.
-
-    Args:
-        experiment: The settings.
-        posterior: The trained posterior.
-        records: Records of all epochs.
-        metrics: Test metrics.
-        draws: Weight draws that these were measured with.
-    """
+    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`."""
     return {
         "experiment": experiment.to_dict(),
         "seed": experiment.training.seed,

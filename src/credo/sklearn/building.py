@@ -33,13 +33,7 @@ _DROPOUT_RATE = 0.1
 class Common:
     """Options for all methods; each takes those that its constructor has.
 
-    Attributes:
-        data_size: Number of training rows.
-        batches: Batches in an epoch.
-        lr: Learning rate; None takes one of `rates`.
-        rates: Default learning rates, by an argument of the methods that they are for.
-        prior_precision: 1/variance of every weight before seeing data.
-        temperature: Weight of the prior in the loss.
+    If `lr` is None, `rates` has default learning rates by an argument of the methods that they are for.
     """
 
     data_size: int
@@ -62,15 +56,7 @@ def make_seed(random_state: RandomState) -> int:
 
 
 def make_network(model: Model, hidden: Sequence[int], inputs: int, outputs: int, *, seed: int) -> nn.Module:
-    """The network of an estimator.
-
-    Args:
-        model: A module, which is copied, a function (inputs, outputs) -> nn.Module, or None for a perceptron.
-        hidden: Sizes of the perceptron's hidden layers.
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        seed: Seed of the initial weights.
-    """
+    """A copy of `model`, or what it makes of (`inputs`, `outputs`), or a perceptron with `hidden` layers by `seed`."""
     if model is None:
         return build_model("mlp", inputs=[inputs], classes=outputs, hidden=hidden, seed=seed)
     if isinstance(model, nn.Module):

@@ -168,15 +168,19 @@ class CompiledGradients:
         self._kl = 0.0
         self._squared_norm: float | None = None
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A new draw w = μ + σ·ε, flat."""
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """A new draw w = μ + σ·ε, as leaves by name."""
         self._key = new_key(generator)
-        return softplus_draw(self._means, self._rho, self._key)
+        return self._leaves(softplus_draw(self._means, self._rho, self._key))
 
-    def draw_at(self, eps: Tensor) -> Tensor:
-        """The draw with this noise, flat."""
+    def draw_at(self, eps: Tensor) -> dict[str, Tensor]:
+        """The draw with this noise, as leaves by name."""
         self._key, self.eps = None, eps
-        return torch.addcmul(*self.moments(), eps)
+        return self._leaves(torch.addcmul(*self.moments(), eps))
+
+    def _leaves(self, draw: Tensor) -> dict[str, Tensor]:
+        pieces = zip(self._names, draw.split(self._sizes), self._tensors, strict=True)
+        return {name: piece.view(like.shape).detach().requires_grad_() for name, piece, like in pieces}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """μ and σ as flat vectors, detached."""

@@ -24,9 +24,6 @@ class GradientNoise:
         snr: √(signal / variance over both); None if nothing varies.
         cost: Mean increase of the NLL per example if all σ grow by a small fraction t, in nats per t; None unless
             Gaussian.
-        batches: Number of batches.
-        draws: Number of draws.
-        batch_size: Examples in a batch.
     """
 
     signal: float
@@ -44,14 +41,8 @@ def gradient_noise(
 ) -> GradientNoise:
     """Measure gradient noise in train mode, averaged over the members of a mixture.
 
-    Draws are weight draws (and dropout masks). Local reparameterisation and Flipout train with less noise than this.
-
-    Args:
-        posterior: The posterior, left unchanged.
-        subset: Training examples.
-        batches: Number of batches.
-        draws: Number of weight draws.
-        seed: Seed of the draws.
+    Uses `batches` batches of `subset` and `draws` weight draws (and dropout masks) of `posterior`, by `seed`. Local
+    reparameterisation and Flipout train with less noise than this.
     """
     size = min(subset.batch_size, max(1, len(subset) // 2))
     chosen = [batch for batch in subset.split(size) if len(batch[0]) == size][:batches]
@@ -141,13 +132,8 @@ def crossed(
 ) -> tuple[float, float, float, float]:
     """(E‖g‖², ‖E g‖², variance over draws, variance over batches) of vectors g for all pairs of draw and batch.
 
-    Unbiased: ‖E g‖² comes from products of pairs that share neither draw nor batch.
-
-    Args:
-        squares: Σ ‖g‖² over all pairs.
-        by_draw: ‖Σ g‖² over the batches of each draw.
-        by_batch: ‖Σ g‖² over the draws of each batch.
-        everything: ‖Σ g‖² over all pairs.
+    From `squares`, Σ ‖g‖² over all pairs, and ‖Σ g‖² of each draw (`by_draw`), of each batch (`by_batch`) and of
+    `everything`. Unbiased: ‖E g‖² comes from products of pairs that share neither draw nor batch.
     """
     draws, batches = len(by_draw), len(by_batch)
     pairs = draws * batches

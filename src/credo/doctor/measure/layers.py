@@ -20,16 +20,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class LayerState:
     """One named parameter tensor (or all of them), pooled over the members of a mixture.
 
-    Attributes:
-        name: Parameter name, or `"all"`.
-        weights: Number of weights of one member that are not pruned.
-        dims: Dimensions of the tensor.
-        snr: Median of |μ|/σ.
-        snr_quantiles: Its 5, 25, 50, 75 and 95 % quantiles.
-        std: Median σ.
-        std_ratio: Median of σ over the prior's standard deviation; None if the prior is unknown.
-        collapsed: Fraction of weights within 0.01 nats of the prior; None if the prior is unknown.
-        kl: KL of one member in nats; None if the prior is unknown.
+    `snr` is the median of |μ|/σ and `snr_quantiles` its 5, 25, 50, 75 and 95 %, `std` the median σ. If the prior is
+    known, `std_ratio` is the median of σ over its standard deviation, `collapsed` the fraction of weights within 0.01
+    nats of it, `kl` that of one member in nats.
     """
 
     name: str
@@ -70,14 +63,7 @@ def prior_moments(leaf: GaussianPosterior) -> tuple[dict[str, Tensor], dict[str,
 
 
 def kl_each(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL(N(mean, std²) ‖ N(prior_mean, prior_std²)) of each weight, in nats.
-
-    Args:
-        mean: Posterior means.
-        std: Posterior standard deviations.
-        prior_mean: Prior means.
-        prior_std: Prior standard deviations.
-    """
+    """KL(N(`mean`, `std`²) ‖ N(`prior_mean`, `prior_std`²)) of each weight, in nats."""
     ratio = (std / prior_std).square()
     # −log(ratio) + ratio − 1 cancels where both agree, the case of interest: needs float64.
     return 0.5 * (ratio - 1 - ratio.log() + ((mean - prior_mean) / prior_std).square())

@@ -18,14 +18,9 @@ _RESAMPLES = 100
 class MonteCarlo:
     """Variation over other sets of as many draws, with the same networks for all examples.
 
-    Attributes:
-        draws: Number of draws.
-        probability_error: Standard error of the least certain class probability, averaged over examples (regression:
-            of the predictive mean, as a fraction of the predictive standard deviation).
-        nll_error: Standard error of the ensemble's NLL.
-        nll_bias: How much lower the NLL would be with infinitely many draws.
-        metric_error: Standard error of the ensemble's metric.
-        wanted_draws: Draws at which all errors are tolerable.
+    `probability_error` is the standard error of the least certain class probability, averaged over examples
+    (regression: of the predictive mean over the predictive standard deviation), `nll_error` and `metric_error` those of
+    the ensemble, `nll_bias` how much lower its NLL would be with infinitely many draws. `wanted_draws` are enough.
     """
 
     draws: int
@@ -37,12 +32,9 @@ class MonteCarlo:
 
 
 def monte_carlo(predictive: Predictive, *, random: bool, seed: int = 0) -> MonteCarlo | None:
-    """Monte-Carlo errors at the given number of draws; None if nothing is random or each part has one draw.
+    """Monte-Carlo errors of `predictive`; None if it is not `random`, or has one draw per part.
 
-    Args:
-        predictive: Predictions of all draws.
-        random: Whether draws of one part differ.
-        seed: Seed of the resampling that gives the error of the accuracy.
+    The error of the accuracy is by resampling with this `seed`.
     """
     if not random or predictive.draws < 2 * predictive.strata:
         return None

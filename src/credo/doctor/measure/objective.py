@@ -47,16 +47,9 @@ class Objective:
 def objective(
     posterior: Posterior, *, nll: float, cost: float | None, examples: int, batches: int, steps: int, seed: int = 0
 ) -> Objective:
-    """Compute the terms of the objective.
+    """The objective of `posterior` after `steps` steps, with `examples` in `batches` batches per epoch.
 
-    Args:
-        posterior: The trained posterior.
-        nll: Mean NLL of single draws on training examples.
-        cost: `GradientNoise.cost`, the NLL's increase per example with σ.
-        examples: Number of training examples.
-        batches: Batches in an epoch.
-        steps: Steps so far, for the schedule of the KL weight.
-        seed: Seed of a Monte-Carlo KL.
+    `nll` is that of single draws on training examples, `cost` that of `GradientNoise`, `seed` of a Monte-Carlo KL.
     """
     parts = leaves(posterior)
     kl = _mean([_kl(leaf, seed) for leaf in parts])
@@ -82,12 +75,9 @@ def objective(
 
 
 def kl_weight(about: Description, steps: int, batches: int) -> float | None:
-    """Weight of the KL, averaged over the epoch from the current step on.
+    """Weight of the KL in the description `about`, averaged over `batches` steps from `steps` on.
 
-    Args:
-        about: Description of the posterior.
-        steps: Steps so far; 0 if unknown, as of a loaded file, which gives 1.
-        batches: Batches in an epoch.
+    1 after 0 steps: a loaded file does not record them.
     """
     weight = about.kl_weight
     if weight is None:

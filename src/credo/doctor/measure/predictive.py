@@ -24,9 +24,7 @@ _BATCH, _CHUNK = 256, 10
 class Predictive(ABC):
     """Predictions of `draws` networks for n examples, with their targets.
 
-    Attributes:
-        log_likelihood: log p(target) of each network, [draws, n], float64.
-        strata: Number of parts of a mixture that the draws cycle through.
+    `log_likelihood` is log p(target), [draws, n] in float64. Draws cycle through the `strata` parts of a mixture.
     """
 
     log_likelihood: Tensor
@@ -139,13 +137,9 @@ class RegressionPredictive(Predictive):
 
 @torch.no_grad()
 def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int = 0) -> Predictive:
-    """Predict with `draws` networks, the same ones for all examples, equally many of each part of a mixture.
+    """Predict `subset` with `draws` networks of `posterior`, the same ones for all examples.
 
-    Args:
-        posterior: The posterior, left unchanged.
-        subset: Examples with targets.
-        draws: Number of networks; rounded up to a multiple of the parts.
-        seed: Seed of the draws.
+    Draws by `seed`, rounded up to equally many of each part of a mixture.
     """
     draws = posterior.whole_draws(draws)
     batches = []
@@ -171,13 +165,7 @@ def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Pred
 
 
 def make_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> Predictive:
-    """The predictive distribution of network outputs.
-
-    Args:
-        likelihoods: Likelihood of each part of a mixture; draws cycle through them.
-        outputs: [draws, n, ...].
-        y: Targets.
-    """
+    """The predictive distribution of `outputs` [draws, n, ...] for targets `y`; draws cycle through `likelihoods`."""
     first, strata = likelihoods[0], len(likelihoods)
     if isinstance(first, ClassLikelihood):
         log_probs = class_log_probs(first, outputs)

@@ -24,9 +24,7 @@ class Score:
 class Gap:
     """How much worse one predictor is than another on the same examples, with 95 % intervals.
 
-    Attributes:
-        nll: Difference of NLLs; positive is worse.
-        error: Difference of error rates or mean squared errors; positive is worse.
+    `error` is the difference of error rates or mean squared errors; positive is worse, as for `nll`.
     """
 
     nll: Interval
@@ -38,22 +36,13 @@ class Scores:
     """Scores of all predictors on the evaluated examples, and paired differences between them.
 
     Attributes:
-        metric: `"accuracy"` or `"rmse"`.
         mean: The mean weights; None for a mixture, which has no mean network.
-        draw: Average of single draws.
-        lowest: Lowest metric of a draw.
-        highest: Highest metric of a draw.
-        ensemble: All draws averaged.
-        baseline: The deterministic baseline.
-        train: All draws averaged, on training examples.
+        draw: Average of single draws, whose metric is from `lowest` to `highest`.
+        train: The ensemble of all draws, on training examples.
         chance: The best constant prediction of the training targets.
         learned: Fraction of its error that the ensemble removes there: 1 is perfect, 0 is chance; with noisy data no
             network reaches 1.
-        ensemble_over_mean: How much worse the ensemble is than the mean weights.
-        ensemble_over_baseline: How much worse the ensemble is than the baseline.
-        mean_over_baseline: How much worse the mean weights are than the baseline.
-        chance_over_train: How much worse the constant is than the ensemble on training examples.
-        chance_over_held_out: The same on held-out examples, if there are any.
+        ensemble_over_mean: How much worse the ensemble is than the mean weights; other `a_over_b` likewise.
         relative_rmse: RMSE on training data over the root mean square of the targets; None for classes.
     """
 
@@ -108,15 +97,10 @@ def scores(
     train_targets: Tensor,
     held_out: bool = True,
 ) -> Scores:
-    """Score all predictors and compare them, to show whether the mean weights or the noise lose quality.
+    """Score predictions of the `draws`, the `mean` weights and the `baseline`, and compare them.
 
-    Args:
-        draws: Predictions of all draws.
-        mean: Predictions of the mean weights.
-        baseline: Predictions of the baseline.
-        train: Predictions of all draws for training examples.
-        train_targets: Targets of these.
-        held_out: Whether `draws` is on other examples than `train`.
+    `train` are those of the draws on training examples, which have `train_targets`; the others are on the same
+    examples unless `held_out`.
     """
     constant = constant_predictive(train, train_targets)
     chance = score(constant)
@@ -154,12 +138,9 @@ def gap(first: Predictive, second: Predictive) -> Gap:
 
 
 def learned_fraction(metric: str, value: float, chance: float) -> float:
-    """Fraction of a constant prediction's error that is removed: of its error rate, or of its mean squared error.
+    """Fraction of a constant prediction's error rate or mean squared error that is removed.
 
-    Args:
-        metric: `"accuracy"` or `"rmse"`.
-        value: The metric of the network.
-        chance: The metric of the constant prediction.
+    `value` is the network's `metric`, `chance` that of the constant.
     """
     if metric == "accuracy":
         return (value - chance) / (1 - chance) if chance < 1 else 1.0
@@ -173,13 +154,10 @@ def _relative_rmse(train: Predictive) -> float | None:
 
 
 def constant_predictive(train: Predictive, targets: Tensor, other: Predictive | None = None) -> Predictive:
-    """The best constant prediction of the training targets, as a predictive distribution of one draw.
+    """The best constant prediction of the training `targets`, as a predictive distribution of one draw.
 
-    Args:
-        train: Predictions for training examples.
-        targets: Their targets.
-        other: Predictions for other examples to make the constant for, by default those of `train`. Class counts are
-            then increased by one, so that a class without training examples does not get probability 0.
+    For the examples of `train`, or of `other`: class counts are then increased by one, so that a class without training
+    examples does not get probability 0.
     """
     if isinstance(train, ClassPredictive):
         labels = other.labels if isinstance(other, ClassPredictive) else train.labels

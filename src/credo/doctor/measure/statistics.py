@@ -24,12 +24,8 @@ Buffers = dict[str, Tensor]
 class NormState:
     """Distance between running and fresh statistics of one normalisation layer, averaged over channels.
 
-    Attributes:
-        name: Path of the layer.
-        mean_shift: |difference of means| in running standard deviations, for weight draws.
-        std_shift: |log(fresh std / running std)|, for weight draws.
-        mean_shift_of_mean: `mean_shift` for the mean network.
-        std_shift_of_mean: `std_shift` for the mean network.
+    `mean_shift` is |difference of means| in running standard deviations, `std_shift` |log(fresh std / running std)|;
+    both for weight draws, `*_of_mean` for the mean network.
     """
 
     name: str
@@ -43,12 +39,8 @@ class NormState:
 class Statistics:
     """All normalisation layers with running statistics.
 
-    Attributes:
-        layers: State of each layer.
-        shift: Largest shift of any layer for weight draws.
-        shift_of_mean: Largest shift of any layer for the mean network.
-        refreshed: Scores of the ensemble after `credo.refresh_statistics(posterior, loader)`.
-        gain: How much worse the ensemble is without that.
+    `shift` is the largest of any layer for weight draws, `shift_of_mean` for the mean network; `refreshed` is the
+    ensemble after `credo.refresh_statistics(posterior, loader)`, `gain` how much worse it is without that.
     """
 
     layers: list[NormState]
@@ -61,14 +53,9 @@ class Statistics:
 def statistics(
     posterior: Posterior, train: Subset, test: Subset, before: Predictive, *, seed: int = 0
 ) -> Statistics | None:
-    """Compare running statistics with fresh ones, and predict with those; None without such layers.
+    """Compare running statistics of `posterior` with fresh ones on `train`; None without such layers.
 
-    Args:
-        posterior: The posterior; its buffers are not changed.
-        train: Examples for the fresh statistics.
-        test: Examples to predict.
-        before: Predictions for `test` with the running statistics.
-        seed: Seed of the draws.
+    Predictions for `test` with fresh statistics are compared with those `before`. `seed` is that of the draws.
     """
     parts = leaves(posterior)
     norms = {path: m for path, m in parts[0].model.named_modules() if _has_statistics(m)}
@@ -91,13 +78,9 @@ def statistics(
 
 
 def fresh_statistics(leaf: Posterior, train: Subset, *, under_draws: bool, seed: int = 0) -> Buffers:
-    """Copies of all buffers after `refresh_statistics`.
+    """Copies of all buffers of `leaf` after `refresh_statistics` on `train`.
 
-    Args:
-        leaf: The posterior.
-        train: Examples to estimate the statistics on.
-        under_draws: Use a new weight draw for every batch instead of the mean network.
-        seed: Seed of the draws.
+    With `under_draws` every batch has a new draw by `seed`, else all have the mean network.
     """
     buffers = copied_buffers(leaf.model)
     size = train.batch_size if len(train) % train.batch_size != 1 else train.batch_size + 1  # no batch of one
@@ -108,14 +91,7 @@ def fresh_statistics(leaf: Posterior, train: Subset, *, under_draws: bool, seed:
 
 
 def shifts(running: Mapping[str, Tensor], now: Mapping[str, Tensor], path: str, eps: float) -> tuple[float, float]:
-    """Mean and std shift of one layer, averaged over its channels.
-
-    Args:
-        running: Buffers of the network, by name.
-        now: The same with fresh statistics.
-        path: Path of the layer.
-        eps: The layer's eps.
-    """
+    """Mean and std shift from `running` buffers to those `now`, of the layer at `path` with this `eps`."""
     names = join(path, "running_mean"), join(path, "running_var")
     old_mean, old_var, new_mean, new_var = (source[name].double().cpu() for source in (running, now) for name in names)
     mean_shift = (new_mean - old_mean).abs() / (old_var + eps).sqrt()

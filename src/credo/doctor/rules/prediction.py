@@ -25,12 +25,7 @@ from credo.doctor.measurements import Measurements
 
 
 def worse_than_constant(measured: Measurements, causes: Sequence[Finding]) -> Iterator[Finding]:
-    """Predictions that a constant beats; finer problems are not worth a look before this is solved.
-
-    Args:
-        measured: The measurements.
-        causes: Findings so far; the first alarm among them explains this one, and its advice is repeated.
-    """
+    """Predictions that a constant beats: the first alarm among the `causes` explains it, and its advice is repeated."""
     where = "training" if diverged(measured) else beaten_by_constant(measured)
     if where is None:
         return

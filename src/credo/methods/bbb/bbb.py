@@ -232,21 +232,20 @@ class BBB(GradientPosterior, GaussianPosterior):
         data_term = kl = 0.0
         for index, (fraction, is_attacked, frozen) in enumerate(passes):
             if is_attacked:
-                draw = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
+                weights = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
             else:
                 if self.process_group is not None:
                     self._begin_pass(index, draws)
-                draw = gradients.draw(generator)
+                weights = gradients.draw(generator)
             std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
-            value, drawn = self._pass(nll, net, self.layout.split(draw), std, fraction, frozen=frozen)
-            data_term += fraction * value
-            if not gradients.add(drawn, None if std is None else std.grad) and std is None:
+            data_term += fraction * self._pass(nll, net, weights, std, fraction, frozen=frozen)
+            if not gradients.add(weights, None if std is None else std.grad) and std is None:
                 self.guard.check_used(False)
             if not self.closed_form and index < draws:
                 # At the plain draws; without any, at draws of its own.
                 eps = self._normal() if is_attacked else gradients.eps
                 kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
-            del draw, drawn, std  # not held during the next pass
+            del weights, std  # not held during the next pass
         if self.closed_form:
             kl = gradients.add_kl(self._closed_kl, kl_weight)
         squared_norm, normed = gradients.assign(), gradients.parameters
@@ -275,7 +274,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         means = parameters_at(self.model, self.layout.names)
         prior = self.prior.numbers if type(self.prior) is Gaussian else None
         is_common = self.noise_name == "weights" and self.closed_form and isinstance(self.spread, SoftplusStd)
-        if prior and is_common and self.layout.is_whole and flat.fused([*means.values(), self.rho]):
+        if prior and is_common and self.kept is None and flat.fused([*means.values(), self.rho]):
             return flat.CompiledGradients(means, self.rho, prior, kl_weight)
         return TorchGradients(means, self.rho, self.spread, self.layout)
 
@@ -283,21 +282,20 @@ class BBB(GradientPosterior, GaussianPosterior):
         self,
         nll: Nll,
         net: nn.Module,
-        draw: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         std: Tensor | None,
         fraction: float,
         *,
         frozen: bool,
-    ) -> tuple[float, dict[str, Tensor]]:
-        """The batch's NLL under one sample of the noise, and the weights drawn with `fraction` of its gradients."""
-        weights = {name: tensor.detach().requires_grad_() for name, tensor in draw.items()}
+    ) -> float:
+        """The batch's NLL under one sample of the noise; adds `fraction` of its gradients by `weights` and `std`."""
         backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
         with frozen_statistics(net) if frozen else nullcontext():
             if std is not None:
-                return backward(self._noisy_nll(nll, net, weights, std)), weights
+                return backward(self._noisy_nll(nll, net, weights, std))
             # Backward with the draw still in place: checkpointed parts of a network run again there.
             with self._means_unread(weights), substituted(net, weights, self._aliases):
-                return backward(nll(net)), weights
+                return backward(nll(net))
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         return noisy_loss(

@@ -45,14 +45,15 @@ class TorchGradients:
         self._by_rho: Tensor | None = None
         self.eps = self.mean  # noise of the last draw
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A new draw w = μ + σ·ε, flat."""
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """A new draw w = μ + σ·ε, as leaves by name."""
         return self.draw_at(flat.normal(len(self.mean), generator, device=self.rho.device, dtype=self.rho.dtype))
 
-    def draw_at(self, eps: Tensor) -> Tensor:
-        """The draw with this noise, flat."""
+    def draw_at(self, eps: Tensor) -> dict[str, Tensor]:
+        """The draw with this noise, as leaves by name."""
         self.eps = eps
-        return torch.addcmul(self.mean, self.std, eps)
+        weights = self.layout.split(torch.addcmul(self.mean, self.std, eps))
+        return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """μ and σ as flat vectors, detached."""

@@ -120,22 +120,6 @@ class KroneckerStepper(NaturalStepper, ABC):
         """Whether a step has found one."""
         return bool(self.renewals > 0)
 
-    @property
-    def temperature(self) -> float:  # type: ignore[override]
-        """τ at the current step."""
-        if self.temperature_start is None:
-            return float(self.final_temperature)
-        reached = min(1.0, self.steps / self.warmup_steps)
-        return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
-
-    @property
-    def variance_scale(self) -> float:
-        """τ/N."""
-        return self.temperature / self.effective_size
-
-    def _penalty(self, kl: float) -> float:
-        return self.variance_scale * kl
-
     # -- q(W) = M + √(τ/N)·L_G E L_Aᵀ --------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -105,16 +105,16 @@ class DiagonalUpdate:
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is compiled."""
+        """Whether it is compiled; not with vectors among the coefficients."""
         if self._lists is None:
-            tensors = [[one[n] for n in self.parameters] for one in (self.parameters, self.gradients, self.curvatures)]
-            numbers = [value for value in vars(self.coefficients).values() if not isinstance(value, Tensor)]
-            if len(numbers) < len(vars(self.coefficients)):
+            gathered = (self.parameters, self.gradients, self.curvatures)
+            tensors = [[one[name] for name in self.parameters] for one in gathered]
+            if any(isinstance(value, Tensor) for value in vars(self.coefficients).values()):
                 return False
             if not flat.fused([t for listed in tensors for t in listed], self.momentum, self.curvature):
                 return False
             if not self.layout.is_whole:
-                tensors = [self.layout.pieces(one) for one in (self.parameters, self.gradients, self.curvatures)]
+                tensors = [self.layout.pieces(one) for one in gathered]
             self._means = tensors[0]
             self._lists = (flat.TensorList(tensors[0]), flat.TensorList(tensors[1]), flat.TensorList(tensors[2]))
         return True

@@ -107,7 +107,7 @@ class IVON(NaturalGaussian):
             prior_precision = weight_decay * data_size / temperature
         self.momentum_decay, self.curvature_decay, self.curvature_init = momentum, curvature_decay, curvature_init
         self.clip, self.rescale_lr, self.debias = clip, rescale_lr, debias
-        self.step_draws, self.temperature, self.estimator = int(draws), temperature, estimator
+        self.step_draws, self.final_temperature, self.estimator = int(draws), temperature, estimator
         self.effective_size = data_size / temperature
         # The step count is in saved files, too: the momentum is, and debiasing it needs to know its age.
         self._make_state(lr, prior, prior_precision, random, curvature_init, progress=())

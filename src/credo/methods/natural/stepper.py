@@ -165,7 +165,9 @@ class NaturalStepper(Posterior, ABC):
     noisy = True
     attack: AdversarialSampling | None = None
     has_curvature: bool
-    temperature: float
+    final_temperature: float
+    temperature_start: float | None = None
+    warmup_steps = 0
     effective_size: float
     momentum_correction: bool
     _not_in_config = ("prior_precision",)
@@ -201,13 +203,21 @@ class NaturalStepper(Posterior, ABC):
         """
 
     @property
-    @abstractmethod
+    def temperature(self) -> float:
+        """τ at the current step: it rises linearly from `temperature_start` over `warmup_steps`, if these are given."""
+        if self.temperature_start is None:
+            return self.final_temperature
+        reached = min(1.0, self.steps / self.warmup_steps)
+        return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
+
+    @property
     def variance_scale(self) -> float:
         """τ/N: the variance is this over curvature, prior and damping."""
+        return self.temperature / self.effective_size
 
-    @abstractmethod
     def _penalty(self, kl: float) -> float:
         """The KL's part of the mean loss, τ/N·KL."""
+        return self.variance_scale * kl
 
     @property
     def is_noisy(self) -> bool:
@@ -279,6 +289,7 @@ class NaturalStepper(Posterior, ABC):
         restored = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with restored, found.dropped_on_error(self.process_group):
             compares = self.checks_first_draw and not self._watch.compared and self.is_noisy
+            compares = compares and self.process_group is None
             if compares or self.step_draws > 1:
                 nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
@@ -301,7 +312,7 @@ class NaturalStepper(Posterior, ABC):
         return self._gather(nll, _counted(examples, weights))
 
     def _gather(self, nll: Nll, counted: Counted) -> float:
-        self._begin_draw()
+        self._begin_draw(counted)
         if self.attack is not None and self.is_noisy:
             run = self._adversarial_pass(nll, counted)
         else:  # further draws of a step leave running statistics alone
@@ -323,17 +334,21 @@ class NaturalStepper(Posterior, ABC):
             in_place: Put the draw into the network itself, for code that calls it by its own name. No other thread may
                 use the network meanwhile.
         """
-        self._begin_draw()
-        with self._pass(*self._sample(), _counted(examples, weights), in_place) as (net, run):
+        counted = _counted(examples, weights)
+        self._begin_draw(counted)
+        with self._pass(*self._sample(), counted, in_place) as (net, run):
             yield net
         self._accumulate(run)
 
-    def _begin_draw(self) -> None:
+    def _begin_draw(self, counted: Counted) -> None:
+        """All checks of a pass come before the generator moves."""
         self._gathered.check_free()
+        self._gathered.relative_size(counted)
         if self.process_group is not None:
             self._begin_pass(self._gathered.count, self.step_draws)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
+        """The passes of one draw under `attack`, as one; for methods that accept an attack."""
         raise NotImplementedError
 
     def _run(

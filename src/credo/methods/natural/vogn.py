@@ -44,30 +44,6 @@ class GaussNewton(DiagonalStepper, ABC):
     averaged: bool
     curvature_decay: float
     damping: float
-    final_temperature: float
-    temperature_start: float | None = None
-    warmup_steps = 0
-
-    @property
-    def temperature(self) -> float:  # type: ignore[override]
-        """τ at the current step."""
-        if self.temperature_start is None:
-            return self.final_temperature
-        reached = min(1.0, self.steps / self.warmup_steps)
-        return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
-
-    @property
-    def variance_scale(self) -> float:
-        """τ/N."""
-        return self.temperature / self.effective_size
-
-    def _penalty(self, kl: float) -> float:
-        return self.variance_scale * kl
-
-    def _prior_shift(self) -> float | Tensor:
-        """δ̃ = τδ/N."""
-        _, precision = self._prior_numbers or self._read_prior()
-        return self.variance_scale * precision
 
     # -- q(w) = N(μ, σ²), σ² = τ/(N(s + δ̃ + γ)) ----------------------------------------------------------------
 
@@ -76,11 +52,17 @@ class GaussNewton(DiagonalStepper, ABC):
         s = self.curvature[: self.layout.size]
         if not self.has_curvature:
             return torch.zeros_like(s)
-        return (self.variance_scale / (s + (self._prior_shift() + self.damping))).sqrt()
+        scale = self.variance_scale
+        return (scale / (s + (self._prior_shift(scale) + self.damping))).sqrt()
+
+    def _prior_shift(self, scale: float) -> float | Tensor:
+        """δ̃ = τδ/N."""
+        return scale * (self._prior_numbers or self._read_prior())[1]
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, None]:
         """μ + σε."""
-        compiled = self._compiled_draw(means, self.variance_scale, self._prior_shift() + self.damping)
+        scale = self.variance_scale
+        compiled = self._compiled_draw(means, scale, self._prior_shift(scale) + self.damping)
         if compiled is not None:
             return compiled[0], None
         return flat.gaussian(self.layout.flatten(means).detach(), self._std(), self.generator), None
@@ -101,7 +83,7 @@ class GaussNewton(DiagonalStepper, ABC):
 
     def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
         """m ← β₁m + g + δ̃(μ − μ₀), s ← βs + (1 − β)·h, μ ← μ − lr·m/(s + δ̃ + γ); the first s is h."""
-        beta, scale, shift = self.momentum_decay, self.variance_scale, self._prior_shift()
+        beta, scale = self.momentum_decay, self.variance_scale
         mean, precision = self._prior_numbers or self._read_prior()
         keeps = self._halves(beta * (1.0 if self.averaged else self._momentum_change()))
         rates = self._halves(self.rates)
@@ -112,7 +94,7 @@ class GaussNewton(DiagonalStepper, ABC):
             debias=1 / (1 - beta ** (self.steps + 1)) if self.averaged else 1.0,
             decay=self.curvature_decay if self.has_curvature else 0.0,
             renew=1 - self.curvature_decay if self.has_curvature else 1.0,
-            shift=shift,
+            shift=scale * precision,
             damping=self.damping,
             prior_mean=mean,
             prior_precision=precision,
