@@ -10,7 +10,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 demo: $(VENV)/.run
 	$(BIN)/credo demo
 
-test: lint types unit
+test: lint $(VENV)/.dev  # mypy beside the tests, not before them, when it would leave a core idle
+	$(BIN)/mypy & types=$$!; $(PYTEST) -m "not grid"; unit=$$?; wait $$types && exit $$unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

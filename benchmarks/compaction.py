@@ -21,6 +21,7 @@ from benchmarks.networks import DATA_SIZE, NETS, random_inputs
 from benchmarks.report import Run, milliseconds, parser_for, progress, table
 from benchmarks.timing import block_length, interleave, ratio
 from credo.compress import compact, prune
+from reproductions.quiet import timing
 
 NETWORKS = ("lenet5", "resnet20")
 RATE, BATCH = 0.5, 128
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = {"rate": RATE, "structure": "units", "scope": "layer", "batch": BATCH, "rounds": rounds, "seed": 0}
     run = Run("compaction", config, threads=1)
     seconds = 0.01 if asked.quick else 0.3
-    numbers = {name: measure(name, rounds=rounds, seconds=seconds) for name in NETWORKS}
+    with timing(quick=asked.quick):
+        numbers = {name: measure(name, rounds=rounds, seconds=seconds) for name in NETWORKS}
     columns = ["parameters", "in memory", "file", f"forward pass, batch {BATCH}", "relative"]
     print(table("Half of the units pruned (BBB, float32, one thread)", columns, rows(numbers)))
     run.finish(numbers, asked.json)

@@ -87,7 +87,7 @@ def _plain(net: nn.Module, x: Tensor) -> Tensor:
 
 def _stored(bbb: BBB, x: Tensor, count: int) -> Work:
     with torch.no_grad():
-        draws = list(bbb.draws(count))
+        draws = list(bbb.iter_draws(count))
     stack = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
     together = torch.func.vmap(lambda weights: torch.func.functional_call(bbb.model, weights, (x,)))
 

@@ -29,7 +29,10 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bbb-flipout": ("bbb", {"noise": "flipout"}),
     "bbb-adversarial": ("bbb", {"noise": "adversarial"}),  # five ascents
     **{
-        f"ibnn-{count}": ("node-bnn", {"components": count, "side": "in", "bias_scale": True, "kl": "mean"})
+        f"ibnn-{count}": (
+            "node-bnn",
+            {"components": count, "nodes": {"side": "in", "bias_scale": True}, "kl_term": "mean"},
+        )
         for count in (4, 32)
     },
 }

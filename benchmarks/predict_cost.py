@@ -21,6 +21,7 @@ from credo import BBB, predict
 from credo.data import Split
 from credo.models import build_model
 from credo.predict.run import STRATEGIES
+from reproductions.quiet import timing
 
 _EPILOG = """\
 Reading the tables
@@ -121,8 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         **asdict(effort),
     }
     run = Run("predict_cost", config, options.threads)
-    latency = {} if options.cases else measure_latency(options.rounds or (2 if options.quick else 30))
-    numbers = {name: measure(name, case, options.peers, effort) for name, case in cases.items()}
+    with timing(quick=options.quick):
+        latency = {} if options.cases else measure_latency(options.rounds or (2 if options.quick else 30))
+        numbers = {name: measure(name, case, options.peers, effort) for name, case in cases.items()}
     if latency:
         print(latency_table(latency))
     print(tables(numbers))

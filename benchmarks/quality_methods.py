@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.quality_tasks import DRAWS, Contender, Options, Task, Trained
 from credo import METHODS, Ensemble, Posterior, fit, predict
-from credo.core.parameter_counts import parameter_count
+from credo.core.description import parameter_count
 from credo.data import Batches
 
 MEMBERS = 5
@@ -37,20 +37,20 @@ def grid(**options: Any) -> list[dict[str, Any]]:
 
 
 _VI = [
-    {"lr": 5e-3, "std_init": 0.02, "temperature": 0.1, "prior": 0.3},
-    {"lr": 5e-3, "std_init": 0.02, "temperature": 0.003, "prior": 0.3},
-    {"lr": 1e-2, "std_init": 0.02, "temperature": 0.1, "prior": 0.3},
-    {"lr": 1e-2, "std_init": 0.05, "temperature": 0.003, "prior": 0.3},
+    {"lr": 5e-3, "init": 0.02, "temperature": 0.1, "prior": 0.3},
+    {"lr": 5e-3, "init": 0.02, "temperature": 0.003, "prior": 0.3},
+    {"lr": 1e-2, "init": 0.02, "temperature": 0.1, "prior": 0.3},
+    {"lr": 1e-2, "init": 0.05, "temperature": 0.003, "prior": 0.3},
 ]
-_VOGN = {"prior_precision": 10.0, "damping": 0.02, "curvature_decay": 0.99, "curvature_init": 0.1}
-_IVON = {"prior_precision": 20.0, "curvature_decay": 0.998, "curvature_init": 0.5}
+_VOGN = {"prior_precision": 10.0, "damping": 0.02, "curvature": {"decay": 0.99, "init": 0.1}}
+_IVON = {"prior_precision": 20.0, "curvature": {"decay": 0.998, "init": 0.5}}
 _SETTINGS = {
     "map": grid(lr=[3e-3, 1e-2], prior=[0.3, 1.0]),
     "mc-dropout": grid(lr=[3e-3, 1e-2], rate=[0.1, 0.3]),
     "bbb": _VI,
     "bbb-lrt": [{**one, "noise": "lrt"} for one in _VI],
     "vogn": grid(lr=[3e-3, 1e-2], temperature=[0.3, 0.1], **_VOGN),
-    "ogn": grid(lr=[2e-3, 5e-3], damping=[0.01, 0.03], prior_precision=2.0, curvature_decay=0.99),
+    "ogn": grid(lr=[2e-3, 5e-3], damping=[0.01, 0.03], prior_precision=2.0, curvature=0.99),
     "ivon": grid(lr=[0.3, 1.0], temperature=[1.0, 0.1], **_IVON),
     "noisy-kfac": grid(lr=[3e-3, 6e-3], temperature=[1.0, 0.1], prior_precision=5.0),
 }

@@ -35,7 +35,7 @@ def descend(task: Task, seed: int, optimizer: torch.optim.Optimizer, step: Step)
     """All epochs: batches and rates are those that `credo.fit` gives our methods."""
     torch.manual_seed(seed)  # the peers draw from torch's global generator
     loader = Batches(task.train, batch_size=task.batch_size, seed=seed)
-    scale = make_schedule(task.schedule, epochs=task.epochs)
+    scale = make_schedule(task.schedule, epochs=task.epochs, warmup=None)
     base = optimizer.param_groups[0]["lr"]
     for epoch in range(task.epochs):
         for index, (x, y) in enumerate(loader):
@@ -65,8 +65,8 @@ def train_ivon(task: Task, options: Options, seed: int) -> Trained:
         lr=options["lr"],
         ess=size,
         weight_decay=options["prior_precision"] / size,
-        hess_init=options["curvature_init"],
-        beta2=options["curvature_decay"],
+        hess_init=options["curvature"]["init"],
+        beta2=options["curvature"]["decay"],
     )
 
     def step(x: Tensor, y: Tensor) -> None:

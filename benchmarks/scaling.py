@@ -27,6 +27,7 @@ from credo.core.distributed.process_group import COMPRESSIONS, ProcessGroup
 from credo.core.distributed.setup import distribute, join
 from credo.core.posterior import Posterior
 from credo.methods import Ensemble
+from reproductions.quiet import timing
 
 _EPILOG = """\
 Reading the table
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         quick=options.quick,
     )
     run = Run("scaling", asdict(asked), threads=1)
-    with _partner(asked):
+    with timing(quick=asked.quick), _partner(asked):
         numbers = {method: measure(asked, method) for method in asked.methods}
     print(shown(numbers, asked))
     run.finish(numbers, options.json)

@@ -19,6 +19,7 @@ from benchmarks.peers import PEERS
 from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, table
 from benchmarks.timing import Work, block_length, interleave, ratio, repeated
 from credo import UnsupportedModelError
+from reproductions.quiet import timing
 
 _EPILOG = """\
 Reading the table
@@ -86,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = Run("step_cost", config, options.threads)
     builders = {name: reference_step(name) for name in (ADAM, *REFERENCES)}
     builders |= {name: method_step(name) for name in options.methods}
-    numbers = {name: measure(name, NETS[name], builders, options.peers, effort) for name in nets}
+    with timing(quick=options.quick):
+        numbers = {name: measure(name, NETS[name], builders, options.peers, effort) for name in nets}
     print(tables(numbers))
     run.finish(numbers, options.json)
 

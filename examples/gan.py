@@ -75,11 +75,11 @@ def forever(data: Split, seed: int) -> Iterator[Tensor]:
 def make_discriminators(data_size: int, seed: int) -> dict[str, credo.Posterior]:
     """Return a deterministic and a Bayesian discriminator with the same initial weights."""
     networks = [dcgan_discriminator(width=WIDTH, size=SIZE, seed=seed) for _ in range(2)]
-    adam = {"lr": 5e-4, "optimizer_options": {"betas": (0.5, 0.999)}}
+    adam = {"lr": 5e-4, "optimizer": {"betas": (0.5, 0.999)}}
     common = {**adam, "data_size": data_size, "likelihood": "bernoulli", "seed": seed}
     return {
         "plain": credo.MAP(networks[0], **common),
-        "Bayesian": credo.BBB(networks[1], prior=0.1, std_init=0.005, temperature=1e-3, **common),
+        "Bayesian": credo.BBB(networks[1], prior=0.1, init=0.005, temperature=1e-3, **common),
     }
 
 

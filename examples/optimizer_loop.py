@@ -24,7 +24,7 @@ def network() -> nn.Module:
 
 
 model = network()
-ivon = credo.optim.IVON(model, data_size=size, lr=0.5, curvature_init=0.1, curvature_decay=0.999)
+ivon = credo.optim.IVON(model, data_size=size, lr=0.5, curvature={"init": 0.1, "decay": 0.999}, clip=None)
 scheduler = CosineAnnealingLR(ivon, EPOCHS * len(loader))
 for _ in range(EPOCHS):
     for x, y in loader:
@@ -35,7 +35,7 @@ for _ in range(EPOCHS):
         scheduler.step()
 
 other = network()
-vogn = credo.optim.VOGN(other, data_size=size, lr=0.01, curvature_init=0.1, damping=0.01, temperature=0.1)
+vogn = credo.optim.VOGN(other, data_size=size, lr=0.01, curvature={"init": 0.1}, damping=0.01, temperature=0.1)
 scheduler = CosineAnnealingLR(vogn, EPOCHS * len(loader))
 for epoch in range(EPOCHS):
     for x, y in loader:

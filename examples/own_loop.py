@@ -27,7 +27,9 @@ torch.manual_seed(0)  # for the initial weights and the loader's order; Credo do
 digits = load_dataset("digits")
 loader = DataLoader(TensorDataset(digits.train.x, digits.train.y), batch_size=64, shuffle=True)
 model = RowReader()
-posterior = credo.BBB(model, data_size=len(digits.train), lr=1e-2, prior=0.3, temperature=0.1, clip_norm=5.0)
+posterior = credo.BBB(
+    model, data_size=len(digits.train), lr=1e-2, prior=0.3, temperature=0.1, optimizer={"clip_norm": 5.0}
+)
 
 for epoch in range(20):
     posterior.train()

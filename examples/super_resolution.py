@@ -146,9 +146,7 @@ batches = Batches(Split(reduced(large, UPSCALE), large), batch_size=16, seed=giv
 
 network = espcn(UPSCALE, activation="softplus", beta=10.0, residual=True, seed=given.seed)
 noise = credo.GaussianNoise(0.05, learn=True)
-posterior = credo.BBB(
-    network, data_size=len(large), likelihood=noise, prior=0.1, std_init=1e-3, lr=1e-3, seed=given.seed
-)
+posterior = credo.BBB(network, data_size=len(large), likelihood=noise, prior=0.1, init=1e-3, lr=1e-3, seed=given.seed)
 schedule = "constant" if given.quick else "cosine"
 credo.fit(posterior, batches, epochs=math.ceil(STEPS / len(batches)), schedule=schedule)
 

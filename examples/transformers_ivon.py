@@ -44,7 +44,7 @@ sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 config = BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=2, **sizes)
 model = Logits(BertForSequenceClassification(config))
 x, y = sentences(4000, seed=0)
-optimizer = credo.optim.IVON(model, data_size=len(x), lr=1.0, curvature_decay=0.999, weight_decay=1e-4)
+optimizer = credo.optim.IVON(model, data_size=len(x), lr=1.0, curvature=0.999, weight_decay=1e-4)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=STEPS, cycle_momentum=False)
 for step in range(STEPS):
     rows = torch.arange(64 * step, 64 * (step + 1)) % len(x)

@@ -1,4 +1,4 @@
-"""`python -m reproductions`: one command for each paper, `list` and `figure`."""
+"""`python -m reproductions`: one command for each paper, `list`, `figure` and `queue`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.distributed.setup import leave
 from credo.core.errors import unknown
 from credo.core.support.denormals import flush_denormals
-from credo.training.progress import make_progress
+from credo.core.support.progress import make_progress
 from reproductions.figures import FIGURES
 from reproductions.jobs import Records
+from reproductions.queue_command import queue_app
 from reproductions.studies import STUDIES
 from reproductions.study import SCALES, ResultTable, Study, Table, finish_table
 
@@ -84,6 +85,7 @@ def make_app(studies: Mapping[str, Study]) -> typer.Typer:
             print_table("papers", ["name", "tables", "title"], rows)
 
     app.command("figure")(figure_command)
+    app.add_typer(queue_app, name="queue", short_help="Train the rows that take hours, one after another")
     return app
 
 

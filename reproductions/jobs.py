@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
+from credo.core.arguments import group_of
 from credo.core.support.denormals import flush_denormals
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
 from credo.data.registry import require_dataset
+from credo.experiments.options import current_table, method_options
+from credo.methods import METHODS
 
 Record = dict[str, Any]
 Records = dict[str, Record]
@@ -32,6 +35,16 @@ class Job:
 
     name: str
     arguments: dict[str, Any]
+
+
+def of_seed(name: str, seed: int) -> str:
+    """Return the name of a job with another seed; seed 0 has the plain name, as in tables of one seed.
+
+    Args:
+        name: The job's name.
+        seed: The seed.
+    """
+    return f"{name}-seed{seed}" if seed else name
 
 
 def run_jobs(work: Work, jobs: Iterable[Job], folder: Path, *, workers: int) -> Iterator[tuple[Job, Record]]:
@@ -146,4 +159,34 @@ def _stored(path: Path, job: Job) -> Record:
 
 
 def _matches(record: Record, job: Job) -> bool:
-    return bool(record.get("arguments") == json.loads(json.dumps(job.arguments)))
+    return bool(_current(record.get("arguments")) == _current(json.loads(json.dumps(job.arguments))))
+
+
+# What rows had by default when the first records were written; rows of today state it.
+_FIRST_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bbb": {"temperature": 1.0},
+    "vogn": {"temperature": 1.0},
+    "ivon": {"clip": None},
+    "kfac": {"clip": 1e-2},
+    "noisy-kfac": {"temperature": 1.0, "clip": 1e-2},
+}
+_FIRST_DECAYS = {"vogn": 0.999, "ogn": 0.999, "ivon": 0.9999}
+_FIRST_TRAINING = {"schedule": "constant", "warmup": 0.0}
+
+
+def _current(arguments: Any) -> Any:
+    """Arguments with the option names of this version and the first defaults: records may be older."""
+    if isinstance(arguments, list):
+        return [_current(entry) for entry in arguments]
+    if not isinstance(arguments, dict):
+        return arguments
+    name = arguments.get("name")
+    if name not in METHODS:
+        found = {key: _current(value) for key, value in arguments.items()}
+        return {**_FIRST_TRAINING, **found} if "epochs" in found and "batch_size" in found else found
+    table, options = current_table({**_FIRST_DEFAULTS.get(name, {}), **arguments})[0], method_options(name)
+    kinds = {key: group_of(options.get(key)) for key in table}
+    found = {key: value if (kind := kinds[key]) is None else kind.completed(value) for key, value in table.items()}
+    if isinstance(found.get("curvature"), dict) and found["curvature"].get("decay", 0.0) is None:
+        found["curvature"]["decay"] = _FIRST_DECAYS.get(name)
+    return found

@@ -54,13 +54,14 @@ class Table:
     Args:
         about: What it shows, in one line for `--help`.
         stages: `stages(scale)` returns what to run, in order. It also takes `rows` if rows can be selected, `data` and
-            `root` if there are other data.
+            `root` if there are other data, `seed` if `seeds`.
         finish: `finish(records, scale)` makes the result table of the records by job name; also takes `data` if there
             are other data.
         all_rows: The row names that together select every row; None if rows cannot be selected.
         data: Names of other data sets that the table can be run on.
         on_request: Run only if the table is named.
         first: Run before the other tables: it has their jobs too, and no worker idles at the end of each of them.
+        seeds: Whether `stages` takes `seed`, for the same networks from other random numbers.
     """
 
     about: str
@@ -70,6 +71,7 @@ class Table:
     data: tuple[str, ...] = ()
     on_request: bool = False
     first: bool = False
+    seeds: bool = False
 
     def count(self, scale: str, **choice: Any) -> int:
         """Return the number of jobs.

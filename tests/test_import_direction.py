@@ -14,6 +14,7 @@ ORDER = (
     "methods",
     "predict",
     "evaluate",
+    "calibration",
     "attacks",
     "compress",
     "doctor",

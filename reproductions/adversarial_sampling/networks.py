@@ -15,6 +15,7 @@ from credo.core.support.json_files import read_json_lines
 from credo.evaluate import sample_study
 from credo.evaluate.selective import retained_accuracy
 from credo.experiments.config import in_order, make_experiment
+from credo.experiments.options import own_normalize
 from credo.experiments.runs import LOG, Run
 from credo.predict import ClassPrediction, predict
 from reproductions.adversarial_sampling.rows import (
@@ -112,7 +113,7 @@ def unpacked(stored: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _finish(run: Run, tables: dict[str, Any]) -> None:
-    for _ in run.train(make_experiment(tables), draws=KEPT_DRAWS):
+    for _ in run.train(make_experiment(own_normalize(tables)), draws=KEPT_DRAWS):
         pass
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from reproductions.bayesian_cnn import tables
-from reproductions.bayesian_cnn.networks import stages_of
+from reproductions.bayesian_cnn.networks import size_stages, stages_of
 from reproductions.study import ResultTable, Study, Table
 
 
 def _table(name: str, about: str, finish: Callable[..., ResultTable]) -> Table:
-    return Table(about, partial(stages_of, name), finish)
+    return Table(about, partial(stages_of, name), finish, seeds=True)
 
 
 STUDY = Study(
@@ -22,7 +22,7 @@ STUDY = Study(
         "dropout": _table("dropout", "AlexNet on CIFAR-100 beside dropout", tables.dropout_table),
         "pruning": _table("pruning", "accuracy after pruning by magnitude", tables.pruning_table),
         "uncertainty": _table("uncertainty", "aleatoric and epistemic, LeNet-5", tables.uncertainty_table),
-        "parameters": _table("parameters", "parameter counts; not trained", tables.parameters_table),
+        "parameters": Table("parameter counts; not trained", size_stages, tables.parameters_table),
     },
     figures=tables.draw_figures,
 )

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from credo.compress import prune
-from credo.core.parameter_counts import parameter_counts
+from credo.core.description import parameter_counts
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.data import DataMissingError, Dataset, Split, load_dataset
@@ -41,7 +41,7 @@ from reproductions.bayesian_cnn.rows import (
     form_of,
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, ood_auroc, snapshot
-from reproductions.jobs import Job, Record
+from reproductions.jobs import Job, Record, of_seed
 from reproductions.study import Stage
 
 EPOCHS = "epochs.json"
@@ -166,32 +166,32 @@ def _job(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0)
     }
     if arguments["compared"]:
         arguments["sizes"] = COMPARED_DRAWS[scale] if row.kind == "bayesian" else (1,)
-    return Job(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), arguments)
+    return Job(of_seed(f"{row.key}-{data}" + ("" if form == "lrt-free" else f"-{form}"), seed), arguments)
 
 
-def accuracy_jobs(scale: str) -> list[Job]:
+def accuracy_jobs(scale: str, seed: int = 0) -> list[Job]:
     """Table 1."""
-    return [_job(row, data, scale) for data in DATA for row in ROWS]
+    return [_job(row, data, scale, seed=seed) for data in DATA for row in ROWS]
 
 
-def form_jobs(scale: str) -> list[Job]:
+def form_jobs(scale: str, seed: int = 0) -> list[Job]:
     """LeNet-5 on MNIST, by noise and σ."""
-    return [_job(_BAYESIAN_LENET, "mnist", scale, form) for form in FORMS]
+    return [_job(_BAYESIAN_LENET, "mnist", scale, form, seed) for form in FORMS]
 
 
-def dropout_jobs(scale: str) -> list[Job]:
+def dropout_jobs(scale: str, seed: int = 0) -> list[Job]:
     """AlexNet on CIFAR-100: Bayesian, and point estimates without and with dropout."""
-    return [_job(row, "cifar100", scale) for row in COMPARED]
+    return [_job(row, "cifar100", scale, seed=seed) for row in COMPARED]
 
 
-def pruning_jobs(scale: str) -> list[Job]:
+def pruning_jobs(scale: str, seed: int = 0) -> list[Job]:
     """The Bayesian networks of table 1."""
-    return [job for job in accuracy_jobs(scale) if job.arguments["kind"] == "bayesian"]
+    return [job for job in accuracy_jobs(scale, seed) if job.arguments["kind"] == "bayesian"]
 
 
-def uncertainty_jobs(scale: str) -> list[Job]:
+def uncertainty_jobs(scale: str, seed: int = 0) -> list[Job]:
     """The Bayesian LeNet-5 on MNIST and CIFAR-10."""
-    return [job for job in accuracy_jobs(scale) if job.arguments["watched"]]
+    return [job for job in accuracy_jobs(scale, seed) if job.arguments["watched"]]
 
 
 def size_jobs(scale: str) -> list[Job]:
@@ -208,18 +208,26 @@ def size_jobs(scale: str) -> list[Job]:
     return jobs
 
 
-JOBS: dict[str, Callable[[str], list[Job]]] = {
+JOBS: dict[str, Callable[[str, int], list[Job]]] = {
     "1": accuracy_jobs,
     "forms": form_jobs,
     "dropout": dropout_jobs,
     "pruning": pruning_jobs,
     "uncertainty": uncertainty_jobs,
-    "parameters": size_jobs,
 }
 
 
-def stages_of(table: str, scale: str) -> list[Stage]:
-    """One stage with the jobs of a table."""
-    if table == "parameters":
-        return [Stage("sizes", size_job, size_jobs(scale))]
-    return [Stage("networks", train_job, JOBS[table](scale))]
+def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
+    """One stage with the jobs of a table of trained networks.
+
+    Args:
+        table: A key of `JOBS`.
+        scale: The preset.
+        seed: Seed of weights, batches and draws.
+    """
+    return [Stage("networks", train_job, JOBS[table](scale, seed))]
+
+
+def size_stages(scale: str) -> list[Stage]:
+    """One stage that counts."""
+    return [Stage("sizes", size_job, size_jobs(scale))]

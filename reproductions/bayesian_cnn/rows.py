@@ -59,11 +59,11 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "weights-free": ("weight draws, free σ", {"noise": "weights"}),
     "lrt-relative": (
         "local reparameterisation, σ² = αμ²",
-        {"spread": "relative", "kl": "ard", "prior": None, "std_init": None},
+        {"spread": "relative", "kl_term": "ard", "prior": None},
     ),
     "weights-relative": (
         "weight draws, σ² = αμ²",
-        {"spread": "relative", "kl": "ard", "prior": None, "std_init": None, "noise": "weights"},
+        {"spread": "relative", "kl_term": "ard", "prior": None, "noise": "weights"},
     ),
 }
 # Validation accuracy in %, printed as whole numbers: MNIST, CIFAR-10, CIFAR-100.
@@ -134,15 +134,16 @@ def _method(row: Row, data: str, scale: str, form: str) -> dict[str, Any]:
     rate = 2e-3 if scale == "cpu" and row.network == "lenet5" else 1e-3
     if row.kind != "bayesian":
         return {"name": "map", "lr": rate if row.kind == "equal" else 1e-3}
-    method: dict[str, Any] = {**_BAYESIAN, **({"rho_init": [-5.0, 0.1], "mean_init": 0.1} if scale == "paper" else {})}
+    method: dict[str, Any] = {**_BAYESIAN, **({"init": {"rho": [-5.0, 0.1], "mean": 0.1}} if scale == "paper" else {})}
     if scale == "cpu":
         # From a smaller σ the KL makes it grow during training, and epistemic uncertainty with it.
-        method |= {"std_init": 0.05 if (row.network, data) == ("lenet5", "mnist") else 0.01, "lr": rate}
+        method |= {"init": 0.05 if (row.network, data) == ("lenet5", "mnist") else 0.01, "lr": rate}
         method |= {} if row.network == "lenet5" else {"noise": "weights"}
     changes = FORMS[form][1]
-    if changes.get("spread"):
-        method.pop("rho_init", None)
     method |= changes
+    if changes.get("spread"):  # its σ follows from the means
+        first = method.pop("init")
+        method |= {"init": {"mean": first["mean"]}} if scale == "paper" else {}
     return {key: value for key, value in method.items() if value is not None}
 
 
@@ -160,7 +161,7 @@ def _dropout(row: Row) -> dict[str, Any]:
 
 def _cpu_training(row: Row, data: str) -> dict[str, Any]:
     epochs = _CPU_EPOCHS[row.network, data][row.kind not in ("bayesian", "equal")]
-    return {"epochs": epochs, "batch_size": 128, "schedule": "cosine", "validation": 0.0}
+    return {"epochs": epochs, "batch_size": 128, "schedule": "cosine", "warmup": 0.0, "validation": 0.0}
 
 
 def _tiny(row: Row, data: str, form: str, seed: int) -> dict[str, Any]:

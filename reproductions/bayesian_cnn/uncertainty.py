@@ -107,7 +107,7 @@ def class_split(
         for batch in x.split(batch_size):
             inputs, singles = as_float(batch).to(frozen.device), []
             with frozen.seeded(seed):
-                for draw in frozen.draws(frozen.whole_draws(draws)):
+                for draw in frozen.iter_draws(frozen.whole_draws(draws)):
                     with frozen.sampled(draw) as net:
                         singles.append(LINKS[link](net(inputs.clone()).double()))
             probs = torch.stack(singles).cpu()

@@ -104,13 +104,13 @@ def uncertainty(
     dataset, outside = load_dataset(data), {name: _first(load_dataset(name).test, examples) for name in ood}
     inputs, classes = list(dataset.input_shape), dataset.classes or 0
     network = build_model(**{**model, "activation": "softplus", "inputs": inputs, "classes": classes, "seed": seed})
-    options: dict[str, Any] = {"prior": prior, "temperature": temperature, "std_init": 0.01, "lr": 2e-3, "seed": seed}
+    options: dict[str, Any] = {"prior": prior, "temperature": temperature, "init": 0.01, "lr": 2e-3, "seed": seed}
     posterior = BBB(network, data_size=len(dataset.train), noise="lrt", **options)
     seen, test = _first(dataset.train, examples), _first(dataset.test, examples)
     loader = Batches(dataset.train, batch_size=batch_size, seed=seed)
     history = [
         snapshot(posterior, seen, test, draws=draws, seed=seed)
-        for _ in train(posterior, loader, epochs=epochs, seed=seed)
+        for _ in train(posterior, loader, epochs=epochs, schedule="constant", seed=seed)
     ]
     splits = {link: class_split(posterior, test.x, link=link, draws=draws, seed=seed) for link in LINKS}
     others = {

@@ -9,7 +9,7 @@ from reproductions.study import Study, Table
 
 
 def _table(name: str, about: str) -> Table:
-    return Table(about, partial(stages_of, name), partial(finish, name))
+    return Table(about, partial(stages_of, name), partial(finish, name), seeds=True)
 
 
 STUDY = Study(

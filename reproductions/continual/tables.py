@@ -11,8 +11,9 @@ from typing import Any
 
 from credo.data import load_dataset
 from credo.experiments.continual import learned_jointly, make_continual, make_tasks, run_continual
+from credo.experiments.options import own_normalize
 from credo.experiments.runs import versions
-from reproductions.jobs import Job, Record, Records
+from reproductions.jobs import Job, Record, Records, of_seed
 from reproductions.study import ResultTable, Stage, smoke_note
 
 METHODS = ("vogn", "vcl", "ewc", "fine-tuning", "joint")
@@ -29,8 +30,16 @@ PRINTED: dict[str, dict[str, str]] = {
     "permuted": {"vogn": "94.0 ± 0.8", "vcl": "93.0 ± 1.0", "ewc": "84"},
     "split": {"vogn": "98.8 ± 0.1", "vcl": "98.4 ± 0.4"},
 }
-_VOGN = {"name": "vogn", "lr": 1e-3, "momentum": 0.0, "damping": 0.0, "draws": 10, "curvature_init": 20.0}
-_BBB = {"name": "bbb", "lr": 1e-3, "std_init": 0.02, "noise": "lrt"}
+_VOGN = {
+    "name": "vogn",
+    "lr": 1e-3,
+    "momentum": 0.0,
+    "damping": 0.0,
+    "draws": 10,
+    "curvature": {"init": 20.0, "decay": 0.999},
+    "temperature": 1.0,
+}
+_BBB = {"name": "bbb", "lr": 1e-3, "init": 0.02, "noise": "lrt", "temperature": 1.0}
 _MAP = {"name": "map", "lr": 1e-3}
 # Epochs as in the papers: 100 for VOGN, 800 for (improved) VCL.
 _PAPER: dict[str, dict[str, Any]] = {
@@ -48,8 +57,7 @@ _CPU: dict[str, dict[str, Any]] = {
             "momentum": 0.9,
             "draws": 1,
             "temperature": 3.0,
-            "curvature_init": 0.3,
-            "curvature_decay": 0.999,
+            "curvature": {"init": 0.3, "decay": 0.999},
         },
         "training": {"epochs": 48},
     },
@@ -62,7 +70,7 @@ _CPU: dict[str, dict[str, Any]] = {
 # then gradients carry little information about the curvature: a lower temperature gives them more weight.
 _CPU_SPLIT: dict[str, dict[str, Any]] = {
     "vogn": {
-        "method": {**_CPU["vogn"]["method"], "temperature": 0.3, "curvature_init": 0.1, "curvature_decay": 0.999},
+        "method": {**_CPU["vogn"]["method"], "temperature": 0.3, "curvature": {"init": 0.1, "decay": 0.999}},
         "training": {"epochs": 60},
         "continual": {"restart": False},
     },
@@ -85,7 +93,7 @@ def experiment_for(table: str, method: str, scale: str, seed: int = 0) -> dict[s
     chosen = (_PAPER if scale == "paper" else settings)[method]
     small = scale == "smoke"
     continual = {"tasks": table, "count": 2 if small and table == "permuted" else _COUNT[table]}
-    training = {"batch_size": 64 if small else 256, "seed": seed, **chosen["training"]}
+    training = {"batch_size": 64 if small else 256, "schedule": "constant", "seed": seed, **chosen["training"]}
     hidden = [20] if small else _HIDDEN[table]
     return {
         "continual": {**continual, **chosen.get("continual", {})},
@@ -96,22 +104,31 @@ def experiment_for(table: str, method: str, scale: str, seed: int = 0) -> dict[s
     }
 
 
-def jobs_of(table: str, scale: str) -> list[Job]:
-    """One job per row."""
+def jobs_of(table: str, scale: str, seed: int = 0) -> list[Job]:
+    """One job per row.
+
+    Args:
+        table: "permuted" or "split".
+        scale: The preset.
+        seed: Seed of tasks, weights and batches.
+    """
     return [
-        Job(f"{table}-{method}", {"method": method, "experiment": experiment_for(table, method, scale)})
+        Job(
+            of_seed(f"{table}-{method}", seed),
+            {"method": method, "experiment": experiment_for(table, method, scale, seed)},
+        )
         for method in METHODS
     ]
 
 
-def stages_of(table: str, scale: str) -> list[Stage]:
-    """One stage; both tables have their records in the study's folder itself."""
-    return [Stage("", run_job, jobs_of(table, scale))]
+def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
+    """One stage; both tables have their records in the study's folder itself. Arguments as of `jobs_of`."""
+    return [Stage("", run_job, jobs_of(table, scale, seed))]
 
 
 def run_job(arguments: dict[str, Any], folder: Path) -> Record:
     """Learn one sequence, resumed by task; or all tasks jointly, as the upper bound."""
-    given = make_continual(arguments["experiment"])
+    given = make_continual(own_normalize(arguments["experiment"]))
     if arguments["method"] != "joint":
         for done in run_continual(given, folder):
             last = done

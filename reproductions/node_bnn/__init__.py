@@ -17,6 +17,7 @@ STUDY = Study(
             tables.tuned_table,
             all_rows=(),
             data=("imagenet",),
+            seeds=True,
         ),
         "scratch": Table(
             "training from random weights, on clean and corrupted images", tables.scratch_stages, tables.scratch_table

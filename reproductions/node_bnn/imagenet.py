@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credo.core.description import parameter_counts
 from credo.core.errors import unknown
-from credo.core.parameter_counts import parameter_counts
 from credo.data.errors import DataMissingError
 from credo.experiments.runs import versions
 from credo.methods import MAP, NodeBNN
@@ -34,17 +34,19 @@ _THREADS = 8
 # and that of their other networks, with momentum, destroyed trained networks of ours in the first steps. Untested on
 # ImageNet itself.
 _METHOD = {
-    "side": "in",
-    "bias_scale": True,
-    "kl": "mean",
-    "prior_std": 0.1,
-    "spread": 0.5,
-    "std_init": 0.05,
-    "optimizer": "sgd",
-    "lr": 5e-4,
-    "node_options": {"momentum": 0.0, "nesterov": False},
-    "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
+    "nodes": {"side": "in", "bias_scale": True},
+    "kl_term": "mean",
+    "prior": 0.1,
+    "init": {"spread": 0.5, "std": 0.05},
+    "optimizer": {
+        "name": "sgd",
+        "nodes": {"momentum": 0.0, "nesterov": False},
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 1e-4,
+    },
 }
+_RATE = 5e-4
 # Sides of the crop and of the image before it, channels of the first stage (`width`), whether weights are required.
 _SCALES: dict[str, dict[str, Any]] = {
     "paper": {"epochs": 15, "batch_size": 1280, "crop": 224, "resize": 256, "width": 64, "draws": 2, "weights": True},
@@ -52,7 +54,7 @@ _SCALES: dict[str, dict[str, Any]] = {
     "smoke": {"epochs": 1, "batch_size": 4, "crop": 64, "resize": 72, "width": 4, "draws": 1, "weights": False},
 }
 # Random weights, with running statistics of a few batches, do not tolerate the noise that trained weights do.
-_SMOKE = {"spread": 0.05, "node_lr": 0.01}
+_SMOKE = {"init": {"spread": 0.05, "std": 0.05}, "lr": {"nodes.*": 0.01, "*": _RATE}}
 ROWS = {f"resnet50-{variant}": variant for variant in ("sgd", *(f"ibnn-{count}" for count in COMPONENTS))}
 
 
@@ -182,7 +184,12 @@ def _method(variant: str, about: dict[str, Any]) -> dict[str, Any]:
     if variant == "sgd":
         return {}
     components = int(variant.removeprefix("ibnn-"))
-    options = {**_METHOD, "components": components, "node_lr": NODE_RATE / components, "draws": about["draws"]}
+    options = {
+        **_METHOD,
+        "components": components,
+        "lr": {"nodes.*": NODE_RATE / components, "*": _RATE},
+        "draws": about["draws"],
+    }
     return options | ({} if about["weights"] else _SMOKE)
 
 

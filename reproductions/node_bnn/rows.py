@@ -83,19 +83,17 @@ PRETRAINED: dict[str, dict[str, Case]] = {
 
 _IBNN = {
     "name": "node-bnn",
-    "side": "in",
-    "bias_scale": True,
-    "kl": "mean",
-    "prior_std": 0.3,
-    "spread": 0.2,
-    "std_init": 0.05,
-    "lr": 5e-4,
-    "node_options": {"momentum": 0.0, "nesterov": False},  # with momentum the nodes of trained networks diverge
+    "nodes": {"side": "in", "bias_scale": True},
+    "kl_term": "mean",
+    "prior": 0.3,
+    "init": {"spread": 0.2, "std": 0.05},
 }
-# A step is `node_lr` times K, and a component's gradient comes from 1/K of the batch: with 16 components four times
-# this rate destroys the network in its first steps.
+# With momentum the nodes of trained networks diverge.
+_NODE_SGD = {"momentum": 0.0, "nesterov": False}
+# A step is the nodes' rate times K, and a component's gradient comes from 1/K of the batch: with 16 components four
+# times this rate destroys the network in its first steps.
 NODE_RATE = 1.2
-_SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}}
+_SGD = {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}}
 
 
 def tuned_method(variant: str) -> dict[str, Any]:
@@ -105,12 +103,12 @@ def tuned_method(variant: str) -> dict[str, Any]:
     if variant in ("sgd", "ensemble"):
         return {"name": "map", "lr": 5e-4, **_SGD}
     count = int(variant.removeprefix("ibnn-"))
-    return {**_IBNN, "components": count, "node_lr": NODE_RATE / count, **_SGD}
+    rates = {"nodes.*": NODE_RATE / count, "*": 5e-4}
+    return {**_IBNN, "components": count, "lr": rates, "optimizer": {**_SGD["optimizer"], "nodes": _NODE_SGD}}
 
 
 _SCRATCH_SGD = {
-    "optimizer": "sgd",
-    "optimizer_options": {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+    "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
 }
 _RESNET8 = Case(
     {"name": "cifar10"},
@@ -119,6 +117,7 @@ _RESNET8 = Case(
         "epochs": 40,
         "batch_size": 128,
         "schedule": "cosine",
+        "warmup": 0.0,
         "augment": "flip-crop",
         "examples": 10_000,
         "validation": 1000,
@@ -129,6 +128,7 @@ _LONG = {
     "epochs": 300,
     "batch_size": 128,
     "schedule": "cosine",
+    "warmup": 0.0,
     "floor": 0.01,
     "augment": "flip-crop",
     "validation": 0.0,
@@ -167,21 +167,17 @@ def scratch_method(key: str, variant: str, scale: str, steps: int, gamma: float 
     if variant == "mc-dropout":
         return {"name": "mc-dropout", "rate": 0.1 if scale == "paper" else 0.05, "lr": rate, **_SCRATCH_SGD}
     std = _STDS.get(key, 0.3)
-    warm = {"kl_weight": "warmup", "warmup_steps": max(1, 2 * steps // 3)}
+    warm = {"weight": "warmup", "warmup_steps": max(1, 2 * steps // 3)}
     return {
         "name": "node-bnn",
-        "side": "out",
+        "nodes": "out",
         "components": 4,
         "draws": 4 if scale == "paper" else 1,
-        "prior_std": std,
-        "spread": 0.05,
-        "std_init": std,
-        "gamma": gamma,
-        "lr": rate,
-        "node_lr": rate / 4,
-        "node_options": {"momentum": 0.0, "nesterov": False},
-        **warm,
-        **_SCRATCH_SGD,
+        "prior": std,
+        "init": {"spread": 0.05, "std": std},
+        "kl_term": {"gamma": gamma, **warm},
+        "lr": {"nodes.*": rate / 4, "*": rate},
+        "optimizer": {**_SCRATCH_SGD["optimizer"], "nodes": _NODE_SGD},
     }
 
 

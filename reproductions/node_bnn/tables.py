@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from credo.models import build_model, summary
-from reproductions.jobs import Job, Record, Records
+from reproductions.jobs import Job, Record, Records, of_seed
 from reproductions.node_bnn import imagenet
 from reproductions.node_bnn.rows import (
     FROM_SCRATCH,
@@ -71,7 +71,9 @@ def sizes_table(records: Records, scale: str) -> ResultTable:
 # -- Table 2: pretrained networks ------------------------------------------------------------------------------
 
 
-def tuned_jobs(scale: str, rows: tuple[str, ...] = (), data: str | None = None, root: str | None = None) -> list[Job]:
+def tuned_jobs(
+    scale: str, rows: tuple[str, ...] = (), data: str | None = None, root: str | None = None, seed: int = 0
+) -> list[Job]:
     """One job per row.
 
     Args:
@@ -79,15 +81,17 @@ def tuned_jobs(scale: str, rows: tuple[str, ...] = (), data: str | None = None, 
         rows: Networks, or rows as NETWORK-VARIANT; all by default.
         data: "imagenet" for ResNet-50 on a folder of images.
         root: That folder.
+        seed: Seed of batches and draws, not for other data.
     """
     if data is not None:
         return imagenet.jobs(scale, rows, root)
-    return [_tuned(network, variant, PRETRAINED[scale][network]) for network, variant in chosen_rows(scale, rows)]
+    return [_tuned(network, variant, PRETRAINED[scale][network], seed) for network, variant in chosen_rows(scale, rows)]
 
 
-def _tuned(network: str, variant: str, case: Case) -> Job:
+def _tuned(network: str, variant: str, case: Case, seed: int) -> Job:
     members = MEMBERS if variant == "ensemble" else 1
     training = member_training(case.training, TRAIN_SIZES[case.data["name"]], members)
+    training |= {"seed": seed} if seed else {}
     model = {**case.model, **({"weights": "public"} if case.start == "public" else {})}
     common = {"data": dict(case.data), "model": model}
     experiment = {**common, "method": tuned_method(variant), "training": training}
@@ -97,14 +101,14 @@ def _tuned(network: str, variant: str, case: Case) -> Job:
     passes = [int(variant.removeprefix("ibnn-"))] if passes is None else passes
     about = {"network": network, "variant": variant, "members": members, "passes": passes}
     start = {"twin": baseline if case.start == "baseline" else None}  # the key in stored records
-    return Job(f"{network}-{variant}", {**about, "experiment": experiment, **start})
+    return Job(of_seed(f"{network}-{variant}", seed), {**about, "experiment": experiment, **start})
 
 
 def tuned_stages(
-    scale: str, rows: tuple[str, ...] = (), data: str | None = None, root: str | None = None
+    scale: str, rows: tuple[str, ...] = (), data: str | None = None, root: str | None = None, seed: int = 0
 ) -> list[Stage]:
     """One stage, the longest jobs first, so that no worker idles at the end. Arguments as of `tuned_jobs`."""
-    jobs = tuned_jobs(scale, rows, data, root)
+    jobs = tuned_jobs(scale, rows, data, root, seed)
     if data is not None:
         return [Stage(data, imagenet.tune_job, jobs[::-1])]
     return [Stage("pretrained", tune_job, _longest_first(jobs))]

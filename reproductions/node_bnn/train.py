@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.parameter_counts import parameter_counts
+from credo.core.description import parameter_counts
 from credo.core.posterior import Posterior
 from credo.data import Dataset, Split, corruption_kinds
 from credo.evaluate import ece, nll_each, temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.corruption_study import shift_study
+from credo.experiments.options import own_normalize
 from credo.experiments.runs import Run, versions
 from credo.methods import Ensemble
 from credo.predict import predict_classes
@@ -31,7 +32,7 @@ def tune_job(arguments: dict[str, Any], folder: Path) -> Record:
         tables = {**tables, "model": {**tables["model"], "weights": str(folder / "twin")}}
     counts: list[int] = arguments["passes"]
     if arguments["variant"] == "sgd":
-        prepared = prepare(make_experiment(tables))
+        prepared = prepare(make_experiment(own_normalize(tables)))
         posterior, dataset, seconds, known = prepared.posterior, prepared.dataset, 0.0, None
     else:
         # A run measures itself with so many draws; with one if several numbers of passes are wanted.
@@ -65,7 +66,7 @@ def shift_job(arguments: dict[str, Any], folder: Path) -> Record:
 
 
 def _kept(tables: Tables, seconds: float) -> dict[str, Any]:
-    return {"seed": make_experiment(tables).training.seed, "seconds": seconds, "versions": versions()}
+    return {"seed": make_experiment(own_normalize(tables)).training.seed, "seconds": seconds, "versions": versions()}
 
 
 def trained(
@@ -85,7 +86,8 @@ def trained(
     runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
     for index, run in enumerate(runs):
         section = "training" if tables["model"].get("weights") is not None else "model"
-        own = {**tables, section: {**tables[section], "seed": index}} if members > 1 else tables
+        own_seed = index + members * tables["training"].get("seed", 0)
+        own = {**tables, section: {**tables[section], "seed": own_seed}} if members > 1 else tables
         finish(run, own, draws=draws if members == 1 else 1)
     posteriors = [run.posterior() for run in runs]
     seconds, result = sum(run.result()["seconds"] for run in runs), runs[0].result()
@@ -98,7 +100,7 @@ def trained(
 
 def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:
     """Train a run to its end, or resume it."""
-    for _ in run.train(make_experiment(tables), draws=draws):
+    for _ in run.train(make_experiment(own_normalize(tables)), draws=draws):
         pass
 
 

@@ -14,6 +14,7 @@ STUDY = Study(
             table_1_stages,
             table_1,
             all_rows=tuple(NETWORKS),
+            seeds=True,
         )
     },
 )

@@ -87,10 +87,10 @@ def boundary(
         "lr": 3e-3,
         "prior_precision": 1.0,
         "damping": 1e-7,
-        "averaged": True,
-        "curvature_decay": 0.99,
+        "momentum": {"averaged": True},
+        "curvature": 0.99,
     }
-    warmup: dict[str, Any] = {"temperature_start": 0.01, "warmup_steps": 1000}
+    warmup: dict[str, Any] = {"temperature": {"start": 0.01, "steps": 1000}}
     posteriors: dict[str, Posterior] = {
         "Adam": MAP(_network(seed), lr=1e-2, **common),
         "VOGN": VOGN(_network(seed), draws=step_draws, **vogn, **warmup, **common),
@@ -116,7 +116,7 @@ def _panel(title: str, posterior: Posterior, axis: Tensor, draws: int, seed: int
 
     singles = []
     with evaluating(posterior, seed) as frozen:
-        for draw in frozen.draws(frozen.whole_draws(draws)):
+        for draw in frozen.iter_draws(frozen.whole_draws(draws)):
             with frozen.sampled(draw) as net:
                 singles.append(probability(net))
         mean = probability(frozen.model)

@@ -39,10 +39,11 @@ class Printed:
     auroc: float
 
 
+_LENET_TRAINING = {"epochs": 210, "batch_size": 128, "schedule": "constant"}
 _STEPS = {"epochs": 161, "batch_size": 256, "schedule": "steps", "milestones": [80, 120]}
 _AUGMENTED = {**_STEPS, "augment": "flip-crop"}
 NETWORKS: dict[str, Network] = {
-    "lenet5": Network("LeNet-5 (no DA)", {"name": "lenet5"}, {"epochs": 210, "batch_size": 128}, 10),
+    "lenet5": Network("LeNet-5 (no DA)", {"name": "lenet5"}, _LENET_TRAINING, 10),
     "alexnet-no-da": Network("AlexNet (no DA)", {"name": "alexnet", "variant": "vogn"}, _STEPS, 10),
     "alexnet": Network("AlexNet", {"name": "alexnet", "variant": "vogn"}, _AUGMENTED, 10),
     "resnet18": Network("ResNet-18", {"name": "resnet18", "stem": "imagenet"}, _AUGMENTED, 20),
@@ -87,22 +88,24 @@ def _dropout(weight_decay: float, rate: float) -> dict[str, Any]:
     return {**_adam(weight_decay), "name": "mc-dropout", "rate": rate}
 
 
-_WARM = {"temperature_start": 0.5, "warmup_steps": 1954}
-_VOGN = {"name": "vogn", "lr": 1e-4, "curvature_decay": 1e-3, "damping": 1e-3}
-_OGN = {**_VOGN, "name": "ogn"}
-_IVON = {"name": "ivon", "lr": 0.2, "weight_decay": 2e-4, "curvature_init": 0.5, "curvature_decay": 0.99999}
+_WARM = {"temperature": {"start": 0.5, "steps": 1954, "to": 1.0}}
+# With data augmentation the paper counts each example ten times.
+_COUNTED_TEN_TIMES = 1 / 10
+_AUGMENTED_WARM = {"start": 0.5 / 10, "steps": 1954, "to": 1 / 10}
+_WARMUP = {"start": 0.1, "steps": 11_719, "to": 1.0}
+_OGN = {"name": "ogn", "lr": 1e-4, "curvature": 1e-3, "damping": 1e-3}
+_VOGN = {**_OGN, "name": "vogn", "temperature": 1.0}
+_IVON = {"name": "ivon", "lr": 0.2, "weight_decay": 2e-4, "curvature": {"init": 0.5, "decay": 0.99999}, "clip": None}
 _IVON_TRAINING = {"epochs": 200, "schedule": "cosine", "milestones": [], "warmup": 5}
 _KFAC = {
     "name": "kfac",
     "lr": 1e-3,
-    "curvature_decay": 1e-3,
+    "curvature": {"decay": 1e-3, "fisher": "sampled", "inverse_every": 1},
     "damping": 1e-3,
     "prior_precision": 50.0,
-    "fisher": "sampled",
-    "inverse_every": 1,
     "clip": None,  # the paper does not bound its steps
 }
-_NOISY = {**_KFAC, "name": "noisy-kfac"}
+_NOISY = {**_KFAC, "name": "noisy-kfac", "temperature": 1.0}
 
 # Not stated in the paper: BBB's and OGN's settings, ResNet-18's dropout rate, K-FAC except for AlexNet and LeNet-5.
 Setting = dict[str, dict[str, Any]]
@@ -110,13 +113,11 @@ PAPER: dict[str, dict[str, Setting]] = {
     "lenet5": {
         "adam": {"method": _adam(1e-2)},
         "bbb": {
-            "method": {"name": "bbb", "lr": 1e-3, "prior": 0.1, "std_init": 0.02, "noise": "flipout"},
+            "method": {"name": "bbb", "lr": 1e-3, "prior": 0.1, "init": 0.02, "noise": "flipout", "temperature": 1.0},
             "training": {"epochs": 800},
         },
         "mc-dropout": {"method": _dropout(1e-2, 0.1)},
-        "vogn": {
-            "method": {**_VOGN, "prior_precision": 100.0, "draws": 6, "temperature_start": 0.1, "warmup_steps": 11_719}
-        },
+        "vogn": {"method": {**_VOGN, "prior_precision": 100.0, "draws": 6, "temperature": _WARMUP}},
         "ogn": {"method": {**_OGN, "prior_precision": 100.0}},
         "ivon": {"method": _IVON, "training": _IVON_TRAINING},
         "kfac": {"method": _KFAC},
@@ -132,44 +133,44 @@ PAPER: dict[str, dict[str, Setting]] = {
     "alexnet": {
         "adam": {"method": _adam(1e-4)},
         "mc-dropout": {"method": _dropout(1e-4, 0.5)},
-        "vogn": {"method": {**_VOGN, "prior_precision": 0.5, "draws": 3, "augmentation": 10.0, **_WARM}},
-        "ogn": {"method": {**_OGN, "prior_precision": 0.5, "augmentation": 10.0}},
+        "vogn": {"method": {**_VOGN, "prior_precision": 0.5, "draws": 3, "temperature": _AUGMENTED_WARM}},
+        "ogn": {"method": {**_OGN, "prior_precision": 0.5, "temperature": _COUNTED_TEN_TIMES}},
         "ivon": {"method": _IVON, "training": _IVON_TRAINING},
         "kfac": {"method": {**_KFAC, "lr": 1e-2}, "training": {"epochs": 61, "milestones": [30, 50]}},
         "noisy-kfac": {
-            "method": {**_NOISY, "prior_precision": 0.5, "temperature_start": 0.01, "warmup_steps": 15_821},
+            "method": {**_NOISY, "prior_precision": 0.5, "temperature": {"start": 0.01, "steps": 15_821, "to": 1.0}},
             "training": {"epochs": 81, "milestones": [40, 60]},
         },
     },
     "resnet18": {
         "adam": {"method": _adam(5e-4)},
         "mc-dropout": {"method": _dropout(5e-4, 0.1)},
-        "vogn": {"method": {**_VOGN, "prior_precision": 50.0, "draws": 5, "augmentation": 10.0}},
-        "ogn": {"method": {**_OGN, "prior_precision": 50.0, "augmentation": 10.0}},
+        "vogn": {"method": {**_VOGN, "prior_precision": 50.0, "draws": 5, "temperature": _COUNTED_TEN_TIMES}},
+        "ogn": {"method": {**_OGN, "prior_precision": 50.0, "temperature": _COUNTED_TEN_TIMES}},
         "ivon": {"method": _IVON, "training": _IVON_TRAINING},
     },
 }
 
 # LeNet-5 in a few minutes per row on one thread: one draw per step, a cosine schedule, a prior against overfitting.
 _SHORT = 32
-_CPU_TRAINING = {"epochs": 60, "batch_size": 128, "schedule": "cosine"}
-_CPU_NATURAL = {"prior_precision": 100.0, "curvature_decay": 0.99}
+_CPU_TRAINING = {"epochs": 60, "batch_size": 128, "schedule": "cosine", "warmup": 0.0}
+_CPU_NATURAL = {"prior_precision": 100.0, "curvature": 0.99}
 CPU: dict[str, Setting] = {
     "adam": {"method": {"name": "map", "lr": 1e-3, "prior": _decay(2e-3)}},
     "bbb": {
-        "method": {"name": "bbb", "lr": 2e-3, "prior": 0.1, "std_init": 0.02, "noise": "flipout"},
+        "method": {"name": "bbb", "lr": 2e-3, "prior": 0.1, "init": 0.02, "noise": "flipout", "temperature": 1.0},
         "training": {"epochs": 80},
     },
     "mc-dropout": {"method": {"name": "mc-dropout", "lr": 1e-3, "rate": 0.1, "prior": _decay(5e-4)}},
-    "vogn": {"method": {"name": "vogn", "lr": 2e-3, "damping": 0.02, **_CPU_NATURAL}},
+    "vogn": {"method": {"name": "vogn", "lr": 2e-3, "damping": 0.02, "temperature": 1.0, **_CPU_NATURAL}},
     "ogn": {"method": {"name": "ogn", "lr": 1e-3, "damping": 0.01, **_CPU_NATURAL, "prior_precision": 200.0}},
     "ivon": {
         "method": {
             "name": "ivon",
             "lr": 0.1,
             "weight_decay": 2e-3,
-            "curvature_init": 0.5,
-            "curvature_decay": 0.9995,
+            "curvature": {"init": 0.5, "decay": 0.9995},
+            "clip": None,
         }
     },
     "kfac": {
@@ -177,7 +178,14 @@ CPU: dict[str, Setting] = {
         "training": {"epochs": 20},
     },
     "noisy-kfac": {
-        "method": {"name": "noisy-kfac", "lr": 1e-3, "prior_precision": 100.0, "damping": 1e-3},
+        "method": {
+            "name": "noisy-kfac",
+            "lr": 1e-3,
+            "prior_precision": 100.0,
+            "damping": 1e-3,
+            "clip": 1e-2,
+            "temperature": 1.0,
+        },
         "training": {"epochs": 20},
     },
 }
@@ -235,10 +243,13 @@ def _short_training(optimiser: str) -> dict[str, Any]:
 
 def _shorter(method: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
     """The paper's settings for fewer epochs: one draw per step, K-FAC's steps clipped, averages and warm-ups scaled."""
-    short = {key: value for key, value in method.items() if key not in ("draws", "clip")}
-    if "warmup_steps" in method:
-        short["warmup_steps"] = round(method["warmup_steps"] * _SHORT / training["epochs"])
+    short = {key: value for key, value in method.items() if key != "draws"}
+    if method["name"] in ("kfac", "noisy-kfac"):
+        short["clip"] = 1e-2
+    warmup = method.get("temperature")
+    if isinstance(warmup, dict):
+        short["temperature"] = {**warmup, "steps": round(warmup["steps"] * _SHORT / training["epochs"])}
     if method["name"] == "ivon":  # h forgets its initial value in (1 − decay)·steps ≈ 2
         steps = _SHORT * math.ceil(TRAIN_SIZE / training["batch_size"])
-        short["curvature_decay"] = float(f"{1 - 2 / steps:.5f}")
+        short["curvature"] = {**method["curvature"], "decay": float(f"{1 - 2 / steps:.5f}")}
     return short

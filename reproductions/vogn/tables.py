@@ -16,7 +16,7 @@ from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.runs import CHECKPOINT, LOG, Run
 from credo.predict import predict
 from credo.training.files.checkpoint import load_checkpoint
-from reproductions.jobs import Job, Record, Records
+from reproductions.jobs import Job, Record, Records, of_seed
 from reproductions.study import ResultTable, Stage, smoke_note
 from reproductions.vogn.rows import NETWORKS, OPTIMISERS, PRINTED, chosen_rows, experiment_for
 
@@ -58,7 +58,7 @@ def table_1_jobs(scale: str, rows: tuple[str, ...] = (), seed: int = 0) -> list[
     """
     return [
         Job(
-            f"{network}-{optimiser}",
+            of_seed(f"{network}-{optimiser}", seed),
             {
                 "network": network,
                 "optimiser": optimiser,
@@ -70,9 +70,9 @@ def table_1_jobs(scale: str, rows: tuple[str, ...] = (), seed: int = 0) -> list[
     ]
 
 
-def table_1_stages(scale: str, rows: tuple[str, ...] = ()) -> list[Stage]:
+def table_1_stages(scale: str, rows: tuple[str, ...] = (), seed: int = 0) -> list[Stage]:
     """One stage with the selected rows."""
-    return [Stage("table1", train_job, table_1_jobs(scale, rows))]
+    return [Stage("table1", train_job, table_1_jobs(scale, rows, seed))]
 
 
 def table_1(records: Records, scale: str) -> ResultTable:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.attacks import AttackResult, AttackSet, load_attack_set, make_attack_set, minimal
+from credo.core.support.progress import make_progress
 from credo.data import as_float
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.runs import MODEL, Run
-from credo.training.progress import make_progress
 from reproductions.jobs import Job
 from reproductions.study import ResultTable, smoke_note
 from reproductions.weight_sampling import networks

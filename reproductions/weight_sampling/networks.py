@@ -12,7 +12,7 @@ from typing import Any
 from credo.evaluate import sample_study
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
 from credo.experiments.runs import Run
-from reproductions.jobs import Job
+from reproductions.jobs import Job, of_seed
 from reproductions.study import ResultTable, smoke_note
 
 RHOS = (-30.0, -10.0, -4.0, -3.0, -2.5, -2.0, -1.5)
@@ -32,11 +32,11 @@ RUNS = 100
 # Two settings of what the paper does not state. "literal" uses its learning rate and patience with the mean loss.
 SETTINGS: dict[str, dict[str, Any]] = {
     "tuned": {
-        "bayesian": {"lr": 0.03, "temperature": 0.1, "mean_init": 0.18, "patience": 20},
+        "bayesian": {"lr": 0.03, "temperature": 0.1, "init": {"mean": 0.18}, "patience": 20},
         "deterministic": {"lr": 3e-3, "patience": 5},
     },
     "literal": {
-        "bayesian": {"lr": 1e-3, "temperature": 1.0, "mean_init": "prior", "patience": 5},
+        "bayesian": {"lr": 1e-3, "temperature": 1.0, "init": {"mean": "prior"}, "patience": 5},
         "deterministic": {"lr": 1e-3, "patience": 5},
     },
 }
@@ -62,15 +62,17 @@ def experiment_for(
     """
     chosen, size = dict(SETTINGS[setting][kind]), _SCALE[scale]
     patience = chosen.pop("patience")
-    sgd = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.95}}
+    sgd = {"optimizer": {"name": "sgd", "momentum": 0.95}}
     if kind == "bayesian":
-        method = {"name": "bbb", "prior": {"kind": "scale-mixture"}, "rho_init": value, **sgd, **chosen}
+        chosen["init"] = {**chosen["init"], "rho": value}
+        method = {"name": "bbb", "prior": {"kind": "scale-mixture"}, "temperature": 1.0, **sgd, **chosen}
     else:
         penalty = {"prior": {"kind": "layer-l2", "strength": value}} if value else {}
         method = {"name": "map", **penalty, **sgd, **chosen}
     training = {
         "epochs": size["epochs"],
         "batch_size": 128,
+        "schedule": "constant",
         "validation": size["validation"],
         "validation_draws": 1,
         "monitor": "accuracy",
@@ -116,11 +118,16 @@ def train_job(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def table_1_jobs(scale: str, seed: int = 0) -> list[Job]:
-    """Eleven networks in each of the two settings."""
+    """Eleven networks in each of the two settings.
+
+    Args:
+        scale: The preset.
+        seed: Seed of weights, batches and draws.
+    """
     wanted = [("bayesian", rho) for rho in RHOS] + [("deterministic", strength) for strength in STRENGTHS]
     return [
         Job(
-            f"{setting}-{kind}-{value:g}",
+            of_seed(f"{setting}-{kind}-{value:g}", seed),
             {"kind": kind, "value": value, "experiment": experiment_for(kind, value, setting, scale, seed)},
         )
         for setting in SETTINGS
@@ -165,7 +172,7 @@ def _describe(setting: dict[str, Any]) -> str:
     bayesian, deterministic = setting["bayesian"], setting["deterministic"]
     return (
         f"Bayesian: lr {bayesian['lr']:g}, KL weight κ {bayesian['temperature']:g}, means from "
-        f"{starts[bayesian['mean_init']]}, stop after {bayesian['patience']} epochs without a better validation "
+        f"{starts[bayesian['init']['mean']]}, stop after {bayesian['patience']} epochs without a better validation "
         f"accuracy; deterministic: lr {deterministic['lr']:g}, torch's initial weights, stop after "
         f"{deterministic['patience']}; both SGD, momentum 0.95, batch 128, mean loss"
     )

@@ -16,9 +16,15 @@ CONTROL = "control-bayesian--30"
 WHITE_BOX = "white-box"
 
 
-def network_jobs(scale: str, setting: str = "tuned") -> list[Job]:
-    """The networks of Table 1 in one of its settings."""
-    return [job for job in networks.table_1_jobs(scale) if job.name.startswith(setting)]
+def network_jobs(scale: str, setting: str = "tuned", seed: int = 0) -> list[Job]:
+    """The networks of Table 1 in one of its settings.
+
+    Args:
+        scale: The preset.
+        setting: A key of `networks.SETTINGS`.
+        seed: Seed of weights, batches and draws.
+    """
+    return [job for job in networks.table_1_jobs(scale, seed) if job.name.startswith(setting)]
 
 
 def all_networks(scale: str) -> list[Job]:
@@ -33,14 +39,20 @@ def control_job(scale: str) -> Job:
     return Job(CONTROL, {"kind": "bayesian", "value": -30.0, "experiment": {**experiment, "method": method}})
 
 
-def stages_of(table: str, scale: str) -> list[Stage]:
-    """Return what a table needs, in order."""
+def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
+    """Return what a table needs, in order.
+
+    Args:
+        table: Its number or name.
+        scale: The preset.
+        seed: Seed of the networks of tables 1 and 2; the sets, which they are measured on, are the same for all.
+    """
     if table == "1":
-        return [Stage(NETWORKS, networks.train_job, networks.table_1_jobs(scale))]
+        return [Stage(NETWORKS, networks.train_job, networks.table_1_jobs(scale, seed))]
     sets = Stage(SETS, attack_sets.make_set, attack_sets.set_jobs(scale))
     if table == SETS:
         return [sets]
-    wanted = all_networks(scale) if table == WHITE_BOX else network_jobs(scale)
+    wanted = all_networks(scale) if table == WHITE_BOX else network_jobs(scale, seed=seed)
     if table in ("3", "4"):
         wanted = [job for job in wanted if job.name == TUNED_RHO]
     stages = [Stage(NETWORKS, networks.train_job, wanted), sets]

@@ -7,10 +7,12 @@ import warnings
 from typing import Any
 
 from credo import methods, optim, priors
+from credo.calibration import calibrate
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
 from credo.core.errors import (
+    CalibrationWarning,
     CheckpointWarning,
     CredoError,
     CredoWarning,
@@ -21,9 +23,12 @@ from credo.core.errors import (
     FileFormatError,
     LostProcessError,
     NonFiniteError,
+    ReusedRowsWarning,
     UnsupportedModelError,
 )
 from credo.core.example_counts import Counted
+from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
@@ -34,11 +39,13 @@ from credo.evaluate import ensemble_study, measure, sample_study
 from credo.methods import *  # noqa: F403
 from credo.models import summary
 from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
-from credo.training import describe, fit, load, save, train
+from credo.training import describe, fit, load, save, train, tune
 from credo.version import __version__
 
 __all__ = [
     "Bernoulli",
+    "Calibration",
+    "CalibrationWarning",
     "Categorical",
     "CheckpointWarning",
     "ClassPrediction",
@@ -54,6 +61,7 @@ __all__ = [
     "Finding",
     "GaussianNoise",
     "GaussianPosterior",
+    "Ledger",
     "Likelihood",
     "LostProcessError",
     "NonFiniteError",
@@ -62,9 +70,11 @@ __all__ = [
     "Prior",
     "ProcessGroup",
     "RegressionPrediction",
+    "ReusedRowsWarning",
     "Terms",
     "UnsupportedModelError",
     "__version__",
+    "calibrate",
     "compare",
     "describe",
     "diagnose",
@@ -85,6 +95,7 @@ __all__ = [
     "save",
     "summary",
     "train",
+    "tune",
 ]
 __all__ += methods.__all__
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from credo import methods
+from credo.core.arguments import Group
 from credo.core.example_counts import Counted
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.network.inplace_inputs import InputWatch
@@ -347,26 +348,21 @@ class IVON(PosteriorOptimizer):
         model: The network.
         data_size: Number of training examples.
         ess: ivon-opt's effective sample size, data_size/temperature.
-        options: Further arguments of `credo.IVON`, or of ivon-opt: `hess_init` is curvature_init, `beta1` momentum,
-            `beta2` curvature_decay, `clip_radius` clip, `mc_samples` draws, `hess_approx` estimator ("gradsq" is
-            "squares", there multiplied by `ess`, here not).
+        options: Further arguments of `credo.IVON`, or of ivon-opt: `beta1` and `debias` are those of momentum,
+            `hess_init` (init), `beta2` (decay), `hess_approx` (estimator: "gradsq" is "squares", there multiplied by
+            `ess`, here not) and `rescale_lr` those of curvature, `clip_radius` is clip, `mc_samples` draws.
     """
 
     def __init__(
         self, model: nn.Module, *, data_size: int | None = None, ess: float | None = None, **options: Any
     ) -> None:
-        for theirs, ours in _IVON_NAMES.items():
-            if theirs in options and ours in options:
-                raise ValueError(f"{theirs} is ivon-opt's name for {ours}: give one of them.")
-            if theirs in options:
-                options[ours] = options.pop(theirs)
+        for theirs in [name for name in _IVON_NAMES if name in options]:
+            _place(options, theirs, options.pop(theirs))
         if options.pop("sync", False):
             raise ValueError(
                 "sync=True: to average over processes, leave it out and call credo.distribute(optimizer.posterior) in "
                 "each before the first step; every process then steps on its own part of each batch."
             )
-        if options.get("estimator") == "gradsq":
-            options["estimator"] = "squares"
         if options.get("clip") == math.inf:
             options["clip"] = None
         if ess is not None:
@@ -380,12 +376,26 @@ class IVON(PosteriorOptimizer):
 
 
 _IVON_NAMES = {
-    "hess_init": "curvature_init",
-    "beta1": "momentum",
-    "beta2": "curvature_decay",
+    "hess_init": "curvature.init",
+    "beta1": "momentum.decay",
+    "beta2": "curvature.decay",
     "clip_radius": "clip",
     "mc_samples": "draws",
-    "hess_approx": "estimator",
+    "hess_approx": "curvature.estimator",
+    "rescale_lr": "curvature.rescale_lr",
+    "debias": "momentum.debias",
 }
+_IVON_GROUPS: dict[str, type[Group]] = {"curvature": methods.IVONCurvature, "momentum": methods.IVONMomentum}
+
+
+def _place(options: dict[str, Any], theirs: str, value: Any) -> None:
+    """Put the value of one of ivon-opt's arguments where it belongs among ours."""
+    name, _, field = _IVON_NAMES[theirs].partition(".")
+    given = _IVON_GROUPS[name].given_fields(options[name]) if field and name in options else {}
+    if field in given or (not field and name in options):
+        raise ValueError(f"{theirs} is ivon-opt's name for {_IVON_NAMES[theirs]}: give one of them.")
+    value = "squares" if theirs == "hess_approx" and value == "gradsq" else value
+    options[name] = {**given, field: value} if field else value
+
 
 __all__ = ["IVON", "KFAC", "OGN", "VOGN", "NoisyKFAC", "PosteriorOptimizer"]

@@ -20,7 +20,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def bbb(std: float = 0.3, seed: int = 0) -> credo.BBB:
-    return credo.BBB(network(seed), data_size=100, std_init=std)
+    return credo.BBB(network(seed), data_size=100, init=std)
 
 
 def data(count: int = 12) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def networks(posterior: credo.Posterior, logits: Any) -> list[dict[str, Tensor]]
     from credo.attacks.posterior import _seed
 
     with torch.no_grad(), posterior.seeded(_seed(logits.seed, logits.calls + 1)):
-        return list(posterior.draws(logits.draws))
+        return list(posterior.iter_draws(logits.draws))
 
 
 def test_the_gradient_is_the_mean_of_the_draws_gradients() -> None:

@@ -82,7 +82,7 @@ def test_all_at_once_goes_on_from_its_last_epoch(call: Call, monkeypatch: pytest
 
 def test_naming_the_default_method_changes_nothing(call: Call) -> None:
     result = json.loads(call("continual", *QUICK, "method.name=vogn", "--json").stdout)
-    assert (result["method"]["damping"], result["method"]["curvature_init"]) == (0.0, 0.1)
+    assert (result["method"]["damping"], result["method"]["curvature"]["init"]) == (0.0, 0.1)
 
 
 def test_other_settings_do_not_go_into_the_same_folder(call: Call, refused: Refused) -> None:

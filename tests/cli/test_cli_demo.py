@@ -21,7 +21,7 @@ def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DRAWS", 5)
 
 
-METHODS_SHOWN = ["map", "mc-dropout", "ensemble", "bbb"]
+METHODS_SHOWN = ["map", "mc-dropout", "bbb", "vogn", "noisy-kfac", "ensemble"]
 
 
 @pytest.mark.slow
@@ -50,4 +50,4 @@ def test_demo_does_not_take_runs_with_other_settings(
     monkeypatch.setattr(demo, "_METHODS", {"map": demo._METHODS["map"]})
     call("demo", "--folder", "mine")
     monkeypatch.setattr(demo, "_METHODS", {"map": {"name": "map", "lr": 0.5}})
-    assert "method.lr is 0.002 there, 0.5 now" in refused("demo", "--folder", "mine")
+    assert "method.lr is 0.001 there, 0.5 now" in refused("demo", "--folder", "mine")

@@ -20,7 +20,10 @@ def test_nobody_waits_for_the_study_of_single_networks(first: bool, monkeypatch:
     monkeypatch.setattr(evaluate, "join", lambda: SimpleNamespace(is_first=first))
     dataset = SimpleNamespace(classes=2, input_shape=(1, 8, 8))
     process_group = SimpleNamespace(is_first=first)
-    place = SimpleNamespace(process_group=process_group, shard="data", folder=Path(), dataset=lambda: dataset)
+    place = SimpleNamespace(
+        process_group=process_group, shard="data", folder=Path(), dataset=lambda: dataset, posterior=lambda: None
+    )
+    monkeypatch.setattr(evaluate, "record_report", lambda run: None)
     monkeypatch.setattr(evaluate, "Run", lambda folder, process_group: place)
     written: list[Any] = []
     monkeypatch.setattr(evaluate, "write_json", lambda path, value: written.append(value))

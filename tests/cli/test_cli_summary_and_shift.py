@@ -68,7 +68,7 @@ def test_shift_is_refused_before_anything_is_measured(
 
 def test_training_and_listing_a_node_based_bnn(call: Call, tmp_path: Path) -> None:
     settings = ("model.hidden=[8]", "training.epochs=1", "training.batch_size=256", "--draws", 4)
-    node = ("method.name=node-bnn", "method.components=2", "method.side=both", "method.bias_scale=true")
+    node = ("method.name=node-bnn", "method.components=2", "method.nodes.side=both", "method.nodes.bias_scale=true")
     result = json.loads(call("train", *settings, *node, "--run", tmp_path / "run", "--json").stdout)
     assert result["test"]["mean_draws"] == 4
     assert result["experiment"]["method"]["components"] == 2

@@ -58,31 +58,32 @@ def test_training_again_shows_the_result_without_training(call: Call) -> None:
 def test_other_settings_in_the_same_folder(call: Call, refused: Refused) -> None:
     call("train", *QUICK, "--run", "here")
     message = refused("train", *QUICK, "method.lr=0.5", "--run", "here")
-    assert "method.lr is 0.001 there, 0.5 now" in message
+    assert "method.lr is 0.01 there, 0.5 now" in message
     assert "another --run folder" in message
     message = refused("train", *QUICK, "method.name=mc-dropout", "method.lr=0.5", "--run", "here")
     assert "method.name is " in message.partition(":")[2].partition(";")[0], "the reason comes first"
-    assert "method.lr is 0.001 there, 0.5 now" in message
+    assert "method.lr is 0.01 there, 0.5 now" in message
     assert "method.rate" not in message, "what only one of the methods has"
 
 
 def test_more_epochs_go_on_with_a_finished_run(call: Call, refused: Refused) -> None:
     """As the doctor advises it: the same command with training.epochs=…"""
-    call("train", *QUICK, "--run", "here")
+    quick = (*QUICK, "training.schedule=constant", "--run", "here")
+    call("train", *quick)
     call("evaluate", "here", "--draws", 2)
-    more = call("train", *QUICK, "training.epochs=4", "--run", "here", "--json")
+    more = call("train", *quick, "training.epochs=4", "--json")
     assert "training.epochs was 2 and is now 4: the run resumes" in more.stderr
     assert "epoch   4" in more.stderr
     assert "already finished" not in more.stderr
-    assert "removed evaluation.json of the previous model" in more.stderr
+    assert "removed evaluation.json and ledger.json of the previous model" in more.stderr
     result = json.loads(more.stdout)
     assert (result["epochs"], result["experiment"]["training"]["epochs"]) == (4, 4)
-    assert "already finished" in call("train", *QUICK, "training.epochs=4", "--run", "here").stderr
-    assert "has already trained 4 epochs" in refused("train", *QUICK, "--run", "here")
+    assert "already finished" in call("train", *quick, "training.epochs=4").stderr
+    assert "has already trained 4 epochs" in refused("train", *quick)
 
 
 def test_a_cosine_that_is_planned_anew_is_said(call: Call) -> None:
-    cosine = (*QUICK, "training.schedule=cosine", "--run", "here")
+    cosine = (*QUICK, "training.schedule=cosine", "training.warmup=0.0", "--run", "here")
     call("train", *cosine)
     said = call("train", *cosine, "training.epochs=4").stderr
     assert "the cosine schedule is recomputed, so at epoch 2 the learning rate is 0.5 of its maximum" in said
@@ -131,7 +132,7 @@ def test_a_signal_saves_and_exits_with_its_code(
 
     def say(text: str) -> None:
         said.append(text)
-        if text.startswith("epoch   1") and len(said) == 2:
+        if text.startswith("epoch   1") and len(said) == 3:
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:

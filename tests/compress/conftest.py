@@ -19,21 +19,29 @@ Make = Callable[[nn.Module], Any]
 KINDS: dict[str, Make] = {
     "map": lambda net: credo.MAP(net, data_size=40, lr=1e-2, prior=1.0),
     "map sgd": lambda net: credo.MAP(
-        net, data_size=40, optimizer="sgd", lr=0.1, optimizer_options={"momentum": 0.9, "weight_decay": 0.01}
+        net, data_size=40, optimizer={"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}, lr=0.1
     ),
-    "bbb": lambda net: credo.BBB(net, data_size=40, lr=1e-2, rho_init=(-3.0, 0.5)),
-    "bbb lrt": lambda net: credo.BBB(net, data_size=40, lr=1e-2, noise="lrt", clip_norm=1.0),
+    "bbb": lambda net: credo.BBB(net, data_size=40, lr=1e-2, init={"rho": (-3.0, 0.5)}),
+    "bbb lrt": lambda net: credo.BBB(net, data_size=40, lr=1e-2, noise="lrt", optimizer={"clip_norm": 1.0}),
     "bbb mixture": lambda net: credo.BBB(
-        net, data_size=40, lr=1e-2, prior=credo.priors.ScaleMixture(), rho_init=(-3.0, 0.5)
+        net, data_size=40, lr=1e-2, prior=credo.priors.ScaleMixture(), init={"rho": (-3.0, 0.5)}
     ),
     "bbb by name": lambda net: credo.BBB(
-        net, data_size=40, lr=1e-2, prior=credo.priors.Gaussian(0.1, {"*bias": 2.0, "*": 0.5}), rho_init=(-3.0, 0.5)
+        net,
+        data_size=40,
+        lr=1e-2,
+        prior=credo.priors.Gaussian(0.1, {"*bias": 2.0, "*": 0.5}),
+        init={"rho": (-3.0, 0.5)},
     ),
-    "vogn": lambda net: credo.VOGN(net, data_size=40, lr=1e-2),
+    "vogn": lambda net: credo.VOGN(net, data_size=40, lr=1e-2, damping=0.1),
     "vogn by name": lambda net: credo.VOGN(
-        net, data_size=40, lr={"conv*": 1e-2, "*": 2e-2}, prior_precision={"*bias": 1.0, "*": 4.0}, curvature_init=0.1
+        net,
+        data_size=40,
+        lr={"conv*": 1e-2, "*": 2e-2},
+        prior_precision={"*bias": 1.0, "*": 4.0},
+        curvature={"init": 0.1},
     ),
-    "ivon": lambda net: credo.IVON(net, data_size=40, lr=0.05, curvature_decay=0.9),
+    "ivon": lambda net: credo.IVON(net, data_size=40, lr=0.05, curvature=0.9),
 }
 
 

@@ -78,9 +78,11 @@ def test_kl_is_that_of_the_kept_weights(kit: Any) -> None:
 def test_training_is_that_of_a_posterior_without_these_weights(kit: Any, kind: str) -> None:
     """All weights of a unit's inputs pruned is the same as a kit.network that never had that input."""
     make = {
-        "bbb": lambda net: credo.BBB(net, data_size=20, lr=1e-2, std_init=1e-6),
+        "bbb": lambda net: credo.BBB(net, data_size=20, lr=1e-2, init=1e-6),
         "vogn": lambda net: credo.VOGN(net, data_size=20, lr=1e-2, temperature=1e-9),
-        "ivon": lambda net: credo.IVON(net, data_size=20, lr=0.05, temperature=1e-9, estimator="squares"),
+        "ivon": lambda net: credo.IVON(
+            net, data_size=20, lr=0.05, temperature=1e-9, curvature={"estimator": "squares"}
+        ),
     }[kind]
     x, y = torch.randn(20, 3, generator=torch.Generator().manual_seed(2)), kit.Y[:20]
 

@@ -35,7 +35,7 @@ def network(classes: int) -> nn.Module:
 
 
 def vogn(**options: Any) -> Any:
-    curvature = {"damping": 0.0, "curvature_init": 0.1, "curvature_decay": 0.98}
+    curvature = {"damping": 0.0, "curvature": {"init": 0.1, "decay": 0.98}}
     return partial(credo.VOGN, lr=0.01, **curvature, **options)
 
 
@@ -345,7 +345,7 @@ def test_many_coresets_come_back_in_their_order() -> None:
 @pytest.mark.parametrize("method", ["ivon", "noisy-kfac"])
 def test_other_posteriors_carry_on(method: str) -> None:
     tasks = split_tasks(DIGITS, 5)[:2]
-    options = {"lr": 0.1, "curvature_init": 0.1, "curvature_decay": 0.98} if method == "ivon" else {"lr": 1e-3}
+    options = {"lr": 0.1, "curvature": {"init": 0.1, "decay": 0.98}, "clip": None} if method == "ivon" else {"lr": 1e-3}
     learner = Learner(network, partial(credo.METHODS[method], **options), epochs=20, batch_size=32)
     for task in tasks:
         list(learner.learn(task))

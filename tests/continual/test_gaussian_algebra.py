@@ -116,7 +116,7 @@ def test_a_merged_posterior_predicts_trains_and_saves(tmp_path: Any) -> None:
     parts = []
     for _ in range(2):
         torch.manual_seed(0)
-        part = credo.BBB(nn.Linear(3, 2), data_size=30, lr=0.05, std_init=0.1)
+        part = credo.BBB(nn.Linear(3, 2), data_size=30, lr=0.05, init=0.1)
         for _ in range(50):
             part.step(lambda net: nn.functional.cross_entropy(net(x), y))
         parts.append(part)
@@ -132,7 +132,7 @@ def test_a_merged_posterior_predicts_trains_and_saves(tmp_path: Any) -> None:
 
 
 def wide(std: float, prior: float = 1.0, inputs: int = 3) -> credo.BBB:
-    return credo.BBB(nn.Linear(inputs, 2), data_size=10, prior=prior, std_init=std)
+    return credo.BBB(nn.Linear(inputs, 2), data_size=10, prior=prior, init=std)
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_any_iterable_can_be_merged() -> None:
 
 
 def test_temperatures_must_agree_and_stay() -> None:
-    warm, cold = (partial(credo.BBB, data_size=10, std_init=0.1, temperature=t) for t in (1.0, 0.1))
+    warm, cold = (partial(credo.BBB, data_size=10, init=0.1, temperature=t) for t in (1.0, 0.1))
     with pytest.raises(ValueError, match=r"different temperatures, 1, 0\.1,"):
         credo.merge([warm(nn.Linear(3, 2)), cold(nn.Linear(3, 2))])
     assert credo.merge([cold(nn.Linear(3, 2)), cold(nn.Linear(3, 2))]).temperature == 0.1
@@ -169,7 +169,7 @@ def test_temperatures_must_agree_and_stay() -> None:
 def test_the_damping_of_each_part_counts() -> None:
     """Precision N·(s + γ) + δ of a part: merged, two of N·γ are in it and one δ."""
     parts = [
-        credo.VOGN(nn.Linear(3, 2), data_size=10, damping=0.3, curvature_init=0.5, prior_precision=2.0)
+        credo.VOGN(nn.Linear(3, 2), data_size=10, damping=0.3, curvature={"init": 0.5}, prior_precision=2.0)
         for _ in range(2)
     ]
     found = credo.merge(parts).std()["weight"].pow(-2)
@@ -178,8 +178,8 @@ def test_the_damping_of_each_part_counts() -> None:
 
 def test_compare_is_the_kl_of_each_layer() -> None:
     torch.manual_seed(0)
-    a = credo.BBB(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data_size=10, std_init=0.1)
-    b = credo.BBB(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data_size=10, std_init=0.3)
+    a = credo.BBB(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data_size=10, init=0.1)
+    b = credo.BBB(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data_size=10, init=0.3)
     found = credo.compare(a, b)
     assert list(found) == ["0", "2"]
     for layer, value in found.items():
@@ -199,7 +199,7 @@ def test_compare_is_the_kl_of_each_layer() -> None:
 @pytest.mark.parametrize("method", ["bbb", "vogn", "ivon", "noisy-kfac"])
 def test_every_gaussian_posterior_has_moments(method: str) -> None:
     torch.manual_seed(0)
-    options = {"curvature_init": 0.5} if method in ("vogn", "ivon") else {}
+    options = {"curvature": {"init": 0.5}} if method in ("vogn", "ivon") else {}
     posterior = credo.METHODS[method](nn.Linear(3, 2), data_size=20, **options)
     x, y = torch.randn(20, 3), torch.randint(2, (20,))
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_moments_need_positive_deviations() -> None:
 
 
 def test_order_of_moments_does_not_matter() -> None:
-    posterior = credo.BBB(nn.Linear(3, 2), data_size=10, rho_init=(-3.0, 0.5))
+    posterior = credo.BBB(nn.Linear(3, 2), data_size=10, init={"rho": (-3.0, 0.5)})
     moments = moments_of(posterior)
     turned = GaussianMoments(moments.mean, dict(reversed(moments.std.items())))
     torch.testing.assert_close(turned.posterior(nn.Linear(3, 2), data_size=10).std(), posterior.std())
@@ -232,14 +232,14 @@ def test_points_and_shapes_that_differ_are_refused() -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         net[1].running_mean += shift
-        return credo.BBB(net, data_size=10, std_init=0.1)
+        return credo.BBB(net, data_size=10, init=0.1)
 
     credo.merge([part(0.0), part(0.0)])
     with pytest.raises(ValueError, match="running_mean is not random"):
         credo.merge([part(0.0), part(5.0)])
     with pytest.raises(ValueError, match="of one shape"):
         credo.compare(wide(0.1), wide(0.1, inputs=1))
-    other = credo.BBB(nn.Linear(3, 2), data_size=10, std_init=0.1, likelihood=credo.GaussianNoise(0.3))
+    other = credo.BBB(nn.Linear(3, 2), data_size=10, init=0.1, likelihood=credo.GaussianNoise(0.3))
     with pytest.raises(ValueError, match="different likelihoods"):
         credo.merge([wide(0.1), other])
 

@@ -68,43 +68,53 @@ def skeleton() -> type[Posterior]:
     return found
 
 
-SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}
-DECAYED_SGD = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "weight_decay": 0.01}}
+SGD = {"optimizer": {"name": "sgd", "momentum": 0.9}}
+DECAYED_SGD = {"optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}}
 METHODS: dict[str, Row] = {
     "map": Row(of(MAP, lr=0.05), differs=False, noisy=False),
     "map with prior": Row(of(MAP, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
     "mc-dropout own": Row(with_own_dropout, weights=False),
     "mc-dropout rate": Row(of(MCDropout, lr=0.05, rate=0.3), weights=False),
     "ensemble of map": Row(ensemble_of(MAP, lr=0.05), noisy=False),
-    "ensemble of bbb": Row(ensemble_of(BBB, lr=0.05, std_init=0.1), kl=True),
-    "bbb weights": Row(of(BBB, lr=0.05, std_init=0.1, draws=2), kl=True),
-    "bbb lrt": Row(of(BBB, lr=0.05, std_init=0.1, noise="lrt"), kl=True),
-    "bbb flipout": Row(of(BBB, lr=0.05, std_init=0.1, noise="flipout", draws=2, **SGD), kl=True),
-    "bbb adversarial": Row(of(BBB, lr=0.05, std_init=0.1, noise="adversarial"), kl=True),
-    "vogn": Row(of(VOGN, lr=0.05, draws=2, curvature_init=0.5, prior_precision=2.0), kl=True),
+    "ensemble of bbb": Row(ensemble_of(BBB, lr=0.05, init=0.1), kl=True),
+    "bbb weights": Row(of(BBB, lr=0.05, init=0.1, draws=2), kl=True),
+    "bbb lrt": Row(of(BBB, lr=0.05, init=0.1, noise="lrt"), kl=True),
+    "bbb flipout": Row(of(BBB, lr=0.05, init=0.1, noise="flipout", draws=2, **SGD), kl=True),
+    "bbb adversarial": Row(of(BBB, lr=0.05, init=0.1, noise="adversarial"), kl=True),
+    "vogn": Row(of(VOGN, lr=0.05, draws=2, curvature={"init": 0.5}, prior_precision=2.0), kl=True),
     "vogn first at mean": Row(
-        of(VOGN, lr=0.05, averaged=True, prior_precision={"*weight": 2.0, "*": 1.0}), differs=False, kl=True
+        of(VOGN, lr=0.05, momentum={"averaged": True}, prior_precision={"*weight": 2.0, "*": 1.0}),
+        differs=False,
+        kl=True,
     ),
-    "vogn adversarial": Row(of(VOGN, lr=0.05, curvature_init=0.5, noise="adversarial"), kl=True),
+    "vogn adversarial": Row(of(VOGN, lr=0.05, curvature={"init": 0.5}, noise="adversarial"), kl=True),
     "ogn": Row(of(OGN, lr=0.05), differs=False, noisy=False),
-    "ivon": Row(of(IVON, lr=0.3, draws=2, curvature_decay=0.9), kl=True),
-    "ivon squares": Row(of(IVON, lr={"*bias": 0.05, "*": 0.1}, estimator="squares", random="all", clip=0.5), kl=True),
-    "kfac": Row(of(KFAC, lr=0.05, inverse_every=2), differs=False, noisy=False),
+    "ivon": Row(of(IVON, lr=0.3, draws=2, curvature=0.9), kl=True),
+    "ivon squares": Row(
+        of(IVON, lr={"*bias": 0.05, "*": 0.1}, curvature={"estimator": "squares"}, random="all", clip=0.5), kl=True
+    ),
+    "kfac": Row(of(KFAC, lr=0.05, curvature={"inverse_every": 2}), differs=False, noisy=False),
     "noisy-kfac": Row(
-        of(NoisyKFAC, lr=0.05, draws=2, inverse_every=2, prior_precision={"*weight": 2.0, "*": 1.0}), differs=False
+        of(NoisyKFAC, lr=0.05, draws=2, curvature={"inverse_every": 2}, prior_precision={"*weight": 2.0, "*": 1.0}),
+        differs=False,
     ),
     "noisy-kfac sampled": Row(
-        of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, fisher="sampled", factor_every=2), differs=False
+        of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, curvature={"fisher": "sampled", "factor_every": 2}), differs=False
     ),
-    "node-bnn": Row(of(NodeBNN, lr=0.05, draws=2, bias_scale=True, weight_prior=3.0), penalised=True),
+    "node-bnn": Row(of(NodeBNN, lr=0.05, draws=2, nodes={"bias_scale": True}, weight_prior=3.0), penalised=True),
     "node-bnn both batch": Row(
-        of(NodeBNN, lr=0.05, node_lr=0.01, side="both", noise="batch", gamma=0.5, **DECAYED_SGD), penalised=True
+        of(
+            NodeBNN, lr={"nodes.*": 0.01, "*": 0.05}, nodes="both", noise="batch", kl_term={"gamma": 0.5}, **DECAYED_SGD
+        ),
+        penalised=True,
     ),
-    "ensemble of node-bnn": Row(ensemble_of(NodeBNN, lr=0.05, side="out", kl="mean"), penalised=True),
-    "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature_init=0.5), kl=True),
-    "bbb relative spread": Row(of(BBB, lr=0.05, spread="relative", relative_std=0.3, noise="lrt"), kl=True),
-    "bbb one spread a layer": Row(of(BBB, lr=0.05, spread="relative-layer", relative_std=0.3, draws=2), kl=True),
-    "bbb scale mixture": Row(of(BBB, lr=0.05, std_init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
+    "ensemble of node-bnn": Row(ensemble_of(NodeBNN, lr=0.05, nodes="out", kl_term="mean"), penalised=True),
+    "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature={"init": 0.5}), kl=True),
+    "bbb relative spread": Row(of(BBB, lr=0.05, spread="relative", init={"relative_std": 0.3}, noise="lrt"), kl=True),
+    "bbb one spread a layer": Row(
+        of(BBB, lr=0.05, spread="relative-layer", init={"relative_std": 0.3}, draws=2), kl=True
+    ),
+    "bbb scale mixture": Row(of(BBB, lr=0.05, init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }
 

@@ -48,7 +48,7 @@ def test_a_pass_leaves_parameters_bit_equal_and_the_very_same_objects(build, pla
     before, identities = tensors(posterior), [id(p) for p in posterior.parameters()]
     for _ in range(3):
         posterior(batch[0])
-    for draw in posterior.draws(3):
+    for draw in posterior.iter_draws(3):
         with posterior.sampled(draw) as net:
             net(batch[0])
     assert same(tensors(posterior), before)
@@ -90,7 +90,7 @@ def test_the_global_generator_is_untouched_by_construction_steps_draws_and_passe
     posterior = build(lambda index: networks[index])
     train(posterior, 2)
     posterior(batch[0])
-    list(posterior.draws(2))
+    list(posterior.iter_draws(2))
     posterior.eval()
     posterior(batch[0])
     posterior.state_dict()
@@ -147,7 +147,7 @@ def test_gradients_reach_inputs_through_the_average_of_several_draws(build, plai
 def test_two_draws_live_in_one_graph_and_their_average_has_a_gradient_for_every_parameter(build, plain, batch) -> None:
     posterior = build(plain)
     outputs = []
-    for draw in posterior.draws(4):
+    for draw in posterior.iter_draws(4):
         with posterior.sampled(draw) as net:
             outputs.append(net(batch[0]).softmax(1))
     torch.stack(outputs).mean(0)[:, 0].log().sum().backward()

@@ -209,7 +209,7 @@ def test_bbb_of_a_network_of_mixed_precision(noise: str, clip_norm: float | None
 
     def make() -> BBB:
         torch.manual_seed(0)
-        return BBB(Mixed(), data_size=20, noise=noise, std_init=0.1, lr=0.05, clip_norm=clip_norm)
+        return BBB(Mixed(), data_size=20, noise=noise, init=0.1, lr=0.05, optimizer={"clip_norm": clip_norm})
 
     posterior = make()
     assert all(math.isfinite(t.loss) for t in train(posterior, 3))

@@ -56,8 +56,8 @@ def test_other_counts() -> None:
         credo.fit(posterior, batches(), epochs=1.5, progress=False)
     with pytest.raises(ValueError, match=r"batch_size=0.5 must be a whole number"):
         credo.predict(posterior, torch.zeros(5, 4), batch_size=0.5)
-    with pytest.raises(ValueError, match=r"kl_weight='warmup' needs warmup_steps=.*got 2.5"):
-        credo.BBB(net(), data_size=5, kl_weight="warmup", warmup_steps=2.5)
+    with pytest.raises(ValueError, match=r"kl_term.weight='warmup' needs warmup_steps.*got 2.5"):
+        credo.BBB(net(), data_size=5, kl_term={"weight": "warmup", "warmup_steps": 2.5})
     assert checked_count("n", np.float32(4)) == 4
     assert type(checked_count("n", torch.tensor(4))) is int
     assert not is_count(0)

@@ -16,7 +16,7 @@ from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, 
 
 X, Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 2
 MEMBERS: dict[str, Callable[[nn.Module], Posterior]] = {
-    "map": lambda net: MAP(net, data_size=20, lr=0.05, prior=1.0, clip_norm=1.0),
+    "map": lambda net: MAP(net, data_size=20, lr=0.05, prior=1.0, optimizer={"clip_norm": 1.0}),
     "mc-dropout": lambda net: MCDropout(net, data_size=20, lr=0.05, rate=0.2),
     "bbb": lambda net: BBB(net, data_size=20, lr=0.05),
     "bbb lrt": lambda net: BBB(net, data_size=20, lr=0.05, noise="lrt", draws=2),

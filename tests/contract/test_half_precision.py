@@ -13,11 +13,11 @@ import credo
 from credo.methods import IVON, OGN, VOGN
 
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "vogn": (VOGN, {"curvature_init": 1.0}),
-    "vogn by name": (VOGN, {"curvature_init": 1.0, "draws": 2, "prior_precision": {"*bias": 0.3, "*": 2.0}}),
+    "vogn": (VOGN, {"curvature": {"init": 1.0}}),
+    "vogn by name": (VOGN, {"curvature": {"init": 1.0}, "draws": 2, "prior_precision": {"*bias": 0.3, "*": 2.0}}),
     "ogn": (OGN, {}),
-    "ivon": (IVON, {"curvature_decay": 0.999}),
-    "ivon squares": (IVON, {"curvature_decay": 0.999, "draws": 2, "estimator": "squares", "random": "all"}),
+    "ivon": (IVON, {"curvature": 0.999}),
+    "ivon squares": (IVON, {"curvature": {"decay": 0.999, "estimator": "squares"}, "draws": 2, "random": "all"}),
 }
 
 

@@ -31,8 +31,8 @@ SEVERAL: dict[str, Callable[[], Posterior]] = {
     "bbb lrt": lambda: BBB(network(), data_size=20, draws=2, noise="lrt"),
     "bbb mixture": lambda: BBB(network(), data_size=20, draws=2, prior={"kind": "scale-mixture"}),
     "bbb adversarial": lambda: BBB(network(), data_size=20, noise="adversarial"),
-    "vogn": lambda: VOGN(network(), data_size=20, draws=2, curvature_init=0.5),
-    "vogn adversarial": lambda: VOGN(network(), data_size=20, noise="adversarial", curvature_init=0.5),
+    "vogn": lambda: VOGN(network(), data_size=20, draws=2, curvature={"init": 0.5}),
+    "vogn adversarial": lambda: VOGN(network(), data_size=20, noise="adversarial", curvature={"init": 0.5}),
     "ivon": lambda: IVON(network(), data_size=20, draws=2),
     "ensemble": lambda: Ensemble([MAP(network(), data_size=20), MAP(network(), data_size=20)]),
 }
@@ -100,7 +100,7 @@ def test_parts_of_a_batch_in_one_loss_are_no_changed_input(batch: tuple[Tensor, 
 
 def test_labels_of_the_network_itself_cannot_be_drawn_for_a_changed_input(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    posterior = NoisyKFAC(network(), data_size=20, fisher="sampled")
+    posterior = NoisyKFAC(network(), data_size=20, curvature={"fisher": "sampled"})
     with pytest.raises(CredoError, match=r"second time.*let its forward work on a copy"):
         posterior.step(lambda net: F.cross_entropy(net(x.clone()), y))
 

@@ -37,7 +37,7 @@ def closed_form(posterior: BBB) -> float:
 
 @NOISES
 def test_an_exception_in_the_middle_of_a_step_leaves_no_noise_in_the_weights(noise: str) -> None:
-    posterior = BBB(mlp(), data_size=8, noise=noise, std_init=1.0)
+    posterior = BBB(mlp(), data_size=8, noise=noise, init=1.0)
     before = copy.deepcopy(posterior.model.state_dict())
 
     def nll(net: nn.Module) -> Tensor:
@@ -92,7 +92,7 @@ def test_the_kl_of_a_large_layer_is_ten_thousand_times_that_of_a_small_one() -> 
     for width in (10, 1000):
         layer = nn.Linear(width, width, bias=False)
         nn.init.zeros_(layer.weight)
-        kls.append(BBB(layer, data_size=1, std_init=0.1).kl().item())
+        kls.append(BBB(layer, data_size=1, init=0.1).kl().item())
     assert kls[1] / kls[0] == pytest.approx(10_000, rel=1e-4)
 
 
@@ -101,7 +101,7 @@ def test_the_kl_is_not_divided_by_the_number_of_layers() -> None:
         network = nn.Sequential(*[nn.Linear(5, 5) for _ in range(layers)])
         for parameter in network.parameters():
             nn.init.constant_(parameter, 0.3)
-        return BBB(network, data_size=1, std_init=0.1).kl().item()
+        return BBB(network, data_size=1, init=0.1).kl().item()
 
     assert stack(4) == pytest.approx(4 * stack(1), rel=1e-5)
 
@@ -109,7 +109,7 @@ def test_the_kl_is_not_divided_by_the_number_of_layers() -> None:
 def test_the_kl_goes_from_posterior_to_prior() -> None:
     layer = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(layer.weight)
-    posterior = BBB(layer, data_size=1, prior=2.0, std_init=0.5)
+    posterior = BBB(layer, data_size=1, prior=2.0, init=0.5)
     q, p = D.Normal(0.0, 0.5), D.Normal(0.0, 2.0)
     assert posterior.kl().item() == pytest.approx(float(D.kl_divergence(q, p)), rel=1e-5)
     assert abs(float(D.kl_divergence(q, p)) - float(D.kl_divergence(p, q))) > 1
@@ -118,13 +118,13 @@ def test_the_kl_goes_from_posterior_to_prior() -> None:
 def test_the_priors_std_is_a_standard_deviation_not_a_variance() -> None:
     layer = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(layer.weight)
-    assert BBB(layer, data_size=1, prior=0.1, std_init=0.1).kl().item() == pytest.approx(0.0, abs=1e-6)
+    assert BBB(layer, data_size=1, prior=0.1, init=0.1).kl().item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_monte_carlo_kl_has_no_spurious_half_per_weight() -> None:
     layer = nn.Linear(400, 400, bias=False)
     nn.init.zeros_(layer.weight)
-    posterior = BBB(layer, data_size=1, prior=0.1, std_init=0.1, kl="monte-carlo")
+    posterior = BBB(layer, data_size=1, prior=0.1, init=0.1, kl_term="monte-carlo")
     # Posterior and prior are equal, so log q − log p is 0 for every draw; a spurious ½ would give 80 000.
     assert abs(posterior.kl().item()) < 1.0
 
@@ -143,14 +143,14 @@ def test_the_objective_is_the_elbo_per_example() -> None:
 def test_an_lstm_is_wholly_random_and_its_kl_counted_once() -> None:
     torch.manual_seed(0)
     lstm = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
-    posterior = BBB(lstm, data_size=1, std_init=0.1)
+    posterior = BBB(lstm, data_size=1, init=0.1)
     assert sum(w.numel() for w in posterior.draw().values()) == sum(p.numel() for p in lstm.parameters())
     assert posterior.kl().item() == pytest.approx(closed_form(posterior), rel=1e-5)
 
 
 def test_an_lstm_has_one_draw_for_the_whole_sequence() -> None:
     torch.manual_seed(0)
-    posterior = BBB(nn.LSTM(3, 4), data_size=1, std_init=0.5)
+    posterior = BBB(nn.LSTM(3, 4), data_size=1, init=0.5)
     draw, x = posterior.draw(), torch.randn(6, 2, 3)
     with posterior.sampled(draw) as net:
         out, _ = net(x)
@@ -165,7 +165,7 @@ def test_an_lstm_has_one_draw_for_the_whole_sequence() -> None:
 def test_tied_weights_are_drawn_and_counted_once() -> None:
     network = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     network[1].weight = network[0].weight
-    posterior = BBB(network, data_size=1, std_init=0.3)
+    posterior = BBB(network, data_size=1, init=0.3)
     assert list(posterior.draw()) == ["0.weight"]
     assert posterior.kl().item() == pytest.approx(closed_form(posterior), rel=1e-5)
     with posterior.sampled() as net:
@@ -174,7 +174,7 @@ def test_tied_weights_are_drawn_and_counted_once() -> None:
 
 def test_nested_modules_are_sampled() -> None:
     network = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(3, 3))), nn.ModuleDict({"a": nn.Linear(3, 3)})["a"])
-    posterior = BBB(network, data_size=1, std_init=0.3)
+    posterior = BBB(network, data_size=1, init=0.3)
     first, second = posterior.draw(), posterior.draw()
     assert set(first) == {name for name, _ in network.named_parameters()}
     assert all((first[name] != second[name]).all() for name in first)
@@ -199,7 +199,7 @@ def test_dtype_and_padding_mode_are_kept(noise: str) -> None:
     network = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular", dtype=torch.float64)
     x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
     expected = network(x).square().mean().item()
-    posterior = BBB(network, data_size=2, noise=noise, rho_init=-200.0, lr=0.0)
+    posterior = BBB(network, data_size=2, noise=noise, init={"rho": -200.0}, lr=0.0)
     assert posterior(x).dtype == torch.float64
     assert posterior.step(lambda net: net(x).square().mean()).nll == pytest.approx(expected, rel=1e-12)
 
@@ -209,7 +209,7 @@ def test_flipout_and_its_kin_add_noise_around_the_mean_not_a_second_copy_of_it(n
     x, y = data()
     network = mlp().double()
     expected = F.cross_entropy(network(x.double()), y).item()
-    posterior = BBB(network, data_size=8, noise=noise, rho_init=-200.0, lr=0.0)
+    posterior = BBB(network, data_size=8, noise=noise, init={"rho": -200.0}, lr=0.0)
     assert posterior.step(lambda net: F.cross_entropy(net(x.double()), y)).nll == pytest.approx(expected, rel=1e-12)
 
 

@@ -53,10 +53,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "map": lambda net: MAP(net, data_size=24),
-    "bbb": lambda net: BBB(net, data_size=24, std_init=0.1),
-    "bbb lrt": lambda net: BBB(net, data_size=24, std_init=0.1, noise="lrt"),
+    "bbb": lambda net: BBB(net, data_size=24, init=0.1),
+    "bbb lrt": lambda net: BBB(net, data_size=24, init=0.1, noise="lrt"),
     "mc-dropout": lambda net: MCDropout(net, data_size=24, rate=0.3),
-    "vogn": lambda net: VOGN(net, data_size=24, curvature_init=0.5),
+    "vogn": lambda net: VOGN(net, data_size=24, curvature={"init": 0.5}),
     "ogn": lambda net: OGN(net, data_size=24),
     "ivon": lambda net: IVON(net, data_size=24),
     "kfac": lambda net: KFAC(net, data_size=24),

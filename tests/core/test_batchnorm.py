@@ -98,7 +98,7 @@ def test_refresh_for_the_mean_equals_statistics_by_hand(training: bool, paired: 
 
 
 def test_refresh_for_a_draw_equals_statistics_by_hand() -> None:
-    posterior = BBB(network(), data_size=8, std_init=0.5)
+    posterior = BBB(network(), data_size=8, init=0.5)
     draw = posterior.draw()
     refresh_statistics(posterior.model, batches(), draw=draw, most=2)
     mean, variance = statistics_by_hand(draw["0.weight"].detach(), draw["0.bias"].detach(), batches()[:2])
@@ -113,7 +113,7 @@ def test_refresh_for_a_member_of_an_ensemble_changes_that_members_statistics_onl
         member.model(batches()[0])
     ensemble = Ensemble(members)
     first = state(members[0].model)
-    _, draw = ensemble.draws(2)
+    _, draw = ensemble.iter_draws(2)
     refresh_statistics(ensemble.model, batches(), draw=draw)
     layer = members[1].model[0]
     mean, variance = statistics_by_hand(layer.weight.detach(), layer.bias.detach(), batches())
@@ -183,7 +183,7 @@ def test_a_step_of_several_draws_updates_statistics_once(make, noise: str, draws
 
 def test_the_one_update_is_that_of_an_ordinary_pass() -> None:
     net, other, x = network(), network(), batches()[0]
-    posterior = BBB(net, data_size=8, rho_init=-200.0, draws=4, lr=0.0)
+    posterior = BBB(net, data_size=8, init={"rho": -200.0}, draws=4, lr=0.0)
     posterior.step(lambda n: n(x).square().mean())
     other(x)
     torch.testing.assert_close(net[1].running_mean, other[1].running_mean)
@@ -195,7 +195,7 @@ def test_frozen_also_holds_for_statistics_put_in_place_by_a_draw() -> None:
     ensemble, x = Ensemble(members), torch.randn(4, 3, 5) + 2
     before = [state(m.model) for m in members]
     with frozen_statistics(ensemble.model):
-        for draw in ensemble.draws(2):
+        for draw in ensemble.iter_draws(2):
             with ensemble.sampled(draw) as net:
                 net(x)
     assert all(equal(state(m.model), b) for m, b in zip(members, before, strict=True))

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.core.description import HasMoments
-from credo.core.parameter_counts import parameter_count, parameter_counts
+from credo.core.description import HasMoments, parameter_count, parameter_counts
 from credo.core.posterior import GaussianPosterior, Nll, Posterior, Terms
 
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
@@ -96,11 +95,8 @@ def test_a_prior_that_is_given() -> None:
     assert credo.Ensemble([make("map", prior=1.0), make("map", prior=1.0)]).describe().has_prior
 
 
-def test_curvature_and_augmentation() -> None:
-    posterior = make("vogn", augmentation=5.0)
-    assert not posterior.describe().has_curvature
-    assert posterior.describe().augmentation == 5.0
-    assert make("noisy-kfac", augmentation=3.0).describe().augmentation == 3.0
+def test_curvature() -> None:
+    assert not make("vogn").describe().has_curvature
     assert not make("noisy-kfac").describe().has_curvature
     assert make("ivon").describe().has_curvature
 

@@ -9,7 +9,16 @@ from torch import distributions as D
 from torch import nn
 from torch.nn import functional as F
 
-from credo.core.likelihood import MIN_STD, Bernoulli, Categorical, GaussianNoise, Likelihood, make_likelihood
+import credo
+from credo.core.likelihood import (
+    MIN_STD,
+    NOISE_RATE,
+    Bernoulli,
+    Categorical,
+    GaussianNoise,
+    Likelihood,
+    make_likelihood,
+)
 from credo.methods import BBB, MAP
 
 
@@ -103,8 +112,8 @@ def test_learned_noise_is_the_maximum_likelihood_estimate() -> None:
     features = torch.cat([x, torch.ones_like(x)], 1)
     residual = y - features @ torch.linalg.lstsq(features, y).solution
     posterior = MAP(nn.Linear(1, 1), data_size=1000, lr=0.05, likelihood=GaussianNoise(1.0, learn=True))
-    for step in range(400):
-        posterior.lr_scale = 1 - step / 400
+    for step in range(500):
+        posterior.lr_scale = 1 - step / 500
         posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
     std = posterior.likelihood.moments(y)[1][0].item()
     assert std == pytest.approx(residual.square().mean().sqrt().item(), rel=1e-3)
@@ -183,3 +192,86 @@ def test_make_likelihood() -> None:
 def test_labels_that_have_no_output_are_named() -> None:
     with pytest.raises(ValueError, match=r"Labels run from 1 to 4, but the network has outputs for 3 classes"):
         Categorical().nll(torch.zeros(2, 3), torch.tensor([1, 4]))
+
+
+METHODS = {
+    "map": lambda net, noise: MAP(net, data_size=200, likelihood=noise),
+    "bbb": lambda net, noise: BBB(net, data_size=200, likelihood=noise),
+    "vogn": lambda net, noise: credo.VOGN(net, data_size=200, likelihood=noise),
+    "ivon": lambda net, noise: credo.IVON(net, data_size=200, likelihood=noise),
+    "noisy-kfac": lambda net, noise: credo.NoisyKFAC(net, data_size=200, likelihood=noise),
+    "mc-dropout": lambda net, noise: credo.MCDropout(
+        nn.Sequential(net, nn.Dropout(0.1)), data_size=200, likelihood=noise
+    ),
+    "node": lambda net, noise: credo.NodeBNN(nn.Sequential(net), data_size=200, likelihood=noise),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_first_steps_average_the_squared_residuals_in_every_method(method: str) -> None:
+    """Steps 0, 1, 2 weigh 1, 3/4, 3/5: a running average of the squared residuals of the passes."""
+    generator = torch.Generator().manual_seed(2)
+    noise = GaussianNoise(outputs=2)
+    posterior = METHODS[method](nn.Linear(3, 2), noise)
+    seen = []
+    for _ in range(3):
+        x, y = torch.randn(16, 3, generator=generator), 5 * torch.randn(16, 2, generator=generator)
+
+        def nll(net: nn.Module, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            outputs = net(x)
+            if torch.is_grad_enabled():
+                seen.append((outputs - y).detach().square().mean(0))
+            return noise.nll(outputs, y)
+
+        posterior.step(nll)
+    assert len(seen) == 3
+    expected = 0.4 * (0.25 * seen[0] + 0.75 * seen[1]) + 0.6 * seen[2]
+    assert torch.allclose(noise.moments(y)[1][0].detach(), expected.sqrt(), rtol=1e-4)
+
+
+def test_later_steps_weigh_the_noise_rate() -> None:
+    noise = GaussianNoise(0.5, learn=True)
+    mean, y = torch.zeros(10, 3), torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    noise.nll(mean, y).backward()
+    assert noise.update_(10_000)
+    expected = 0.25 + NOISE_RATE * (y.square().mean() - 0.25)
+    assert noise.moments(mean)[1][0, 0].item() ** 2 == pytest.approx(expected.item(), rel=1e-5)
+    assert noise.noise_rho.grad is None
+
+
+def test_fit_starts_a_noise_that_is_not_given_at_the_spread_of_the_targets() -> None:
+    x = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    y = torch.cat([1000 + 50 * x, 0.01 * x], 1)
+    stds = []
+
+    class Recording(GaussianNoise):
+        def nll(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            stds.append(self.moments(outputs)[1][0].tolist())
+            return super().nll(outputs, y)
+
+    credo.fit(MAP(nn.Linear(1, 2), data_size=64, likelihood=Recording(outputs=2)), [(x, y)], epochs=1, progress=False)
+    assert stds[0] == pytest.approx(y.std(0, correction=0).tolist(), rel=1e-3)
+    stds.clear()
+    given = Recording([3.0, 4.0], learn=True)
+    credo.fit(MAP(nn.Linear(1, 2), data_size=64, likelihood=given), [(x, y)], epochs=1, progress=False)
+    assert stds[0] == pytest.approx([3.0, 4.0])
+
+
+def test_beta_weighs_entries_by_their_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, y = torch.randn(5, 4, generator=generator, requires_grad=True), torch.randn(5, 2, generator=generator)
+    mean, raw = values.chunk(2, dim=-1)
+    std = torch.nn.functional.softplus(raw) + 1e-4
+    each = -torch.distributions.Normal(mean, std).log_prob(y) * std.detach()  # std^2β with β = ½
+    (expected,) = torch.autograd.grad(each.sum() / 5, values)
+    (found,) = torch.autograd.grad(GaussianNoise(heteroscedastic=True, beta=0.5).nll(values, y), values)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_noise_of_each_output_is_rebuilt_from_its_description() -> None:
+    noise = GaussianNoise([0.5, 2.0])
+    assert not noise.learn
+    again = make_likelihood(noise.config())
+    assert torch.equal(again.noise_rho, noise.noise_rho)
+    with pytest.raises(ValueError, match="2 standard deviations, but the network's outputs have shape"):
+        again.nll(outputs(6, 3), outputs(6, 3))

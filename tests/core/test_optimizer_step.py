@@ -45,7 +45,7 @@ def test_equals_torchs_own_optimiser(name: str) -> None:
 def test_options_and_own_optimisers_are_used() -> None:
     ours, theirs, own = network(), network(), network()
     options = {"momentum": 0.9, "nesterov": True}
-    stepper = OptimizerStep(dict(ours.named_parameters()), "sgd", 0.1, options)
+    stepper = OptimizerStep(dict(ours.named_parameters()), {"name": "sgd", **options}, 0.1)
     custom = OptimizerStep(dict(own.named_parameters()), lambda ps: torch.optim.SGD(ps, lr=0.1, **options), 123.0)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **options)
     for step in range(3):
@@ -61,7 +61,7 @@ def test_options_and_own_optimisers_are_used() -> None:
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e3])
 def test_clipping_equals_torchs(clip_norm: float) -> None:
     ours, theirs = network(), network()
-    stepper = OptimizerStep(dict(ours.named_parameters()), "sgd", 1.0, clip_norm=clip_norm)
+    stepper = OptimizerStep(dict(ours.named_parameters()), {"name": "sgd", "clip_norm": clip_norm}, 1.0)
     start = weights(ours)
     stepper.step(loss_of(ours, 50.0), at=0)
     loss_of(theirs, 50.0).backward()
@@ -117,10 +117,10 @@ def test_gradients_whose_norm_overflows_are_stopped_too() -> None:
         ({"optimizer": "adan"}, "Unknown optimizer 'adan'. Did you mean 'adam'"),
         ({"lr": -0.1}, "lr=-0.1"),
         ({"lr": math.nan}, "lr=nan"),
-        ({"options": {"momentun": 0.9}}, "momentun"),
-        ({"options": {"momentum": -1.0}}, "momentum"),
-        ({"clip_norm": 0.0}, "clip_norm=0.0"),
-        ({"clip_norm": math.nan}, "clip_norm=nan"),
+        ({"optimizer": {"name": "sgd", "momentun": 0.9}}, "momentun"),
+        ({"optimizer": {"name": "sgd", "momentum": -1.0}}, "momentum"),
+        ({"optimizer": {"clip_norm": 0.0}}, "clip_norm=0.0"),
+        ({"optimizer": {"clip_norm": math.nan}}, "clip_norm=nan"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict, words: str) -> None:
@@ -154,7 +154,7 @@ def test_a_rate_that_is_no_number_is_refused(lr: object) -> None:
 def test_a_step_that_could_be_differentiated_is_refused(name: str) -> None:
     parameters = dict(network().named_parameters())
     with pytest.raises(ValueError, match=r"differentiable=True cannot be used.*Leave the option out"):
-        OptimizerStep(parameters, name, 0.1, {"differentiable": True})
+        OptimizerStep(parameters, {"name": name, "differentiable": True}, 0.1)
     with pytest.raises(ValueError, match=r"differentiable=True cannot be used"):
         OptimizerStep(parameters, lambda ps: OPTIMIZERS[name](ps, lr=0.1, differentiable=True), 0.1)
 
@@ -162,12 +162,12 @@ def test_a_step_that_could_be_differentiated_is_refused(name: str) -> None:
 @pytest.mark.parametrize("options", [{"fused": True, "foreach": True}, {"betas": (0.9,)}])
 def test_options_that_torch_cannot_combine_are_named(options: dict) -> None:
     with pytest.raises(ValueError, match=f"Optimizer 'adam' with options .*'{next(iter(options))}'"):
-        OptimizerStep(dict(network().named_parameters()), "adam", 0.1, options)
+        OptimizerStep(dict(network().named_parameters()), {"name": "adam", **options}, 0.1)
 
 
 def test_ready_changes_no_parameter_and_move_cannot_fail() -> None:
     ours, theirs = network(), network()
-    whole, halves = (OptimizerStep(dict(net.named_parameters()), "adam", 0.1, clip_norm=0.1) for net in (ours, theirs))
+    whole, halves = (OptimizerStep(dict(net.named_parameters()), {"clip_norm": 0.1}, 0.1) for net in (ours, theirs))
     for step in range(3):
         whole.step(loss_of(ours, 50.0), at=step, scale=0.5)
         before = weights(theirs)

@@ -55,7 +55,7 @@ def test_alone_there_is_no_traffic_and_one_part(network: nn.Module) -> None:
 
 
 def test_a_step_is_a_function_of_its_number_alone(network: nn.Module) -> None:
-    one, two = (BBB(copy.deepcopy(network), data_size=10, std_init=0.1) for _ in range(2))
+    one, two = (BBB(copy.deepcopy(network), data_size=10, init=0.1) for _ in range(2))
     for posterior in (one, two):
         distribute(posterior)
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_copies_share_the_process_group_and_pickles_have_none(network: nn.Module
 
 
 def test_synchronised_layers_are_torchs_own_for_one_process(network: nn.Module) -> None:
-    posteriors = [BBB(copy.deepcopy(network), data_size=10, std_init=0.1) for _ in range(2)]
+    posteriors = [BBB(copy.deepcopy(network), data_size=10, init=0.1) for _ in range(2)]
     for posterior, choice in zip(posteriors, ("local", "sync"), strict=True):
         distribute(posterior, batchnorm=choice)
         posterior.step(loss)

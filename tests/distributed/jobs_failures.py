@@ -96,7 +96,13 @@ def wrong_batch(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 def one_member_overflows(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """A finite loss of one member so large that its update is not."""
-    options: dict[str, Any] = {"lr": 0.1, "clip": None, "factor_every": 10, "damping": 1e-6, "prior_precision": 1e-6}
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "clip": None,
+        "curvature": {"factor_every": 10},
+        "damping": 1e-6,
+        "prior_precision": 1e-6,
+    }
     members = [KFAC(normed(i, torch.float32), data_size=100, seed=i, **options) for i in range(2)]
     posterior = Ensemble(members)
     distribute(posterior, timeout=20)

@@ -24,11 +24,11 @@ import credo
 from credo import optim
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "VOGN": {"lr": 0.05, "curvature_init": 0.5, "draws": 2},
+    "VOGN": {"lr": 0.05, "curvature": {"init": 0.5}, "draws": 2},
     "OGN": {"lr": 0.05},
     "KFAC": {"lr": 0.05},
-    "NoisyKFAC": {"lr": 0.05, "inverse_every": 2},
-    "IVON": {"lr": 0.3, "curvature_decay": 0.9},
+    "NoisyKFAC": {"lr": 0.05, "curvature": {"inverse_every": 2}},
+    "IVON": {"lr": 0.3, "curvature": 0.9},
 }
 EXAMPLES, BATCH = 48, 12
 

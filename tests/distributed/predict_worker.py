@@ -30,18 +30,18 @@ SINGLE = torch.float32
 def regression(index: int) -> Posterior:
     torch.manual_seed(index)
     network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-    return BBB(network, data_size=100, likelihood=GaussianNoise(std=0.1 * (index + 1)), std_init=0.3, seed=index)
+    return BBB(network, data_size=100, likelihood=GaussianNoise(std=0.1 * (index + 1)), init=0.3, seed=index)
 
 
 BUILDS: dict[str, Callable[[], Posterior]] = {
     "map": lambda: MAP(normed(0, SINGLE), data_size=100),
-    "bbb": lambda: BBB(normed(0, SINGLE), data_size=100, std_init=0.3),
-    "bbb conv": lambda: BBB(conv(0, SINGLE), data_size=100, std_init=0.3),
+    "bbb": lambda: BBB(normed(0, SINGLE), data_size=100, init=0.3),
+    "bbb conv": lambda: BBB(conv(0, SINGLE), data_size=100, init=0.3),
     "mc-dropout": lambda: MCDropout(dropping(0, SINGLE), data_size=100),
-    "node-bnn": lambda: NodeBNN(normed(0, SINGLE), data_size=100, components=3, spread=0.5),
+    "node-bnn": lambda: NodeBNN(normed(0, SINGLE), data_size=100, components=3, init={"spread": 0.5}),
     "noisy-kfac": lambda: NoisyKFAC(normed(0, SINGLE), data_size=100),
     "deep ensemble": lambda: Ensemble([MAP(normed(i, SINGLE), data_size=100, seed=i) for i in range(3)]),
-    "ensemble": lambda: Ensemble([BBB(normed(i, SINGLE), data_size=100, seed=i, std_init=0.3) for i in range(3)]),
+    "ensemble": lambda: Ensemble([BBB(normed(i, SINGLE), data_size=100, seed=i, init=0.3) for i in range(3)]),
     "regression": lambda: Ensemble([regression(i) for i in range(2)]),
 }
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -114,7 +114,7 @@ def assert_alike(ours: Any, theirs: Any) -> None:
 
 def test_numbered_draws_have_the_same_distribution() -> None:
     torch.manual_seed(0)
-    posterior = BBB(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)), data_size=100, std_init=0.5)
+    posterior = BBB(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)), data_size=100, init=0.5)
     x = torch.randn(8, 3)
     for strategy in ("loop", "activation"):
         ours = predict(posterior, x, draws=1000, shard="draws", strategy=strategy)

@@ -76,15 +76,25 @@ BBB = {
 NATURAL: dict[str, dict[str, Any]] = {
     "vogn": {"lr": 1e-3, "prior_precision": 10.0},
     "ogn": {"lr": 1e-3, "prior_precision": 10.0},
-    "ivon": {"lr": 0.1, "curvature_decay": 0.999},
+    "ivon": {"lr": 0.1, "curvature": 0.999},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     kind: {key: value for key, value in options.items() if key in ("lr", "likelihood")} for kind, options in BBB.items()
 }
 
 
-@cache
-def _trained(method: str, kind: str, seed: int, changes: tuple[tuple[str, Any], ...]) -> Posterior:
+_KNOWN: dict[str, Posterior] = {}
+
+
+def _trained(method: str, kind: str, seed: int, changes: dict[str, Any]) -> Posterior:
+    plain = {name: value.config() if hasattr(value, "config") else value for name, value in changes.items()}
+    key = repr((method, kind, seed, sorted(plain.items())))
+    if key not in _KNOWN:
+        _KNOWN[key] = _train(method, kind, seed, changes)
+    return _KNOWN[key]
+
+
+def _train(method: str, kind: str, seed: int, changes: dict[str, Any]) -> Posterior:
     options = dict(changes)
     epochs = options.pop("epochs", EPOCHS[kind])
     size = options.pop("data_size", len(data_of(kind).train))
@@ -104,7 +114,7 @@ def _trained(method: str, kind: str, seed: int, changes: tuple[tuple[str, Any], 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="data_size=")  # wrong on purpose
         warnings.simplefilter("ignore", credo.DivergenceWarning)  # so are some starts and rates
-        return credo.fit(posterior, loader_of(kind, seed), epochs=epochs, progress=False)
+        return credo.fit(posterior, loader_of(kind, seed), epochs=epochs, schedule="constant", progress=False)
 
 
 Trained = Callable[..., Posterior]
@@ -119,7 +129,7 @@ def trained() -> Trained:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            posterior = _trained(method, kind, seed, tuple(sorted(changes.items())))
+            posterior = _trained(method, kind, seed, changes)
         finally:
             torch.set_num_threads(threads)
         return copy.deepcopy(posterior) if fresh else posterior

@@ -137,7 +137,7 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
         assert {"name", "snr", "std_ratio", "collapsed"} <= set(layer)
     assert bool(found["layers"]) == (method == "bbb")
     names = {"method", "data", "objective", "weights", "gradient", "scores", "statistics", "dispersion"}
-    assert names | {"train_dispersion", "monte_carlo", "history"} == set(found["measurements"])
+    assert names | {"train_dispersion", "monte_carlo", "history", "inputs"} == set(found["measurements"])
 
 
 def test_findings_are_sorted_and_known_severities_only(trained: Trained, examine: Examine) -> None:
@@ -173,7 +173,7 @@ def test_missing_inputs_are_notes(trained: Trained, examine: Examine) -> None:
 
 
 def test_confidence_is_not_judged_on_training_data(trained: Trained, examine: Examine) -> None:
-    posterior = trained("bbb", "mlp", std_init=0.1, temperature=1.0)
+    posterior = trained("bbb", "mlp", init=0.1, temperature=1.0)
     assert "underconfident" in {f.name for f in examine(posterior, draws=8).findings}
     assert "underconfident" not in {f.name for f in examine(posterior, test=None, draws=8).findings}
 

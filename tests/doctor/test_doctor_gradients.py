@@ -83,7 +83,7 @@ def linear_problem(std: float, noise: float = 0.5) -> tuple[credo.BBB, Subset]:
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.9, -1.8, 0.4]]))
     posterior = credo.BBB(
-        model, data_size=64, prior=0.8, likelihood=credo.GaussianNoise(noise), std_init=std, temperature=0.5
+        model, data_size=64, prior=0.8, likelihood=credo.GaussianNoise(noise), init=std, temperature=0.5
     )
     return posterior, Subset(x, y, examples=64, batches=1, batch_size=64)
 
@@ -154,9 +154,9 @@ def test_cost_and_pull_are_equal_at_the_optimum() -> None:
 def test_pull_in_closed_form_and_by_finite_differences() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    gaussian = credo.BBB(model, data_size=5, prior=0.5, std_init=0.2)
+    gaussian = credo.BBB(model, data_size=5, prior=0.5, init=0.2)
     assert noise_pull(gaussian) == pytest.approx(15 * (1 - 0.16), rel=1e-5)
-    laplace = credo.BBB(model, data_size=5, prior=credo.priors.Laplace(b=0.5), std_init=0.2)
+    laplace = credo.BBB(model, data_size=5, prior=credo.priors.Laplace(b=0.5), init=0.2)
     flat = laplace.layout.flatten(laplace.mean()).double()
     std, step = torch.full_like(flat, 0.2), 1e-5
     difference = laplace.prior.kl(flat, (1 + step) * std) - laplace.prior.kl(flat, (1 - step) * std)
@@ -181,7 +181,7 @@ def test_more_noise_in_the_weights_is_seen(trained: Callable[..., Any], loaders:
     sample = take_subset(loaders("mlp")[0], most=500)
     shares = []
     for std in (0.02, 0.1):
-        found = gradient_noise(trained("bbb", "mlp", std_init=std), sample)
+        found = gradient_noise(trained("bbb", "mlp", init=std), sample)
         shares.append(found.draw_variance / found.batch_variance)
     assert shares[0] < shares[1]
 

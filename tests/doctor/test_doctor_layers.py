@@ -78,7 +78,7 @@ def test_values_of_the_prior_by_name() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     prior = credo.priors.Gaussian(mean={"*": 0.0}, std={"weight": 0.5, "bias": 2.0})
-    weight, bias = layer_states(credo.BBB(model, data_size=5, prior=prior, std_init=0.1))
+    weight, bias = layer_states(credo.BBB(model, data_size=5, prior=prior, init=0.1))
     assert (weight.std_ratio, bias.std_ratio) == (pytest.approx(0.2, rel=1e-4), pytest.approx(0.05, rel=1e-4))
 
 

@@ -107,7 +107,7 @@ def test_wanted_draws_keep_what_they_promise(trained: Callable[..., Any], loader
     """With as many draws as suggested, no more are wanted (up to the noise of the estimate: one doubling)."""
     from credo.doctor.measure.predictive import predict_draws
 
-    posterior = trained("bbb", "mlp", std_init=0.1, temperature=1.0)
+    posterior = trained("bbb", "mlp", init=0.1, temperature=1.0)
     test = take_subset(loaders("mlp")[1], most=300)
     first = monte_carlo(predict_draws(posterior, test, draws=8), random=True)
     assert first is not None

@@ -45,13 +45,13 @@ def test_effective_temperature(examples: int, wanted: float) -> None:
 
 
 def test_weights_of_the_kl_are_averaged_over_an_epoch() -> None:
-    blundell = small(kl_weight="blundell", batches=6)
+    blundell = small(kl_term={"weight": "blundell", "batches": 6})
     assert kl_weight(blundell, steps=17, batches=6) == pytest.approx(1.0)
-    warmup = small(kl_weight="warmup", warmup_steps=100)
+    warmup = small(kl_term={"weight": "warmup", "warmup_steps": 100})
     assert kl_weight(warmup, steps=20, batches=4) == pytest.approx((0.20 + 0.21 + 0.22 + 0.23) / 4)
     assert kl_weight(warmup, steps=500, batches=4) == 1.0
     assert kl_weight(warmup, steps=0, batches=4) == 1.0  # a file does not say
-    assert kl_weight(small(kl_weight=lambda step: 1000.0), steps=1, batches=4) == 1000.0
+    assert kl_weight(small(kl_term={"weight": lambda step: 1000.0}), steps=1, batches=4) == 1000.0
 
 
 def test_a_point_estimate_has_no_kl() -> None:
@@ -78,7 +78,7 @@ def test_balance_of_a_trained_posterior_moves_with_std(trained: Callable[..., An
     """From far too small to far too large, the balance rises through 1."""
     found = []
     for std in (1e-4, 0.02, 0.1, 1.0):
-        numbers = examine(trained("bbb", "mlp", std_init=std, prior=1.0)).measurements["objective"]
+        numbers = examine(trained("bbb", "mlp", init=std, prior=1.0)).measurements["objective"]
         found.append(numbers["noise_balance"])
     assert found == sorted(found)
     assert found[0] < 0.001

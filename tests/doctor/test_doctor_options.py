@@ -21,7 +21,7 @@ def finding(arguments: Mapping[str, Any], **options: Any) -> Finding:
 @pytest.mark.parametrize(
     ("arguments", "target", "python", "command"),
     [
-        ({"std_init": 0.05}, "method", "std_init=0.05", "method.std_init=0.05"),
+        ({"init": {"std": 0.05}}, "method", "init={'std': 0.05}", "method.init.std=0.05"),
         ({"temperature": 1.0}, "method", "temperature=1", "method.temperature=1"),
         ({"noise": "lrt"}, "method", "noise='lrt'", "method.noise=lrt"),
         ({"draws": 4}, "method", "draws=4", "method.draws=4"),
@@ -29,7 +29,12 @@ def finding(arguments: Mapping[str, Any], **options: Any) -> Finding:
         ({"epochs": 80}, "training", "epochs=80", "training.epochs=80"),
         ({"baseline": None}, "diagnose", "baseline=map_posterior", "--baseline runs/plain"),
         ({"test": None}, "diagnose", "test=test_loader", ""),
-        ({"lr": 0.1, "clip_norm": 1.0}, "method", "lr=0.1, clip_norm=1", "method.lr=0.1 method.clip_norm=1"),
+        (
+            {"lr": 0.1, "optimizer": {"clip_norm": 1.0}},
+            "method",
+            "lr=0.1, optimizer={'clip_norm': 1}",
+            "method.lr=0.1 method.optimizer.clip_norm=1",
+        ),
         ({}, "method", None, ""),
     ],
 )
@@ -72,7 +77,7 @@ def test_json_has_the_structure_and_the_text() -> None:
 
 
 def test_findings_of_an_earlier_version_have_no_options() -> None:
-    assert command_options({"name": "x", "argument": "std_init=0.05"}, {"name": "bbb"}) == ""
+    assert command_options({"name": "x", "argument": "lr=0.05"}, {"name": "bbb"}) == ""
 
 
 @pytest.mark.parametrize("wrong", [{"severity": "bad"}, {"target": "nowhere"}])

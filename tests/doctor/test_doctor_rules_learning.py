@@ -81,8 +81,8 @@ def test_still_learning(confidence: float, snr: float, wanted: bool) -> None:
 
 @pytest.mark.parametrize(("first", "learned", "wanted"), [(4.5, 0.9, None), (4.7, 0.9, "warning"), (4.7, 0.3, "alarm")])
 def test_a_noisy_start(first: float, learned: float, wanted: str | None) -> None:
-    method = {"arguments": frozenset({"curvature_init", "temperature"})}
+    method = {"arguments": frozenset({"curvature.init", "temperature"})}
     history = History(10, [first, 2.0], [], [], 0.0)
     finding = named(changed(history=history, scores=poor(learned), method=method), "noisy-start")
     assert (finding and finding.severity) == wanted
-    assert finding is None or (finding.argument or "").startswith("curvature_init=")
+    assert finding is None or (finding.argument or "").startswith("curvature={")

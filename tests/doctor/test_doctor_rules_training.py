@@ -7,6 +7,7 @@ import pytest
 from doctor_measurements import CLASSES, changed, layer, named, poor, severity, statistics, worse
 
 from credo.doctor.advice import suggested_std
+from credo.doctor.measure.inputs import InputScale
 from credo.doctor.run_rules import run_rules
 
 
@@ -40,11 +41,15 @@ def test_a_dropped_last_batch_is_no_mistake(examples: int, given: int, wanted: s
         (9.0, 1.0, 0.9, "warning", "temperature=1"),
         (9.0, 1.0, 0.4, "alarm", "temperature=1"),
         (10.0, 1.0, 0.9, "alarm", "temperature=1"),
-        (1.0, 50.0, 0.9, "alarm", "kl_weight='constant'"),
+        (1.0, 50.0, 0.9, "alarm", "kl_term={'weight': 'constant'}"),
     ],
 )
 def test_temperature(temperature: float, weight: float, learned: float, wanted: Any, argument: Any) -> None:
-    objective = {"temperature": temperature, "kl_weight": weight, "effective_temperature": temperature * weight}
+    objective = {
+        "temperature": temperature,
+        "kl_weight": weight,
+        "effective_temperature": temperature * weight,
+    }
     finding = named(changed(objective=objective, scores=poor(learned)), "prior-too-strong")
     assert (finding and finding.severity, finding and finding.argument) == (wanted, argument)
 
@@ -186,6 +191,24 @@ def test_a_curvature_too_large_to_learn() -> None:
         "dispersion": {"epistemic_fraction": 0.0},
         "weights": {"std": 1e-6, "snr": 1e5, "std_ratio": 1e-5},
     }
-    natural = changed(scores=poor(0.0), method={"arguments": frozenset({"curvature_init"})}, **tiny)
+    natural = changed(scores=poor(0.0), method={"arguments": frozenset({"curvature.init"})}, **tiny)
     assert [f.name for f in run_rules(natural)] == ["no-uncertainty"]
     assert [f.name for f in run_rules(changed(scores=poor(0.0), **tiny))] == ["not-learned"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "learned", "wanted"),
+    [
+        (0.0, 1.0, 0.5, None),
+        (0.13, 0.31, 0.5, None),
+        (0.47, 0.25, 0.5, "warning"),
+        (0.47, 0.25, 0.95, "note"),
+        (0.0, 0.19, 0.5, "warning"),
+        (0.0, 5.1, 0.5, "warning"),
+        (120.0, 64.0, 0.5, "warning"),
+    ],
+)
+def test_unscaled_inputs(mean: float, std: float, learned: float, wanted: str | None) -> None:
+    measured = changed(inputs=InputScale("fc1", mean, std), scores=poor(learned))
+    assert severity(measured, "unscaled-inputs") == wanted
+    assert severity(changed(inputs=None), "unscaled-inputs") is None

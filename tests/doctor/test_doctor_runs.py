@@ -60,7 +60,7 @@ def test_the_terms_agree_with_the_log(healthy: Run) -> None:
 
 def test_a_warm_up_is_judged_by_the_steps_of_the_log(tmp_path: Path) -> None:
     """The file of a posterior does not say how long it was trained; the log does: 3 epochs of 9 batches."""
-    method = {"name": "bbb", "kl_weight": "warmup", "warmup_steps": 100, "lr": 0.01}
+    method = {"name": "bbb", "kl_term": {"weight": "warmup", "warmup_steps": 100}, "lr": 0.01}
     run = make_run(tmp_path, method=method, training={"epochs": 3})
     found = diagnose_run(run, draws=4).measurements["objective"]
     assert found["kl_weight"] == pytest.approx(sum(0.01 * (27 + i) for i in range(9)) / 9)

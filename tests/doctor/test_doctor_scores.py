@@ -23,7 +23,7 @@ def test_draws_against_a_loop(trained: Trained, loaders: Any) -> None:
     with torch.no_grad(), posterior.seeded(4):
         posterior.eval()
         probs = []
-        for draw in posterior.draws(5):
+        for draw in posterior.iter_draws(5):
             with posterior.sampled(draw) as net:
                 probs.append(net(test.x).softmax(-1))
     stacked = torch.stack(probs)

@@ -20,8 +20,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "VOGN": {"lr": 0.05, "draws": 2},
     "OGN": {"lr": 0.05},
     "KFAC": {"lr": 0.05},
-    "NoisyKFAC": {"lr": 0.05, "inverse_every": 2},
-    "IVON": {"lr": 0.3, "curvature_decay": 0.9},
+    "NoisyKFAC": {"lr": 0.05, "curvature": {"inverse_every": 2}},
+    "IVON": {"lr": 0.3, "curvature": 0.9},
 }
 
 

@@ -18,11 +18,11 @@ def small(seed: int = 0) -> nn.Module:
 
 
 def mixture() -> credo.Posterior:
-    return credo.Ensemble([credo.BBB(small(seed), data_size=10, std_init=0.6) for seed in range(3)])
+    return credo.Ensemble([credo.BBB(small(seed), data_size=10, init=0.6) for seed in range(3)])
 
 
 POSTERIORS: dict[str, Callable[[], credo.Posterior]] = {
-    "bbb": lambda: credo.BBB(small(), data_size=10, std_init=0.6),
+    "bbb": lambda: credo.BBB(small(), data_size=10, init=0.6),
     "mixture": mixture,
 }
 
@@ -38,7 +38,7 @@ def test_it_is_a_slow_loop_over_groups(kind: str) -> None:
     x, y = examples()
     probs = []
     with torch.no_grad(), posterior.seeded(7):
-        for draw in posterior.draws(24):
+        for draw in posterior.iter_draws(24):
             with posterior.sampled(draw) as net:
                 probs.append(net(x).softmax(-1))
     study = ensemble_study(posterior, DataLoader(TensorDataset(x, y), batch_size=15), (1, 5, 6, 24), draws=24, seed=7)
@@ -66,7 +66,7 @@ def test_ensembles_help_a_noisy_posterior() -> None:
     with torch.no_grad():
         net.weight.copy_(2 * torch.eye(4))
     x, y = torch.eye(4).repeat(25, 1), torch.arange(4).repeat(25)
-    means = ensemble_study(credo.BBB(net, data_size=10, std_init=1.0), [(x, y)]).means
+    means = ensemble_study(credo.BBB(net, data_size=10, init=1.0), [(x, y)]).means
     assert list(means) == [1, 5, 10, 25, 100]
     # One draw is right if 2 + ε₀ exceeds three other εᵢ: 0.823 by numerical integration; 400 tries have an
     # std of 0.019, four of which are exceeded once in 16,000 times.

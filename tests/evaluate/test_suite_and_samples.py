@@ -220,11 +220,11 @@ def small_conv(*, seed: int = 0) -> nn.Module:
 
 
 POSTERIORS: dict[str, Callable[[], tuple[credo.Posterior, tuple[int, ...]]]] = {
-    "bbb": lambda: (credo.BBB(small(), data_size=10, std_init=0.6), (3,)),
-    "bbb conv": lambda: (credo.BBB(small_conv(), data_size=10, std_init=0.6), (1, 4, 4)),
+    "bbb": lambda: (credo.BBB(small(), data_size=10, init=0.6), (3,)),
+    "bbb conv": lambda: (credo.BBB(small_conv(), data_size=10, init=0.6), (1, 4, 4)),
     "ensemble of map": lambda: (credo.Ensemble([credo.MAP(small(seed=s), data_size=10) for s in range(3)]), (3,)),
     "ensemble of bbb": lambda: (
-        credo.Ensemble([credo.BBB(small_conv(seed=s), data_size=10, std_init=0.6) for s in range(3)]),
+        credo.Ensemble([credo.BBB(small_conv(seed=s), data_size=10, init=0.6) for s in range(3)]),
         (1, 4, 4),
     ),
 }
@@ -241,7 +241,7 @@ def test_sample_study_is_a_slow_loop(kind: str, cached: bool, monkeypatch: pytes
     x, y = torch.randn(53, *shape, generator=generator), torch.randint(4, (53,), generator=generator)
     accuracies, total = [], torch.zeros(53, 4)
     with torch.no_grad(), posterior.seeded(7):
-        for draw in posterior.draws(23 if posterior.is_random else posterior.whole_draws(23)):
+        for draw in posterior.iter_draws(23 if posterior.is_random else posterior.whole_draws(23)):
             with posterior.sampled(draw) as net:
                 probs = net(x).softmax(-1)
             accuracies.append((probs.argmax(-1) == y).double().mean().item())
@@ -266,11 +266,11 @@ def test_the_ensemble_of_the_study_is_that_of_predict() -> None:
 @pytest.mark.parametrize("flat", [True, False])
 def test_study_of_a_yes_or_no_network(flat: bool) -> None:
     network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0) if flat else nn.Identity())
-    posterior = credo.BBB(network, data_size=10, likelihood="bernoulli", std_init=0.6)
+    posterior = credo.BBB(network, data_size=10, likelihood="bernoulli", init=0.6)
     x, y = torch.randn(31, 3), torch.randint(2, (31,))
     yes = []
     with torch.no_grad(), posterior.seeded(0):
-        for draw in posterior.draws(12):
+        for draw in posterior.iter_draws(12):
             with posterior.sampled(draw) as net:
                 yes.append(net(x).reshape(-1).sigmoid())
     expected = [((p > 0.5).long() == y).double().mean().item() for p in yes]

@@ -41,7 +41,7 @@ def train(posterior: BBB, steps: int) -> None:
     ],
 )
 def test_kl_of_a_network_is_the_sum_over_all_random_weights(prior, reference: D.Distribution) -> None:
-    posterior = BBB(network(), data_size=100, prior=prior, rho_init=(-2.0, 0.5), lr=0.05)
+    posterior = BBB(network(), data_size=100, prior=prior, init={"rho": (-2.0, 0.5)}, lr=0.05)
     train(posterior, 3)
     mean, std = posterior.mean(), posterior.std()
     assert set(mean) == {"0.weight", "0.bias", "3.weight", "3.bias"}
@@ -50,7 +50,7 @@ def test_kl_of_a_network_is_the_sum_over_all_random_weights(prior, reference: D.
 
 
 def test_step_reports_the_kl_and_its_share_of_the_objective() -> None:
-    posterior = BBB(network(), data_size=50, temperature=0.3, std_init=0.1, kl_weight=lambda step: 0.5)
+    posterior = BBB(network(), data_size=50, temperature=0.3, init=0.1, kl_term={"weight": lambda step: 0.5})
     before = posterior.kl().item()
     x, y = batch()
     terms = posterior.step(lambda net: F.cross_entropy(net(x), y))
@@ -63,7 +63,7 @@ def test_kl_is_a_sum_not_a_mean() -> None:
     def kl(width: int) -> float:
         layer = nn.Linear(width, width, bias=False)
         nn.init.constant_(layer.weight, 0.1)
-        return BBB(layer, data_size=1, std_init=0.05).kl().item()
+        return BBB(layer, data_size=1, init=0.05).kl().item()
 
     one = float(D.kl_divergence(D.Normal(0.1, 0.05), D.Normal(0.0, 1.0)))
     assert kl(10) == pytest.approx(100 * one, rel=1e-5)
@@ -73,7 +73,7 @@ def test_kl_is_a_sum_not_a_mean() -> None:
 def test_kl_is_of_the_posterior_from_the_prior_not_the_reverse() -> None:
     layer = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(layer.weight)
-    kl = BBB(layer, data_size=1, prior=1.0, std_init=0.1).kl().item()
+    kl = BBB(layer, data_size=1, prior=1.0, init=0.1).kl().item()
     assert kl == pytest.approx(math.log(10) + 0.01 / 2 - 0.5, rel=1e-5)
     assert abs(kl - (-math.log(10) + 100 / 2 - 0.5)) > 40
 
@@ -81,8 +81,8 @@ def test_kl_is_of_the_posterior_from_the_prior_not_the_reverse() -> None:
 def test_monte_carlo_kl_has_the_closed_form_as_its_mean() -> None:
     layer = nn.Linear(1000, 1000, bias=False)
     nn.init.constant_(layer.weight, 0.2)
-    closed = BBB(copy.deepcopy(layer), data_size=1, prior=0.5, std_init=0.1)
-    sampled = BBB(layer, data_size=1, prior=0.5, std_init=0.1, kl="monte-carlo")
+    closed = BBB(copy.deepcopy(layer), data_size=1, prior=0.5, init=0.1)
+    sampled = BBB(layer, data_size=1, prior=0.5, init=0.1, kl_term="monte-carlo")
     # Per weight −ε²/2 + (0.2 + 0.1ε)²/(2·0.25) + const: variance (−0.48)²·2 + 0.08² < 0.48.
     # Five standard errors of the sum over 1e6 weights: false alarms 6e-7. A spurious ½ per weight would be 500 000.
     assert abs(sampled.kl().item() - closed.kl().item()) < 5 * math.sqrt(0.48 * 1e6)
@@ -92,7 +92,7 @@ def test_monte_carlo_kl_has_the_closed_form_as_its_mean() -> None:
 def test_gradient_of_the_kl_equals_the_closed_forms_gradient_on_average(kl: str) -> None:
     layer = nn.Linear(500, 400, bias=False).double()
     nn.init.constant_(layer.weight, 0.2)
-    posterior = BBB(layer, data_size=1, prior=0.5, std_init=0.1, kl=kl)
+    posterior = BBB(layer, data_size=1, prior=0.5, init=0.1, kl_term=kl)
     posterior.kl().backward()
     # d/dμ = μ/s², d/dσ = σ/s² − 1/σ. Averages over 2e5 weights; per-weight deviations are at most 0.4 and 14,
     # so 0.01 and 0.2 are over six standard errors: false alarms below 1e-8.

@@ -49,7 +49,7 @@ def fitted(noise: str, temperature: float, **options) -> tuple[Tensor, Tensor]:
         noise=noise,
         draws=DRAWS[noise],
         temperature=temperature,
-        std_init=0.1,
+        init=0.1,
         lr=0.05,
         likelihood=GaussianNoise(NOISE_STD),
         **options,
@@ -84,4 +84,4 @@ def test_temperature_gives_the_tempered_posterior(noise: str) -> None:
 
 
 def test_monte_carlo_kl_leads_to_the_same_posterior() -> None:
-    check("weights", temperature=1.0, kl="monte-carlo")
+    check("weights", temperature=1.0, kl_term="monte-carlo")

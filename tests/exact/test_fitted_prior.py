@@ -1,4 +1,4 @@
-"""`kl="ard"` has a prior fitted to each weight: everything that asks for the prior gets that one, or a refusal."""
+"""`kl_term="ard"` has a prior fitted to each weight: everything that asks for the prior gets that one, or a refusal."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FORMS = pytest.mark.parametrize("spread", ["free", "relative", "relative-layer"]
 def make(spread: str = "free", **options: Any) -> BBB:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    return BBB(network, data_size=10, kl="ard", spread=spread, rho_init=-1.5, **options)
+    return BBB(network, data_size=10, kl_term="ard", spread=spread, **{"init": {"rho": -1.5}, **options})
 
 
 @FORMS
@@ -44,7 +44,7 @@ def test_a_wrong_number_of_examples_is_said(spread: str) -> None:
 
 
 def test_there_is_no_one_prior_to_begin_from_or_to_divide_by() -> None:
-    with pytest.raises(ValueError, match=r"fits a prior to each weight.*mean_init='he'"):
-        make(mean_init="prior")
+    with pytest.raises(ValueError, match=r"fits a prior to each weight.*'mean': 'he'"):
+        make(init={"mean": "prior"})
     with pytest.raises(ValueError, match="is not Gaussian"):
         credo.merge([make(), make()])

@@ -36,8 +36,7 @@ def test_a_linear_regression_has_the_exact_fisher_matrix() -> None:
         nn.Linear(3, 2).double(),
         data_size=40,
         lr=0.0,
-        fisher="sampled",
-        curvature_decay=0.9999,
+        curvature={"fisher": "sampled", "decay": 0.9999},
         likelihood=GaussianNoise(std),
     )
     for _ in range(500):  # 20 000 draws of each residual: G's entries are within 5 of their std 1/σ²·√2/√20000 ≈ 0.04
@@ -53,7 +52,7 @@ def test_drawn_labels_give_the_fisher_matrix_of_a_classifier(kind: str) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(4, 3 if kind == "categorical" else 1).double()
     x = normal(1, 4).expand(50, 4)  # one input: A ⊗ G is exact
-    posterior = KFAC(layer, data_size=50, lr=0.0, fisher="sampled", curvature_decay=0.9999, likelihood=kind)
+    posterior = KFAC(layer, data_size=50, lr=0.0, curvature={"fisher": "sampled", "decay": 0.9999}, likelihood=kind)
     y = torch.zeros(50, dtype=torch.int64)
     for _ in range(200):  # 10 000 labels: 5 standard deviations of a mean of products below 1 are 0.05
         posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
@@ -76,7 +75,7 @@ def test_a_bernoulli_likelihood_draws_both_labels() -> None:
 
 def test_factors_are_averaged_plainly_at_first_and_then_with_the_decay() -> None:
     torch.manual_seed(0)
-    posterior = KFAC(nn.Linear(1, 1, bias=False).double(), data_size=10, lr=0.0, curvature_decay=0.6)
+    posterior = KFAC(nn.Linear(1, 1, bias=False).double(), data_size=10, lr=0.0, curvature=0.6)
     seen = []
     for value in (1.0, 2.0, 3.0, 4.0):
         x = torch.full((2, 1), value, dtype=DOUBLE)

@@ -40,15 +40,15 @@ class Poisson(Likelihood):
 
 
 def test_labels_that_cannot_be_drawn_are_refused() -> None:
-    posterior = KFAC(Parts(), data_size=20, fisher="sampled")
+    posterior = KFAC(Parts(), data_size=20, curvature={"fisher": "sampled"})
     with pytest.raises(UnsupportedModelError, match="never called the network as a whole"):
         posterior.step(lambda net: F.cross_entropy(net.head(net.body(X)), Y))
     with pytest.raises(UnsupportedModelError, match="one tensor, got a tuple"):
         posterior.step(lambda net: F.cross_entropy(net(X)[0], Y))
     with pytest.raises(ValueError, match="one output"):
-        KFAC(nn.Linear(4, 1), data_size=20, fisher="sampled").step(lambda net: net(X).square().mean())
+        KFAC(nn.Linear(4, 1), data_size=20, curvature={"fisher": "sampled"}).step(lambda net: net(X).square().mean())
     with pytest.raises(ValueError, match="cannot draw labels of a Poisson"):
-        KFAC(mlp(), data_size=20, fisher="sampled", likelihood=Poisson())
+        KFAC(mlp(), data_size=20, curvature={"fisher": "sampled"}, likelihood=Poisson())
     assert posterior.steps == 0
     assert posterior._gathered.count == 0
 
@@ -59,18 +59,18 @@ def test_labels_that_cannot_be_drawn_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 1.0}, "momentum=1.0"),
-        ({"curvature_decay": -0.1}, "curvature_decay=-0.1"),
+        ({"momentum": 1.0}, "momentum.decay=1.0"),
+        ({"curvature": -0.1}, "curvature.decay=-0.1"),
         ({"damping": -1.0}, "damping=-1.0"),
         ({"clip": 0.0}, "clip=0.0"),
-        ({"factor_every": 0}, "factor_every=0"),
-        ({"inverse_every": 2.5}, "inverse_every=2.5"),
-        ({"fisher": "exact"}, "Unknown fisher 'exact'.*empirical, sampled"),
-        ({"diagonal": "head.*"}, "diagonal= 'head"),
+        ({"curvature": {"factor_every": 0}}, "factor_every=0"),
+        ({"curvature": {"inverse_every": 2.5}}, "inverse_every=2.5"),
+        ({"curvature": {"fisher": "exact"}}, "Unknown curvature.fisher 'exact'.*empirical, sampled"),
+        ({"curvature": {"diagonal": "head.*"}}, "diagonal 'head"),
         ({"draws": 0}, "draws=0"),
         ({"temperature": 0.0}, "temperature=0.0"),
-        ({"warmup_steps": 5}, "belong together"),
-        ({"augmentation": 0.0}, "augmentation=0.0"),
+        ({"temperature": {"steps": 5}}, "belong together"),
+        ({"momentum": {"averaged": True}}, "momentum is a sum"),
         ({"prior": 1.0, "prior_precision": 1.0}, "exclude each other"),
         ({"prior": credo.priors.Laplace()}, "Gaussian prior; got Laplace"),
         ({"lr": -0.1}, "lr=-0.1"),
@@ -140,7 +140,9 @@ def test_a_pass_that_must_be_made_again_uses_the_same_draw_and_labels() -> None:
 
     for fisher in ("empirical", "sampled"):
         torch.manual_seed(0)
-        first, second = (NoisyKFAC(copy.deepcopy(Shared()), data_size=20, fisher=fisher) for _ in range(2))
+        first, second = (
+            NoisyKFAC(copy.deepcopy(Shared()), data_size=20, curvature={"fisher": fisher}) for _ in range(2)
+        )
         for _ in range(3):
             first.step(nll)
         second.load_state_dict(first.state_dict())

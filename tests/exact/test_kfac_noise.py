@@ -29,9 +29,9 @@ def covariances(posterior: NoisyKFAC) -> dict[str, list[Tensor]]:
     found = {}
     for block in posterior.blocks:
         if isinstance(block, KroneckerBlock):
-            fisher = [dense(a, g) for a, g in damped(block, 1e-3 + shift)]
+            fisher = [dense(a, g) for a, g in damped(block, 1e-2 + shift)]
         else:
-            fisher = [torch.diag((block.curvature + 1e-3 + shift).flatten())]
+            fisher = [torch.diag((block.curvature + 1e-2 + shift).flatten())]
         found[block.names[0]] = [0.5 / 20 * torch.linalg.inv(f) for f in fisher]
     return found
 

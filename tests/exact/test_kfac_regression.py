@@ -61,8 +61,7 @@ def test_conjugate_regression(temperature: float, fisher: str, batch: int) -> No
         temperature=temperature,
         damping=0.0,
         clip=None,
-        curvature_decay=0.98,
-        fisher=fisher,
+        curvature={"decay": 0.98, "fisher": fisher},
         likelihood=GaussianNoise(NOISE_STD),
     )
     generator = torch.Generator().manual_seed(0)

@@ -20,7 +20,7 @@ from credo.methods.kfac.noisy_kfac import NoisyKFAC
 @pytest.mark.parametrize("fisher", ["empirical", "sampled"])
 @pytest.mark.parametrize("stop", [1, 5])
 def test_resuming_between_inverses_is_exact(method: Any, fisher: str, stop: int) -> None:
-    options: dict[str, Any] = {"data_size": 20, "fisher": fisher, "factor_every": 2, "inverse_every": 4}
+    options: dict[str, Any] = {"data_size": 20, "curvature": {"fisher": fisher, "factor_every": 2, "inverse_every": 4}}
     whole, half, rest = method(mlp(), **options), method(mlp(), **options), method(mlp(7), seed=9, **options)
     for step in range(9):
         whole.lr_scale = 1.0 if step < 5 else 0.5
@@ -40,7 +40,7 @@ def test_resuming_between_inverses_is_exact(method: Any, fisher: str, stop: int)
 @pytest.mark.parametrize("method", [KFAC, NoisyKFAC])
 def test_a_saved_file_predicts_the_same(method: Any, tmp_path: Any) -> None:
     options = {"prior": credo.priors.Gaussian({"*": 0.1}, {"*weight": 0.5, "*": 1.0})}
-    posterior = method(mlp(), data_size=20, lr={"0.*": 0.01, "*": 0.02}, diagonal=["0.bias"], **options)
+    posterior = method(mlp(), data_size=20, lr={"0.*": 0.01, "*": 0.02}, curvature={"diagonal": ["0.bias"]}, **options)
     for _ in range(3):
         posterior.step(nll)
     path = credo.save(posterior, tmp_path / "kfac.safetensors")

@@ -22,7 +22,7 @@ from credo.models import build_model
 
 @pytest.mark.parametrize("factor_every", [1, 2])
 def test_factors_and_inverses_are_made_when_they_are_due(factor_every: int) -> None:
-    posterior = NoisyKFAC(mlp(), data_size=20, factor_every=factor_every, inverse_every=3)
+    posterior = NoisyKFAC(mlp(), data_size=20, curvature={"factor_every": factor_every, "inverse_every": 3})
     block = next(b for b in posterior.blocks if isinstance(b, KroneckerBlock))
     factors, inverses = [], []
     for _ in range(10):
@@ -39,7 +39,7 @@ def test_factors_and_inverses_are_made_when_they_are_due(factor_every: int) -> N
 
 
 def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    posterior = KFAC(mlp(), data_size=20, factor_every=5)
+    posterior = KFAC(mlp(), data_size=20, curvature={"factor_every": 5})
     opened = []
     original = type(posterior.plan).hooks
     monkeypatch.setattr(
@@ -53,7 +53,7 @@ def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_temperature_warms_up() -> None:
-    posterior = NoisyKFAC(mlp(), data_size=20, temperature=1.0, temperature_start=0.2, warmup_steps=4)
+    posterior = NoisyKFAC(mlp(), data_size=20, temperature={"to": 1.0, "start": 0.2, "steps": 4})
     seen = []
     for _ in range(6):
         seen.append(posterior.temperature)
@@ -122,7 +122,7 @@ def test_rates_by_name() -> None:
 
 @pytest.mark.parametrize("correct", [False, True])
 def test_momentum_is_corrected_when_the_rate_changes(correct: bool) -> None:
-    posterior = KFAC(mlp(), data_size=20, momentum=0.5, momentum_correction=correct, curvature_decay=0.0)
+    posterior = KFAC(mlp(), data_size=20, momentum={"decay": 0.5, "correction": correct}, curvature=0.0)
     posterior.step(nll)
     old = [block.momentum.clone() for block in posterior.blocks]
     slopes = copy.deepcopy(posterior)
@@ -140,7 +140,7 @@ def test_momentum_is_corrected_when_the_rate_changes(correct: bool) -> None:
 
 def test_drawn_labels_leave_gradients_statistics_and_the_global_generator_alone() -> None:
     """At the mean the first step differs in its curvature only: the momentum is the gradient of the data."""
-    data, drawn = (KFAC(mlp(), data_size=20, fisher=fisher) for fisher in ("empirical", "sampled"))
+    data, drawn = (KFAC(mlp(), data_size=20, curvature={"fisher": fisher}) for fisher in ("empirical", "sampled"))
     before = torch.get_rng_state()
     terms = [posterior.step(nll) for posterior in (data, drawn)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -153,7 +153,7 @@ def test_drawn_labels_leave_gradients_statistics_and_the_global_generator_alone(
 
 
 def test_drawn_labels_depend_on_the_seed_alone() -> None:
-    posteriors = [KFAC(mlp(), data_size=20, fisher="sampled", seed=seed) for seed in (3, 3, 4)]
+    posteriors = [KFAC(mlp(), data_size=20, curvature={"fisher": "sampled"}, seed=seed) for seed in (3, 3, 4)]
     for noise, posterior in enumerate(posteriors):
         torch.manual_seed(noise)
         for _ in range(3):
@@ -167,7 +167,7 @@ def test_drawn_labels_do_not_reach_a_noise_that_is_learned() -> None:
     for fisher in ("empirical", "sampled"):
         torch.manual_seed(0)
         likelihood = GaussianNoise(0.5, learn=True)
-        posterior = KFAC(nn.Linear(4, 1), data_size=12, fisher=fisher, likelihood=likelihood)
+        posterior = KFAC(nn.Linear(4, 1), data_size=12, curvature={"fisher": fisher}, likelihood=likelihood)
         posterior.step(lambda net, of=likelihood: of.nll(net(X), X.sum(1, keepdim=True)))
         posteriors.append(posterior)
     noises = [posterior.likelihood.noise_rho.item() for posterior in posteriors]
@@ -196,7 +196,7 @@ def test_kfac_is_clearly_faster_per_step_than_sgd(network: str) -> None:
     def model() -> nn.Module:
         return build_model(network, inputs=(1, 8, 8), classes=10, seed=0, **options)
 
-    size, momentum = 1438, {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}
+    size, momentum = 1438, {"optimizer": {"name": "sgd", "momentum": 0.9}}
     ours = losses(KFAC(model(), data_size=size), steps=40)
     best = min(losses(MAP(model(), data_size=size, lr=lr, **momentum), steps=40) for lr in (0.03, 0.1, 0.3))
     assert ours < 0.2

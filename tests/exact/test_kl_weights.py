@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from credo.core.kl_schedule import KL_WEIGHTS, make_kl_weight
+from credo.core.kl_schedule import KL_WEIGHTS, KLTerm
 from credo.methods import BBB
 
 
 def make(name: str, **options):
-    return make_kl_weight(name, **{"batches": None, "warmup_steps": None, **options})
+    return KLTerm(weight=name, **options).schedule()
 
 
 @pytest.mark.parametrize("name", ["uniform", "blundell"])
@@ -53,10 +53,10 @@ def test_warmup_is_linear_and_then_one() -> None:
     ("name", "options", "words"),
     [
         ("blundel", {}, "Did you mean 'blundell'"),
-        ("blundell", {}, "batches="),
-        ("uniform", {"batches": 0}, "batches="),
-        ("warmup", {"batches": 3}, "warmup_steps="),
-        ("uniform", {"batches": 3, "warmup_steps": 4}, "warmup_steps=4 has no effect with kl_weight='uniform'"),
+        ("blundell", {}, "needs batches"),
+        ("uniform", {"batches": 0}, "needs batches"),
+        ("warmup", {"batches": 3}, "needs warmup_steps"),
+        ("uniform", {"batches": 3, "warmup_steps": 4}, "warmup_steps=4 has no effect with kl_term.weight='uniform'"),
     ],
 )
 def test_bad_choices_are_refused_with_what_is_missing(name: str, options: dict, words: str) -> None:
@@ -69,7 +69,7 @@ def test_bbb_weighs_the_kl_by_it_at_each_of_its_steps(name: str) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(8, 3), torch.randint(2, (8,))
     options = {"batches": 3, "warmup_steps": 4 if name == "warmup" else None}
-    posterior = BBB(nn.Linear(3, 2), data_size=30, kl_weight=name, temperature=0.5, **options)
+    posterior = BBB(nn.Linear(3, 2), data_size=30, kl_term={"weight": name, **options}, temperature=0.5)
     weight = make(name, **options)
     for step in range(5):
         terms = posterior.step(lambda net: F.cross_entropy(net(x), y))

@@ -94,7 +94,7 @@ def close(found: tuple[Tensor, Tensor], mean: Tensor, std: Tensor) -> None:
 
 @BATCHES_AND_TEMPERATURES
 def test_vogn(temperature: float, batch: int | None) -> None:
-    settings = options(temperature, lr=0.05, damping=0.0, draws=2, curvature_decay=0.98)
+    settings = options(temperature, lr=0.05, damping=0.0, draws=2, curvature=0.98)
     found = run(VOGN(network(True), **settings), 1000, batch=batch)
     close(found, exact_mean(temperature), fisher_std(temperature))
 
@@ -104,7 +104,7 @@ def test_vogn_compiled(temperature: float, monkeypatch: pytest.MonkeyPatch) -> N
     mean, std = exact_mean(temperature), fisher_std(temperature)
     x, y = data()
     monkeypatch.setitem(globals(), "data", lambda: (x.float(), y.float()))
-    settings = options(temperature, lr=0.5, damping=0.0, draws=2, curvature_decay=0.98, averaged=True)
+    settings = options(temperature, lr=0.5, damping=0.0, draws=2, curvature=0.98, momentum={"averaged": True})
     close(run(VOGN(network(False), **settings), 1000), mean.float(), std.float())
 
 
@@ -120,7 +120,7 @@ def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
         lr=0.05,
         damping=0.0,
         draws=2,
-        curvature_decay=0.95,
+        curvature=0.95,
     )
     one = torch.ones(1, 1, dtype=torch.float64)
     variances = []
@@ -134,7 +134,7 @@ def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
 
 @BATCHES_AND_TEMPERATURES
 def test_ivon(temperature: float, batch: int | None) -> None:
-    settings = options(temperature, lr=0.02, draws=4, curvature_decay=0.99, curvature_init=4.0)
+    settings = options(temperature, lr=0.02, draws=4, curvature={"decay": 0.99, "init": 4.0}, clip=None)
     found = run(IVON(network(True), **settings), 1500, batch=batch)
     close(found, exact_mean(temperature), hessian_std(temperature))
 
@@ -143,7 +143,7 @@ def test_ivon_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     mean, std = exact_mean(0.5), hessian_std(0.5)
     x, y = data()
     monkeypatch.setitem(globals(), "data", lambda: (x.float(), y.float()))
-    settings = options(0.5, lr=0.02, draws=4, curvature_decay=0.99, curvature_init=4.0)
+    settings = options(0.5, lr=0.02, draws=4, curvature={"decay": 0.99, "init": 4.0}, clip=None)
     close(run(IVON(network(False), **settings), 1500), mean.float(), std.float())
 
 
@@ -173,9 +173,9 @@ class Quadratic(nn.Module):
 
 
 QUADRATIC: dict[str, tuple[Any, dict[str, Any]]] = {
-    "vogn": (VOGN, {"damping": 0.0}),
-    "ivon": (IVON, {"curvature_init": 1.0}),
-    "noisy k-fac": (NoisyKFAC, {"damping": 0.0, "inverse_every": 1, "clip": None}),
+    "vogn": (VOGN, {"damping": 0.0, "curvature": 0.98}),
+    "ivon": (IVON, {"curvature": {"init": 1.0, "decay": 0.98}, "clip": None}),
+    "noisy k-fac": (NoisyKFAC, {"damping": 0.0, "curvature": {"inverse_every": 1, "decay": 0.98}, "clip": None}),
 }
 
 
@@ -194,7 +194,7 @@ def test_quadratic_in_one_dimension(method: str, dtype: torch.dtype, temperature
     torch.manual_seed(0)
     common: dict[str, Any] = {"data_size": n, "temperature": temperature, "prior_precision": delta, "draws": 4}
     make, own = QUADRATIC[method]
-    posterior = make(Quadratic(dtype), lr=0.05, curvature_decay=0.98, **own, **common)
+    posterior = make(Quadratic(dtype), lr=0.05, **own, **common)
     one = torch.ones(1, 1, dtype=dtype)
     variances, means = [], []
     for step in range(800):

@@ -183,7 +183,7 @@ def test_scale_mixture_monte_carlo_kl_equals_quadrature_and_an_independent_estim
     # A million weights with one and the same posterior: their summed one-draw estimate is a million-draw estimate.
     network = nn.Linear(1000, 1000, bias=False)
     nn.init.constant_(network.weight, mu)
-    posterior = BBB(network, data_size=1, prior=ScaleMixture(), std_init=sigma)
+    posterior = BBB(network, data_size=1, prior=ScaleMixture(), init=sigma)
     estimate = posterior.kl().item() / 1e6
     q, p = D.Normal(*torch.tensor([mu, sigma], dtype=torch.float64)), mixture(0.5, math.exp(-1), math.exp(-7))
     torch.manual_seed(1)

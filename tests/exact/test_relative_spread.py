@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import credo
 from credo.compress import compact, prune
-from credo.core.parameter_counts import parameter_counts
+from credo.core.description import parameter_counts
 from credo.methods import BBB
 from credo.methods.bbb.kl import ard_kl
 
@@ -31,7 +31,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def make(spread: str, **options: object) -> BBB:
-    settings = {"data_size": 100, "rho_init": (-2.0, 0.5), "optimizer": "sgd", "lr": 1e-3, **options}
+    settings = {"data_size": 100, "init": {"rho": (-2.0, 0.5)}, "optimizer": "sgd", "lr": 1e-3, **options}
     return BBB(network(), spread=spread, **settings)  # type: ignore[arg-type]
 
 
@@ -71,7 +71,7 @@ def test_the_variance_is_alpha_times_the_squared_mean(spread: str) -> None:
 @FORMS
 @pytest.mark.parametrize("kl", ["closed", "ard"])
 def test_the_kl_and_its_monte_carlo_mean(spread: str, kl: str) -> None:
-    posterior = make(spread, kl=kl, prior=None if kl == "ard" else 0.3)
+    posterior = make(spread, kl_term=kl, prior=None if kl == "ard" else 0.3)
     mean, std = (posterior.layout.flatten(values) for values in (posterior.mean(), posterior.std()))
     prior_std = (mean.square() + std.square()).sqrt() if kl == "ard" else torch.full_like(mean, 0.3)
     q, p = D.Normal(mean, std), D.Normal(torch.zeros_like(mean), prior_std)
@@ -101,7 +101,7 @@ def test_the_fitted_prior_is_the_best_one_and_depends_on_alpha_alone() -> None:
 @pytest.mark.parametrize("kl", ["auto", "monte-carlo", "ard"])
 def test_a_step_follows_the_gradient_that_autograd_finds(spread: str, noise: str, kl: str) -> None:
     """One step of SGD against finite differences of the same objective, noise held still by the generator's state."""
-    posterior = make(spread, noise=noise, kl=kl, lr=1.0, temperature=3.0)
+    posterior = make(spread, noise=noise, kl_term=kl, lr=1.0, temperature=3.0)
     x, y = batch()
 
     def objective(one: BBB) -> float:
@@ -126,7 +126,7 @@ def test_a_step_follows_the_gradient_that_autograd_finds(spread: str, noise: str
 
 def test_local_reparameterisation_has_the_variance_of_weight_draws() -> None:
     layer = nn.Linear(3, 2).double()
-    posterior = BBB(layer, data_size=1, spread="relative", relative_std=0.5, noise="lrt", lr=0.0)
+    posterior = BBB(layer, data_size=1, spread="relative", init={"relative_std": 0.5}, noise="lrt", lr=0.0)
     x = torch.tensor([[1.0, -2.0, 0.5]]).double()
     outputs: list[Tensor] = []
 
@@ -153,7 +153,7 @@ def test_a_mean_of_zero_stays_finite() -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-8, 1e-7, 1.4e-6])
 def test_relevance_does_not_depend_on_means(spread: str, size: float) -> None:
     """½ log(1 + 1/α) has no derivative by μ, also where a mean is nearly zero; by log α it is −½/(1 + α)."""
-    posterior = make(spread, kl="ard", rho_init=-10.0, data_size=1)
+    posterior = make(spread, kl_term="ard", init={"rho": -10.0}, data_size=1)
     nn.init.constant_(posterior.model[0].bias, size)  # type: ignore[index]
     silent = lambda net: 0.0 * net(batch()[0]).sum()  # noqa: E731 - no derivative but the KL's
     with posterior.prepared(silent):
@@ -166,24 +166,24 @@ def test_relevance_does_not_depend_on_means(spread: str, size: float) -> None:
 
 @FORMS
 def test_where_alpha_starts(spread: str) -> None:
-    assert set(make(spread, rho_init=None).rho.tolist()) == {-10.0}
-    assert make(spread, rho_init=None, relative_std=0.2).rho.tolist()[0] == pytest.approx(math.log(0.04))
+    assert set(make(spread, init={"rho": None}).rho.tolist()) == {-10.0}
+    assert make(spread, init={"rho": None, "relative_std": 0.2}).rho.tolist()[0] == pytest.approx(math.log(0.04))
     with pytest.raises(ValueError, match="σ follows from μ"):
-        make(spread, rho_init=None, std_init=0.1)
+        make(spread, init={"rho": None, "std": 0.1})
     with pytest.raises(ValueError, match="exclude each other"):
-        make(spread, relative_std=0.1)
+        make(spread, init={"relative_std": 0.1, "rho": -2.0})
 
 
 def test_impossible_choices() -> None:
     with pytest.raises(ValueError, match="Did you mean 'relative'"):
         make("relativ")
-    with pytest.raises(ValueError, match="kl='ard' fits a prior"):
-        make("free", kl="ard", prior=1.0)
+    with pytest.raises(ValueError, match="kl_term='ard' fits a prior"):
+        make("free", kl_term="ard", prior=1.0)
 
 
 @FORMS
 def test_files_pruning_and_counts(spread: str, tmp_path: Path) -> None:
-    posterior = make(spread, kl="ard", noise="lrt")
+    posterior = make(spread, kl_term="ard", noise="lrt")
     train(posterior, 2)
     count = 4 if spread == "relative-layer" else 43
     assert parameter_counts(posterior) == {"network": 43, "trained": 43 + count, "needed": 43 + count}

@@ -122,7 +122,7 @@ def test_a_pass_equals_the_deterministic_network(name: str, dtype: torch.dtype) 
     network, x = network_and_input(name, dtype)
     tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": torch.finfo(dtype).eps}
     expected = network(x)
-    posterior = BBB(network, data_size=10, random="*", rho_init=-200.0)
+    posterior = BBB(network, data_size=10, random="*", init={"rho": -200.0})
     draw = posterior.draw()
     weights = {key: p for key, p in network.named_parameters() if p.requires_grad}
     # Equal but for weights that are exactly 0, which become 1e-87.
@@ -139,7 +139,7 @@ def test_the_nll_that_a_step_sees_equals_the_deterministic_one(name: str, noise:
     network, x = network_and_input(name, torch.float64)
     y = torch.tensor([0, 1, 2, 1, 0])
     expected = F.cross_entropy(network(x), y).item()
-    posterior = BBB(network, data_size=10, random="*", rho_init=-200.0, noise=noise, draws=2, lr=0.0)
+    posterior = BBB(network, data_size=10, random="*", init={"rho": -200.0}, noise=noise, draws=2, lr=0.0)
     for _ in range(2):  # the second step after layers not covered have been found
         assert posterior.step(lambda net: F.cross_entropy(net(x), y)).nll == pytest.approx(expected, rel=1e-13)
 
@@ -150,7 +150,7 @@ def test_in_training_mode_also_the_running_statistics_are_those_of_an_ordinary_p
     network, x = network_and_input(name, torch.float64)
     y = torch.tensor([0, 1, 2, 1, 0])
     ordinary, _ = network_and_input(name, torch.float64)
-    posterior = BBB(network, data_size=10, random="*", rho_init=-200.0, noise=noise, draws=2, lr=0.0)
+    posterior = BBB(network, data_size=10, random="*", init={"rho": -200.0}, noise=noise, draws=2, lr=0.0)
     ordinary.train()
     posterior.train()
     expected = F.cross_entropy(ordinary(x), y).item()
@@ -165,6 +165,6 @@ def test_with_noise_every_pass_is_another(name: str, noise: str) -> None:
     # The counterpart: the tests above would also pass if nothing were random.
     network, x = network_and_input(name, torch.float64)
     y = torch.tensor([0, 1, 2, 1, 0])
-    posterior = BBB(network, data_size=10, random="*", std_init=0.1, noise=noise, lr=0.0)
+    posterior = BBB(network, data_size=10, random="*", init=0.1, noise=noise, lr=0.0)
     assert not torch.equal(posterior(x), posterior(x))
     assert len({posterior.step(lambda net: F.cross_entropy(net(x), y)).nll for _ in range(3)}) == 3

@@ -29,8 +29,8 @@ def small() -> Callable[..., Experiment]:
         tables: dict[str, dict[str, Any]] = {
             "data": {"name": "blobs", "n": 100},
             "model": {"hidden": [8]},
-            "method": {"name": "bbb", "lr": 0.01},
-            "training": {"epochs": 3, "batch_size": 32, "validation_draws": 2},
+            "method": {"name": "bbb", "lr": 0.01, "temperature": 1.0},
+            "training": {"epochs": 3, "batch_size": 32, "schedule": "constant", "validation_draws": 2},
         }
         for section, options in changes.items():
             named = section in ("data", "method") and "name" in options

@@ -16,6 +16,7 @@ from credo.experiments.config import Experiment, Training, make_experiment, prep
 from credo.experiments.options import method_options
 from credo.methods import METHODS
 from credo.models import MODELS, build_model
+from credo.models.registry import model_options
 
 Small = Callable[..., Experiment]
 
@@ -28,7 +29,7 @@ def test_defaults_are_written_out() -> None:
     assert experiment.training == Training()
     assert experiment.method["name"] == "bbb"
     assert experiment.method["lr"] == method_options("bbb")["lr"].default
-    assert {"noise", "draws", "temperature", "kl", "optimizer"} <= set(experiment.method)
+    assert {"noise", "draws", "temperature", "kl_term", "optimizer"} <= set(experiment.method)
     assert "seed" not in experiment.method  # the experiment's own
     assert not {"inputs", "classes", "seed"} & set(experiment.model)  # from the data and the experiment
 
@@ -44,9 +45,11 @@ def test_a_record_holds_every_option_of_the_data(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_holds_every_option_of_the_network(name: str) -> None:
     table = make_experiment({"model": {"name": name}}).to_dict()["model"]
-    model = build_model(name, **{key: value for key, value in table.items() if key != "name"})
+    assert table["normalize"] == "auto", "the numbers are those of the training inputs"
+    own = {**table, "normalize": json.loads(json.dumps(model_options(name)["normalize"].default))}
+    model = build_model(name, **{key: value for key, value in own.items() if key != "name"})
     built = vars(model)["credo_spec"]["options"]  # with all defaults
-    assert {**table, **{key: built[key] for key in ("inputs", "classes", "seed")}} == {"name": name, **built}
+    assert {**own, **{key: built[key] for key in ("inputs", "classes", "seed")}} == {"name": name, **built}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "ensemble"])
@@ -106,7 +109,7 @@ def test_given_values_win_over_defaults() -> None:
     experiment = make_experiment({"method": method, "training": {"epochs": 7}})
     assert experiment.method["lr"] == 0.5
     assert experiment.method["prior"] == {"kind": "gaussian", "std": 2.0}
-    assert experiment.method["optimizer"] == "adam"
+    assert experiment.method["optimizer"]["name"] == "adam"
     assert experiment.training == Training(epochs=7)
 
 
@@ -134,7 +137,7 @@ def test_the_given_tables_are_not_shared() -> None:
         ({"data": {"name": "didgits"}}, "data set 'didgits'. Did you mean 'digits'?"),
         # What the experiment fills in by itself cannot be given.
         ({"method": {"name": "ivon", "noise": "weights"}}, "noise is an option of bbb, "),
-        ({"method": {"name": "bbb", "batches": 3}}, "Unknown option of bbb 'batches'"),
+        ({"method": {"name": "bbb", "kl_term": {"batches": 3}}}, "method.kl_term.batches: leave it out"),
         ({"method": {"name": "bbb", "data_size": 3}}, "Unknown option of bbb 'data_size'"),
     ],
 )
@@ -192,7 +195,7 @@ def test_whole_numbers_are_numbers() -> None:
         ({"model": {"seed": "x"}}, r"\[model\] does not work with .*seed='x'"),
         ({"model": {"hiden": [3]}}, "Unknown option of mlp 'hiden'. Did you mean 'hidden'?"),
         ({"method": {"prior": "laplace"}}, "prior='laplace' is not a prior: give a Gaussian's standard deviation"),
-        ({"method": {"clip_norm": "x"}}, r"\[method\] does not work with .*clip_norm='x'"),
+        ({"method": {"optimizer": {"clip_norm": "x"}}}, r"optimizer\.clip_norm='x' must be a positive number"),
         ({"method": {"optimizer": "adm"}}, "Unknown optimizer 'adm'. Did you mean 'adam'?"),
         ({"method": {"prior": {"kind": "laplac"}}}, "Unknown prior 'laplac'. Did you mean 'laplace'?"),
         ({"training": {"augment": "flp"}}, "augment='flp': possible are"),
@@ -210,7 +213,7 @@ def test_what_only_the_constructors_know_is_still_a_clear_error(small: Small, ch
         {},
         {"data": {"name": "gap", "n": 50}, "method": {"likelihood": {"kind": "gaussian", "heteroscedastic": True}}},
         {"method": {"name": "ensemble", "members": 2, "of": {"name": "bbb", "prior": {"kind": "scale-mixture"}}}},
-        {"method": {"name": "bbb", "rho_init": [-3.0, 0.1], "optimizer_options": {"betas": [0.9, 0.99]}}},
+        {"method": {"name": "bbb", "init": {"rho": [-3.0, 0.1]}, "optimizer": {"betas": [0.9, 0.99]}}},
         {
             "method": {"name": "mc-dropout", "rate": 0.1},
             "training": {"patience": 3, "schedule": "steps", "milestones": [1, 2.5]},
@@ -248,7 +251,7 @@ def test_the_objective_counts_only_what_is_trained_on(small: Small, validation: 
 
 
 def test_blundell_gets_its_batches(small: Small) -> None:
-    prepared = prepare(small(method={"kl_weight": "blundell"}, training={"batch_size": 7}))
+    prepared = prepare(small(method={"kl_term": {"weight": "blundell"}}, training={"batch_size": 7}))
     posterior, count = prepared.posterior, len(prepared.loader)
     assert isinstance(posterior, BBB)
     weights = [posterior.kl_weight(step) for step in range(2 * count)]
@@ -257,7 +260,7 @@ def test_blundell_gets_its_batches(small: Small) -> None:
 
 
 def test_an_ensemble_of_bbb(small: Small) -> None:
-    of = {"name": "bbb", "kl_weight": "blundell", "std_init": 0.1}
+    of = {"name": "bbb", "kl_term": {"weight": "blundell"}, "init": 0.1}
     posterior = prepare(small(method={"name": "ensemble", "members": 3, "of": of})).posterior
     assert isinstance(posterior, Ensemble)
     assert [type(part) for part in posterior.parts] == [BBB] * 3

@@ -16,7 +16,7 @@ def convnet() -> torch.nn.Module:
 
 
 def test_a_saved_posterior_gives_means_and_running_statistics(tmp_path: Path) -> None:
-    trained = BBB(convnet(), data_size=10, std_init=0.1)
+    trained = BBB(convnet(), data_size=10, init=0.1)
     for name, buffer in trained.model.named_buffers():
         if name.endswith("running_mean"):
             buffer.fill_(0.25)

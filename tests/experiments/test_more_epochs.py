@@ -36,7 +36,9 @@ def assert_alike(folder: Path, other: Path) -> None:
     assert results[0]["experiment"] == results[1]["experiment"]
 
 
-@pytest.mark.parametrize("method", [{"name": "bbb"}, {"name": "ensemble", "members": 2, "of": {"name": "map"}}])
+@pytest.mark.parametrize(
+    "method", [{"name": "bbb", "temperature": 1.0}, {"name": "ensemble", "members": 2, "of": {"name": "map"}}]
+)
 def test_a_finished_run_goes_on_as_one_that_was_planned_longer(
     tmp_path: Path, small: Small, method: dict[str, Any]
 ) -> None:

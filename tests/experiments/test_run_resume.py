@@ -22,16 +22,22 @@ STEPS = 3  # batches of an epoch: 90 examples in thirty-twos
 
 # A method without a line runs with its defaults.
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS} | {
-    "map": {"name": "map", "prior": 1.0, "optimizer": "sgd", "optimizer_options": {"momentum": 0.9}},
+    "map": {"name": "map", "prior": 1.0, "optimizer": {"name": "sgd", "momentum": 0.9}},
     "mc-dropout": {"name": "mc-dropout", "rate": 0.2},
     "ensemble": {"name": "ensemble", "members": 2, "of": {"name": "bbb", "lr": 0.01}},
-    "bbb": {"name": "bbb", "lr": 0.01, "prior": {"kind": "scale-mixture"}, "kl_weight": "blundell"},
-    "vogn": {"name": "vogn", "lr": 0.01, "draws": 2, "temperature_start": 0.1, "warmup_steps": 5},
-    "ogn": {"name": "ogn", "lr": 0.01, "averaged": True},
-    "ivon": {"name": "ivon", "lr": 0.1, "curvature_decay": 0.99},
-    "kfac": {"name": "kfac", "lr": 0.01, "inverse_every": 3},
-    "noisy-kfac": {"name": "noisy-kfac", "lr": 0.01, "inverse_every": 3, "factor_every": 2},
-    "node-bnn": {"name": "node-bnn", "components": 3, "optimizer": "sgd", "lr": 0.01, "node_lr": 0.01, "draws": 2},
+    "bbb": {"name": "bbb", "lr": 0.01, "prior": {"kind": "scale-mixture"}, "kl_term": {"weight": "blundell"}},
+    "vogn": {"name": "vogn", "lr": 0.01, "draws": 2, "temperature": {"start": 0.1, "steps": 5}},
+    "ogn": {"name": "ogn", "lr": 0.01, "momentum": {"averaged": True}},
+    "ivon": {"name": "ivon", "lr": 0.1, "curvature": 0.99},
+    "kfac": {"name": "kfac", "lr": 0.01, "curvature": {"inverse_every": 3}},
+    "noisy-kfac": {"name": "noisy-kfac", "lr": 0.01, "curvature": {"inverse_every": 3, "factor_every": 2}},
+    "node-bnn": {
+        "name": "node-bnn",
+        "components": 3,
+        "optimizer": "sgd",
+        "lr": {"nodes.*": 0.01, "*": 0.01},
+        "draws": 2,
+    },
 }
 
 
@@ -188,7 +194,7 @@ def as_before(folder: Path, given: dict[str, Any]) -> None:
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, small: Small) -> None:
-    experiment = small()
+    experiment = small(model={"normalize": "none"})  # all there was
     list(Run(tmp_path / "whole").train(experiment, draws=4))
     run = Run(tmp_path / "old")
     for record in run.train(experiment, draws=4):
@@ -200,8 +206,10 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, small: Small) -> No
     as_before(run.folder, {**tables, "data": data, "model": model})
     assert run.experiment() == experiment
     assert [record["epoch"] for record in read_log(run)] == [1, 2]
-    assert [record.epoch for record in run.train(experiment, draws=4)] == [1, 2, 3]
+    # The same command, whose default is "auto" now, resumes it as it began.
+    assert [record.epoch for record in run.train(small(), draws=4)] == [1, 2, 3]
     assert_same_run(run.folder, tmp_path / "whole")
+    assert run.experiment().model["normalize"] is None
 
 
 def test_the_log_of_a_finished_run_of_an_earlier_version_is_read_as_one_of_today(tmp_path: Path, small: Small) -> None:

@@ -98,12 +98,12 @@ def test_starting_a_finished_run_again_does_nothing(
 
 def test_other_settings_are_refused_with_the_differences(tmp_path: Path, small: Small) -> None:
     trained(tmp_path, small())
-    other = small(method={"lr": 0.02, "clip_norm": 1.0}, training={"seed": 1})
+    other = small(method={"lr": 0.02, "optimizer": {"clip_norm": 1.0}}, training={"seed": 1})
     with pytest.raises(ValueError) as caught:
         list(Run(tmp_path).train(other))
     message = str(caught.value)
     assert "method.lr is 0.01 there, 0.02 now" in message
-    assert "method.clip_norm is 'none' there, 1.0 now" in message
+    assert "method.optimizer.clip_norm is 'none' there, 1.0 now" in message
     assert "training.seed is 0 there, 1 now" in message
     assert "epochs" not in message
     assert Run(tmp_path).finished

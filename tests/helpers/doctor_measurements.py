@@ -15,7 +15,7 @@ from credo.doctor.measurements import Counts, Measurements, MethodInfo
 from credo.doctor.run_rules import run_rules
 from credo.evaluate.intervals import Interval
 
-ARGUMENTS = frozenset({"temperature", "std_init", "kl_weight", "noise", "draws", "data_size"})
+ARGUMENTS = frozenset({"temperature", "init.std", "kl_term.weight", "noise", "draws", "data_size"})
 
 
 def interval(value: float, half: float = 0.01) -> Interval:

@@ -31,7 +31,7 @@ def network(seed: int = 0) -> nn.Module:
 
 METHODS: dict[str, Callable[[], credo.Posterior]] = {
     "map": lambda: credo.MAP(network(), data_size=SIZE, prior=1.0, lr=0.05),
-    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2),
+    "bbb": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, draws=2, temperature=1.0),
     "ensemble": lambda: credo.Ensemble(
         [credo.BBB(network(s), data_size=SIZE, lr=0.05, seed=s, noise="flipout") for s in range(2)]
     ),

@@ -11,14 +11,14 @@ import credo
 from credo import optim
 
 SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
-    "vogn": (optim.VOGN, {"lr": 0.05, "curvature_init": 0.5}),
+    "vogn": (optim.VOGN, {"lr": 0.05, "curvature": {"init": 0.5}}),
     "vogn draws": (optim.VOGN, {"lr": 0.05, "draws": 2, "prior_precision": {"*": 2.0}}),
     "ogn": (optim.OGN, {"lr": 0.05}),
-    "kfac": (optim.KFAC, {"lr": 0.05, "inverse_every": 2}),
-    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "factor_every": 2, "inverse_every": 3}),
-    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "fisher": "sampled"}),
-    "ivon": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9}),
-    "ivon draws": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9, "draws": 2}),
+    "kfac": (optim.KFAC, {"lr": 0.05, "curvature": {"inverse_every": 2}}),
+    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "curvature": {"factor_every": 2, "inverse_every": 3}}),
+    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "curvature": {"fisher": "sampled"}}),
+    "ivon": (optim.IVON, {"lr": 0.3, "curvature": 0.9}),
+    "ivon draws": (optim.IVON, {"lr": 0.3, "curvature": 0.9, "draws": 2}),
 }
 Make = Callable[..., Any]
 

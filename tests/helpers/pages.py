@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = {"credo ": app, "python -m reproductions ": make_app(STUDIES)}
 # Minutes to days, or the network: never in a test.
 SLOW = re.compile(
-    r"^credo demo|^python -m reproductions (?!list|figure list|figure \w+ --scale smoke)|--download"
+    r"^credo demo|^python -m reproductions (?!list|figure list|figure \w+ --scale smoke|queue (list|status))|--download"
     r"|data\.name=(mnist|fashion-mnist|kmnist|notmnist|cifar)"
 )
 

@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def sgd(net: nn.Module, noise: Any, **options: Any) -> BBB:
     """Steps of −gradient, so that parameters tell the gradient."""
-    options = {"std_init": 0.3, **options}
+    options = {"init": 0.3, **options}
     return BBB(net, data_size=N, noise=noise, optimizer="sgd", lr=1.0, **options)
 
 
@@ -98,10 +98,10 @@ def test_a_step_is_the_gradient_of_equation_3(steps: int, weight: float, draws: 
 @pytest.mark.parametrize("prior", [0.5, ScaleMixture(), Laplace(0.0, 0.3)])
 def test_with_weight_1_a_monte_carlo_kl_is_of_draws_of_its_own(prior: Any, draws: int) -> None:
     """Averaged over many steps from the same state it is the KL: in closed form, or that of many plain estimates."""
-    posterior = sgd(mlp(), AdversarialSampling(steps=0, weight=1.0), draws=draws, prior=prior, kl="monte-carlo")
+    posterior = sgd(mlp(), AdversarialSampling(steps=0, weight=1.0), draws=draws, prior=prior, kl_term="monte-carlo")
     posterior.lr_scale, batch = 0.0, Recorded()  # so that nothing moves
     estimates = [posterior.step(lambda net: F.cross_entropy(net(batch.x), batch.y)).kl for _ in range(200)]
-    reference = sgd(mlp(), "weights", prior=prior, kl="monte-carlo")
+    reference = sgd(mlp(), "weights", prior=prior, kl_term="monte-carlo")
     with torch.no_grad():
         plain = torch.stack([reference.kl() for _ in range(1000)])
     found = torch.tensor(estimates)
@@ -115,8 +115,8 @@ def test_with_weight_1_a_monte_carlo_kl_is_of_draws_of_its_own(prior: Any, draws
 def test_a_monte_carlo_kl_is_that_of_the_plain_draws(prior: Any, draws: int) -> None:
     """Equation 3 with log q(w) − log p(w) at the plain draws in the place of the KL, once."""
     attack = AdversarialSampling(steps=2, step_size=0.1, weight=0.3)
-    posterior, nll = sgd(mlp(), attack, draws=draws, prior=prior, kl="monte-carlo"), Recorded()
-    before, reference = flat(posterior.mean()), sgd(mlp(), "weights", prior=prior, kl="monte-carlo")
+    posterior, nll = sgd(mlp(), attack, draws=draws, prior=prior, kl_term="monte-carlo"), Recorded()
+    before, reference = flat(posterior.mean()), sgd(mlp(), "weights", prior=prior, kl_term="monte-carlo")
     rho_before = posterior.rho.detach().clone()
     terms = posterior.step(nll)
     plain, worst = nll.seen[:draws], nll.seen[draws + 2 :: 3]
@@ -182,7 +182,7 @@ def test_only_the_first_pass_counts_for_running_statistics() -> None:
 def test_with_attack_statistics_every_pass_counts(method: Any, weight: float) -> None:
     net, nll = with_batchnorm(), Recorded()
     attack = AdversarialSampling(steps=3, weight=weight, attack_statistics=True)
-    options = {} if method is BBB else {"curvature_init": 0.3}  # without it VOGN's first step is at the mean
+    options = {} if method is BBB else {"curvature": {"init": 0.3}}  # without it VOGN's first step is at the mean
     method(net, data_size=N, noise=attack, draws=2, **options).step(nll)
     assert int(net[1].num_batches_tracked) == len(nll.seen) == 2 * (4 + (weight < 1))
 
@@ -300,7 +300,7 @@ def test_the_ascent_moves_the_noise(method: Any, case: str) -> None:
     net, nll = mlp(), Recorded()
     if case == "half precision":
         net, nll.x = net.bfloat16(), nll.x.bfloat16()
-    options = {"std_init": 0.3} if method is BBB else {"curvature_init": 0.3}
+    options = {"init": 0.3} if method is BBB else {"curvature": {"init": 0.3}}
     posterior = method(
         net, data_size=N, noise=AdversarialSampling(steps=3, step_size=0.5, weight=1.0), lr=0.01, **options
     )

@@ -22,7 +22,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_vogn_mixes_gradients_and_squares(weight: float) -> None:
     attack = AdversarialSampling(steps=3, step_size=0.1, weight=weight)
-    posterior = VOGN(mlp(), data_size=N, noise=attack, momentum=0.0, curvature_decay=0.9, prior_precision=2.0)
+    posterior = VOGN(mlp(), data_size=N, noise=attack, momentum=0.0, curvature=0.9, prior_precision=2.0)
     posterior.step(Recorded())  # at the mean: there is no noise yet
     nll, mean, before = Recorded(), flat(posterior.mean()), posterior.curvature.clone()
     std = flat(posterior.std())
@@ -90,7 +90,7 @@ def test_learned_noise_counts_each_loss_at_its_share() -> None:
     def build(noise: Any) -> VOGN:
         torch.manual_seed(0)
         likelihood = {"kind": "gaussian", "std": 0.5, "learn": True}
-        return VOGN(nn.Linear(3, 1), data_size=N, noise=noise, likelihood=likelihood, curvature_init=1e8)
+        return VOGN(nn.Linear(3, 1), data_size=N, noise=noise, likelihood=likelihood, curvature={"init": 1e8})
 
     def gradient(noise: Any) -> float:
         posterior = build(noise)

@@ -32,9 +32,9 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def test_draws_are_normal_with_mean_and_std_of_each_weight() -> None:
-    posterior = BBB(mlp(), data_size=10, rho_init=(-1.0, 1.0))
+    posterior = BBB(mlp(), data_size=10, init={"rho": (-1.0, 1.0)})
     mean, std = posterior.mean(), posterior.std()
-    z = [((draw[n] - mean[n]) / std[n]).reshape(-1) for draw in posterior.draws(200) for n in mean]
+    z = [((draw[n] - mean[n]) / std[n]).reshape(-1) for draw in posterior.iter_draws(200) for n in mean]
     # Kolmogorov-Smirnov over 5 200 values at p = 1e-4.
     assert stats.kstest(torch.cat(z).detach().numpy(), "norm").pvalue > 1e-4
 
@@ -52,7 +52,7 @@ def test_only_the_chosen_parameters_are_random_but_all_are_trained() -> None:
 @ACTIVATION
 def test_prediction_draws_weights_whatever_the_training_noise(noise: str) -> None:
     x = data()[0][:1].repeat(2, 1)
-    posterior = BBB(mlp(), data_size=10, noise=noise, std_init=0.5, lr=0.0)
+    posterior = BBB(mlp(), data_size=10, noise=noise, init=0.5, lr=0.0)
     for _ in range(3):
         out = posterior(x)
         assert torch.equal(out[0], out[1])  # one network for the whole batch
@@ -72,15 +72,15 @@ def test_a_step_averages_its_draws(noise: str) -> None:
         values.append(loss.item())
         return loss
 
-    terms = BBB(mlp(), data_size=10, noise=noise, draws=5, std_init=0.5).step(nll)
+    terms = BBB(mlp(), data_size=10, noise=noise, draws=5, init=0.5).step(nll)
     assert len(set(values)) == 5
     assert terms.nll == pytest.approx(sum(values) / 5, rel=1e-12)
 
 
 def test_the_gradient_is_that_of_the_objective_at_its_draw() -> None:
     (x, y), net = data(), mlp()
-    posterior = BBB(net, data_size=50, temperature=0.7, prior=0.5, std_init=0.3, optimizer="sgd", lr=1.0)
-    other = BBB(mlp(), data_size=50, prior=0.5, std_init=0.3)  # same seed: the same draw
+    posterior = BBB(net, data_size=50, temperature=0.7, prior=0.5, init=0.3, optimizer="sgd", lr=1.0)
+    other = BBB(mlp(), data_size=50, prior=0.5, init=0.3)  # same seed: the same draw
     mean, rho = other.layout.flatten(dict(other.model.named_parameters())).detach(), other.rho.detach()
     mean.requires_grad_()
     rho.requires_grad_()
@@ -116,7 +116,7 @@ def test_the_gradient_under_activation_noise_is_that_of_the_objective_by_autogra
         return net
 
     (x, y), net = data(), network()
-    options = {"data_size": 50, "prior": 0.5, "std_init": 0.3, "noise": noise, "draws": 2}
+    options = {"data_size": 50, "prior": 0.5, "init": 0.3, "noise": noise, "draws": 2}
     posterior = BBB(net, optimizer="sgd", lr=1.0, **options)
     plain = BBB(network(), **options)
     mean, std = plain.layout.flatten(dict(plain.model.named_parameters())), F.softplus(plain.rho)
@@ -137,7 +137,7 @@ def test_the_gradient_under_activation_noise_is_that_of_the_objective_by_autogra
 
 def test_the_monte_carlo_kl_of_a_step_is_taken_at_the_draws_the_network_saw() -> None:
     (x, y), weights = data(), []
-    posterior = BBB(mlp(), data_size=10, prior=ScaleMixture(), std_init=0.3, draws=2)
+    posterior = BBB(mlp(), data_size=10, prior=ScaleMixture(), init=0.3, draws=2)
     mean, std = (posterior.layout.flatten(values) for values in (posterior.mean(), posterior.std()))
 
     def nll(net: nn.Module) -> Tensor:
@@ -167,13 +167,13 @@ def test_temperature_zero_leaves_the_kl_out_but_reports_it() -> None:
         ({"noise": {"steps": 3}}, "noise={'steps': 3} has no kind"),
         ({"noise": {"kind": "lrtt"}}, "Unknown noise 'lrtt'. Did you mean 'lrt'"),
         ({"noise": {"kind": "adversarial", "step": 2}}, "Unknown option of the noise adversarial 'step'. Did you mean"),
-        ({"kl": "montecarlo"}, "Did you mean 'monte-carlo'"),
-        ({"kl": "closed", "prior": {"kind": "scale-mixture"}}, "ScaleMixture has no closed-form KL"),
+        ({"kl_term": "montecarlo"}, "Did you mean 'monte-carlo'"),
+        ({"kl_term": "closed", "prior": {"kind": "scale-mixture"}}, "ScaleMixture has no closed-form KL"),
         ({"draws": 0}, "draws=0"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"random": "nothing"}, "nothing"),
-        ({"kl_weight": "blundell"}, "needs batches="),
+        ({"kl_term": {"weight": "blundell"}}, "needs batches"),
         ({"optimizer": "adamm"}, "Did you mean 'adam"),
     ],
 )

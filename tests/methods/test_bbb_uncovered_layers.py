@@ -54,7 +54,7 @@ class TiedTwice(nn.Module):
 @ACTIVATION
 @pytest.mark.parametrize("make", [Twice, Functional, TiedTwice])
 def test_reused_tied_and_functional_layers_have_the_distribution_of_weight_draws(make, noise: str) -> None:
-    posterior = BBB(make(), data_size=10, noise=noise, std_init=1.0, lr=0.0)
+    posterior = BBB(make(), data_size=10, noise=noise, init=1.0, lr=0.0)
     out = seen_in_training(posterior, torch.ones(2, 1, dtype=torch.float64), 400)[..., 0]
     assert torch.equal(out[:, 0], out[:, 1])
     # w² for w ~ N(0, 1) is χ² with one degree of freedom; Kolmogorov-Smirnov at p = 1e-5.
@@ -72,8 +72,8 @@ def test_only_the_reused_layer_loses_its_noise_per_example(noise: str) -> None:
             return self.once(self.twice(self.twice(x)))
 
     x = torch.ones(2, 3)
-    shared = seen_in_training(BBB(Net(), data_size=10, noise=noise, std_init=0.5, lr=0.0, random="twice.*"), x, 2)
-    own = seen_in_training(BBB(Net(), data_size=10, noise=noise, std_init=0.5, lr=0.0), x, 2)
+    shared = seen_in_training(BBB(Net(), data_size=10, noise=noise, init=0.5, lr=0.0, random="twice.*"), x, 2)
+    own = seen_in_training(BBB(Net(), data_size=10, noise=noise, init=0.5, lr=0.0), x, 2)
     assert torch.equal(shared[:, 0], shared[:, 1])
     assert not torch.equal(shared[0], shared[1])
     assert not torch.equal(own[:, 0], own[:, 1])
@@ -93,7 +93,7 @@ def test_attentions_output_projection_which_is_never_called_has_the_right_spread
     torch.manual_seed(0)
     net, x = Net(), torch.randn(1, 3, 2, dtype=torch.float64)
     before_projection = net(x).detach()  # out_proj is the identity
-    posterior = BBB(net, data_size=10, noise=noise, std_init=0.5, lr=0.0, random="*.out_proj.*")
+    posterior = BBB(net, data_size=10, noise=noise, init=0.5, lr=0.0, random="*.out_proj.*")
     out = seen_in_training(posterior, x, 400)
     variance = 0.25 * (before_projection.square().sum(-1, keepdim=True) + 1).expand(1, 3, 2)
     # Gaussian outputs: six variances at 5.5 standard errors, false alarms 2e-7.
@@ -124,7 +124,7 @@ def test_an_input_by_keyword_takes_weight_draws(noise: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(input=x)
 
-    out = seen_in_training(BBB(Net(), data_size=10, noise=noise, std_init=0.5, lr=0.0), torch.ones(2, 2), 3)
+    out = seen_in_training(BBB(Net(), data_size=10, noise=noise, init=0.5, lr=0.0), torch.ones(2, 2), 3)
     assert torch.equal(out[:, 0], out[:, 1])
     assert len(out[:, 0].unique()) == 3
 
@@ -148,7 +148,7 @@ def test_the_first_step_counts_the_batch_once(noise: str, draws: int) -> None:
     net = UsedTwice()
     plain = copy.deepcopy(net)
     x, y = torch.randn(6, 4), torch.arange(6) % 3
-    options = {"optimizer": "sgd", "lr": 1.0, "temperature": 0.0, "rho_init": -60.0}
+    options = {"optimizer": "sgd", "lr": 1.0, "temperature": 0.0, "init": {"rho": -60.0}}
     posterior = BBB(net, data_size=10, noise=noise, draws=draws, **options)
     posterior.step(lambda model: F.cross_entropy(model(x), y))
     F.cross_entropy(plain(x), y).backward()

@@ -32,15 +32,15 @@ def of(method: Any, **options: Any) -> Build:
 
 
 METHODS: dict[str, Build] = {
-    "vogn": of(credo.VOGN, lr=0.02, curvature_init=0.5, draws=2, temperature=0.1),
+    "vogn": of(credo.VOGN, lr=0.02, curvature={"init": 0.5}, draws=2, temperature=0.1),
     "vogn at mean": of(credo.VOGN, lr=0.02),
-    "vogn adversarial": of(credo.VOGN, lr=0.02, curvature_init=0.5, noise="adversarial"),
+    "vogn adversarial": of(credo.VOGN, lr=0.02, curvature={"init": 0.5}, noise="adversarial"),
     "ogn": of(credo.OGN, lr=0.02),
     "kfac": of(credo.KFAC, lr=0.02),
     "noisy-kfac": of(credo.NoisyKFAC, lr=0.02, draws=2),
-    "kfac sampled": of(credo.KFAC, lr=0.02, fisher="sampled"),
+    "kfac sampled": of(credo.KFAC, lr=0.02, curvature={"fisher": "sampled"}),
     "ensemble of vogn": lambda: credo.Ensemble(
-        [credo.VOGN(network(i), data_size=50, seed=i, curvature_init=0.5) for i in range(2)]
+        [credo.VOGN(network(i), data_size=50, seed=i, curvature={"init": 0.5}) for i in range(2)]
     ),
 }
 methods = pytest.mark.parametrize("name", METHODS)
@@ -108,7 +108,7 @@ def test_rows_that_do_not_count_are_named_in_the_first_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vogn", "kfac", "kfac sampled"])
 def test_rows_that_act_on_each_other_are_named_in_the_first_step(name: str) -> None:
-    options = {"fisher": "sampled"} if "sampled" in name else {}
+    options = {"curvature": {"fisher": "sampled"}} if "sampled" in name else {}
     posterior = type(METHODS[name]())(Coupled(), data_size=50, **options)
     with pytest.warns(credo.ExampleCountWarning, match="interact"):
         posterior.step(lambda net: F.cross_entropy(net(X.flatten(1)), Y))
@@ -165,7 +165,7 @@ def test_sampled_labels_count_tokens_as_the_loss_does() -> None:
         slopes = (model(x).softmax(-1) - F.one_hot(labels, 3))[counts] / total
     y = labels.where(counts, -100)
     for examples in (rows, total):
-        posterior = credo.KFAC(model, data_size=50, lr=0.0, fisher="sampled", diagonal="0.*")
+        posterior = credo.KFAC(model, data_size=50, lr=0.0, curvature={"fisher": "sampled", "diagonal": "0.*"})
         posterior.step(lambda net: F.cross_entropy(net(x).flatten(0, 1), y.flatten()), examples=examples)
         block = next(block for block in posterior.blocks if "1.weight" in block.names)
         torch.testing.assert_close(block.outputs[0], slopes.T @ slopes * examples / 6)
@@ -181,7 +181,7 @@ def test_rows_that_outputs_do_not_show_are_asked_for(fisher: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.a(x)[:4]
 
-    posterior = credo.KFAC(Pair(), data_size=50, fisher=fisher)
+    posterior = credo.KFAC(Pair(), data_size=50, curvature={"fisher": fisher})
     x = torch.randn(ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="Give weights="):
         posterior.step(lambda net: F.cross_entropy(net(x), Y[:4]), examples=4)
@@ -206,9 +206,9 @@ def test_a_layer_that_does_not_see_rows_is_named_where_some_do_not_count() -> No
     def loss(net: nn.Module) -> Tensor:
         return F.cross_entropy(net(x).flatten(0, 1), y.flatten())
 
-    with pytest.raises(ValueError, match=r"a gets an input that begins with 24 .* diagonal=\['a.weight', 'a.bias'\]"):
+    with pytest.raises(ValueError, match=r"a gets an input that begins with 24 .*'diagonal': \['a.weight', 'a.bias'\]"):
         credo.KFAC(Flat(), data_size=50).step(loss, examples=5)
-    one, other = (credo.KFAC(Flat(), data_size=50, diagonal=["a.*"]) for _ in range(2))
+    one, other = (credo.KFAC(Flat(), data_size=50, curvature={"diagonal": ["a.*"]}) for _ in range(2))
     one.step(loss, examples=5)
     other.step(lambda net: F.cross_entropy(net(x[KEPT]).flatten(0, 1), y[KEPT].flatten()))
     same(one, other)
@@ -251,7 +251,7 @@ def test_ivon_weighs_passes_by_their_examples(estimator: str) -> None:
     """A pass twice is a pass with twice the examples."""
 
     def build() -> credo.IVON:
-        return credo.IVON(network(), data_size=50, curvature_decay=0.9, estimator=estimator)
+        return credo.IVON(network(), data_size=50, curvature={"decay": 0.9, "estimator": estimator})
 
     one, other = build(), build()
     fixed = one._sample()

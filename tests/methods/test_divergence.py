@@ -29,7 +29,8 @@ def network(inputs: int = 1, outputs: int = 1) -> nn.Module:
 
 
 def ivon(**options: Any) -> credo.IVON:
-    return credo.IVON(network(), data_size=100, likelihood=credo.GaussianNoise(0.1), **options)
+    unsafe = {"lr": 0.1, "clip": None, "temperature": 1.0, "prior": 1.0, "curvature": 0.9999}
+    return credo.IVON(network(), data_size=100, likelihood=credo.GaussianNoise(0.1), **{**unsafe, **options})
 
 
 def stepped(posterior: credo.Posterior, steps: int) -> None:
@@ -51,11 +52,18 @@ def test_ivon_with_a_small_fixed_noise_says_that_it_diverges_and_what_helps() ->
     stepped(ivon(clip=0.01), 80)  # as advised; a warning would be an error
 
 
+def test_ivon_does_not_diverge_with_its_defaults() -> None:
+    x, y = gap()
+    posterior = credo.IVON(network(), data_size=100, likelihood=credo.GaussianNoise(0.1))
+    credo.fit(posterior, [(x, y)], epochs=200, progress=False)  # a warning would be an error
+    assert credo.predict(posterior, x).mean.abs().max() < 3 * y.abs().max()
+
+
 def test_it_is_said_in_fit_and_in_torch_optimisers() -> None:
     x, y = gap()
     with pytest.warns(credo.DivergenceWarning):
-        credo.fit(ivon(), [(x, y)], epochs=40, progress=False)
-    optimizer = credo.optim.IVON(network(), data_size=100)
+        credo.fit(ivon(), [(x, y)], epochs=40, schedule="constant", progress=False)
+    optimizer = credo.optim.IVON(network(), data_size=100, lr=0.1, clip=None)
     likelihood = credo.GaussianNoise(0.1)
     with pytest.warns(credo.DivergenceWarning):
         repeated(40, lambda: optimizer.step(lambda: likelihood.nll(optimizer.posterior.model(x), y)))
@@ -64,9 +72,9 @@ def test_it_is_said_in_fit_and_in_torch_optimisers() -> None:
 @pytest.mark.parametrize(
     ("method", "advice"),
     [
-        ("map", "clip_norm=1 or lr=0.0001"),
-        ("vogn", "damping=1 or lr=0.001"),
-        ("noisy-kfac", "clip=0.001 or damping=0.01"),
+        ("map", "optimizer={'clip_norm': 1} or lr=0.0001"),
+        ("vogn", "damping=0.5 or lr=0.0005"),
+        ("noisy-kfac", "clip=0.0003 or damping=0.1"),
     ],
 )
 def test_every_method_is_watched(method: str, advice: str) -> None:
@@ -97,9 +105,9 @@ def test_only_a_row_of_steps_far_above_the_start_counts() -> None:
 def test_a_resumed_training_knows_where_it_began(tmp_path: Path) -> None:
     x, y = gap()
     path = tmp_path / "run.pt"
-    credo.fit(ivon(), [(x, y)], epochs=STEPS_ABOVE - 2, checkpoint=path, progress=False)
+    credo.fit(ivon(), [(x, y)], epochs=STEPS_ABOVE - 2, checkpoint=path, schedule="constant", progress=False)
     with pytest.warns(credo.DivergenceWarning, match=r"steps in a row .* and 2\d(\.\d)? at the first step"):
-        credo.fit(ivon(), [(x, y)], epochs=STEPS_ABOVE + 3, checkpoint=path, progress=False)
+        credo.fit(ivon(), [(x, y)], epochs=STEPS_ABOVE + 3, checkpoint=path, schedule="constant", progress=False)
 
 
 # -- the first draw ------------------------------------------------------------------------------------------
@@ -118,10 +126,10 @@ def good_classifier() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 BAD_STARTS = [
-    ("bbb", {"std_init": 3.0}, "std_init=0.3 or a smaller relative_std"),
-    ("ivon", {"curvature_init": 0.01, "prior_precision": 0.1}, "curvature_init=1 or temperature=0.01"),
-    ("vogn", {"curvature_init": 0.0, "damping": 1e-3, "prior_precision": 0.01}, "temperature=0.01"),
-    ("node-bnn", {"spread": 8.0}, "a smaller std_init"),
+    ("bbb", {"init": 3.0}, "init=0.3 or a smaller init.relative_std"),
+    ("ivon", {"curvature": {"init": 0.01}, "prior_precision": 0.1}, "curvature={'init': 1} or temperature=0.01"),
+    ("vogn", {"curvature": {"init": 0.0}, "damping": 1e-3, "prior_precision": 0.01}, "temperature=0.01"),
+    ("node-bnn", {"init": {"spread": 8.0}}, "a smaller init.std"),
 ]
 
 
@@ -191,5 +199,5 @@ def test_a_loss_that_fails_without_gradients_still_trains() -> None:
         (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
         return loss + slope.square().sum()
 
-    terms = credo.BBB(model, data_size=64, std_init=3.0).step(nll)
+    terms = credo.BBB(model, data_size=64, init=3.0).step(nll)
     assert terms.nll > 5

@@ -31,7 +31,7 @@ def test_draws_are_the_members_in_turn() -> None:
             member.model(x * (member.seed + 1))
     ensemble = Ensemble(members).eval()
     outputs = []
-    for draw in ensemble.draws(7):
+    for draw in ensemble.iter_draws(7):
         with ensemble.sampled(draw) as net:
             outputs.append(net(x))
     expected = [member.model(x) for member in members]
@@ -52,8 +52,8 @@ def test_single_draws_choose_every_member_equally_often() -> None:
 
 
 def test_a_draw_of_a_gaussian_member_comes_from_that_member() -> None:
-    members = [BBB(network(i), data_size=10, seed=i, std_init=1e-6) for i in range(2)]
-    for draw, member in zip(Ensemble(members).draws(2), members, strict=True):
+    members = [BBB(network(i), data_size=10, seed=i, init=1e-6) for i in range(2)]
+    for draw, member in zip(Ensemble(members).iter_draws(2), members, strict=True):
         for name, mean in member.mean().items():
             torch.testing.assert_close(draw[name], mean, rtol=0, atol=1e-5)
             assert not torch.equal(draw[name], mean)
@@ -74,7 +74,7 @@ def test_members_train_as_they_would_alone() -> None:
 
 def test_the_kl_is_the_members_average_and_lr_scale_reaches_them() -> None:
     x, y = data()
-    ensemble = Ensemble([BBB(network(i), data_size=10, seed=i, std_init=0.1 + i) for i in range(2)])
+    ensemble = Ensemble([BBB(network(i), data_size=10, seed=i, init=0.1 + i) for i in range(2)])
     expected = sum(member.kl().item() for member in ensemble.parts) / 2
     ensemble.lr_scale = 0.25
     terms = ensemble.step(lambda net: F.cross_entropy(net(x), y))
@@ -85,7 +85,7 @@ def test_the_kl_is_the_members_average_and_lr_scale_reaches_them() -> None:
 def test_an_ensemble_of_dropout_networks_is_noisy_in_every_member() -> None:
     x = data()[0]
     ensemble = Ensemble([MCDropout(network(i), data_size=10, rate=0.5, seed=i) for i in range(2)]).eval()
-    for draw in ensemble.draws(2):
+    for draw in ensemble.iter_draws(2):
         with ensemble.sampled(draw) as net:
             assert not torch.equal(net(x), net(x))
 
@@ -104,10 +104,10 @@ def test_seeded_reaches_the_members() -> None:
     ensemble = Ensemble([BBB(network(i), data_size=10, seed=i) for i in range(2)])
     states = [member.generator.get_state() for member in ensemble.parts]
     with ensemble.seeded(3):
-        first = list(ensemble.draws(2))
+        first = list(ensemble.iter_draws(2))
     assert all(torch.equal(m.generator.get_state(), s) for m, s in zip(ensemble.parts, states, strict=True))
     with ensemble.seeded(3):
-        again = list(ensemble.draws(2))
+        again = list(ensemble.iter_draws(2))
     assert all(torch.equal(a["0.weight"], b["0.weight"]) for a, b in zip(first, again, strict=True))
     # Members of one network under one seed must still draw apart.
     noise = [
@@ -145,8 +145,8 @@ def test_ensembles_of_one_size_are_the_mixture_of_all_their_members(tmp_path) ->
 
 
 def test_nested_random_members_are_drawn_equally_often() -> None:
-    members = [BBB(network(i), data_size=10, seed=i, std_init=1e-6) for i in range(4)]
-    draws = list(Ensemble([Ensemble(members[:2]), Ensemble(members[2:])]).draws(8))
+    members = [BBB(network(i), data_size=10, seed=i, init=1e-6) for i in range(4)]
+    draws = list(Ensemble([Ensemble(members[:2]), Ensemble(members[2:])]).iter_draws(8))
     nearest = [min(range(4), key=lambda i: (d["0.weight"] - members[i].model[0].weight).abs().sum()) for d in draws]
     assert nearest == [0, 1, 2, 3] * 2
 
@@ -173,7 +173,7 @@ def test_a_member_in_two_nested_ensembles_is_refused() -> None:
 
 
 def test_a_kronecker_update_that_overflows_is_no_step_of_any_member() -> None:
-    options = {"lr": 0.1, "clip": None, "factor_every": 10, "damping": 1e-6, "prior_precision": 1e-6}
+    options = {"lr": 0.1, "clip": None, "curvature": {"factor_every": 10}, "damping": 1e-6, "prior_precision": 1e-6}
     ensemble, (x, y) = Ensemble([KFAC(network(i), data_size=12, seed=i, **options) for i in range(2)]), data()
     ensemble.step(lambda net: F.cross_entropy(net(x), y))
     before = [{name: value.clone() for name, value in part.named_buffers()} for part in ensemble.parts]

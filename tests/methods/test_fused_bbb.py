@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 def trained(steps: int, **options: Any) -> tuple[credo.BBB, list[credo.Terms]]:
     torch.manual_seed(0)
-    posterior = credo.BBB(Net(), data_size=50, std_init=0.05, lr=0.01, seed=4, **options)
+    posterior = credo.BBB(Net(), data_size=50, init=0.05, lr=0.01, seed=4, **options)
     x, y = torch.randn(10, 1, 6, 6), torch.randint(3, (10,))
     return posterior, [posterior.step(lambda net: F.cross_entropy(net(x), y)) for _ in range(steps)]
 
@@ -45,8 +45,8 @@ def trained(steps: int, **options: Any) -> tuple[credo.BBB, list[credo.Terms]]:
         {},
         {"draws": 3},
         {"prior": credo.priors.Gaussian(mean=0.3, std=0.2), "temperature": 5.0},
-        {"clip_norm": 0.01, "optimizer": "sgd"},
-        {"random": "weights", "optimizer_options": {"weight_decay": 0.1}},
+        {"optimizer": {"name": "sgd", "clip_norm": 0.01}},
+        {"random": "weights", "optimizer": {"weight_decay": 0.1}},
     ],
 )
 def test_compiled_steps_equal_torch_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_without_compiled_code(options: dict[str, Any], monkeypatch: pytest.Monk
     "options",
     [
         {"noise": "lrt"},
-        {"kl": "monte-carlo"},
+        {"kl_term": "monte-carlo"},
         {"prior": credo.priors.Laplace()},
         {"prior": credo.priors.Gaussian(0.0, {"*": 1.0})},
     ],
@@ -135,7 +135,7 @@ def trained_past_the_draw(steps: int, std: float, factor: float = 1.0, **options
     """Trained on a loss that also reads two of the means themselves, one of them a weight, past the draw."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    posterior = credo.BBB(net, data_size=50, std_init=std, seed=4, **options)
+    posterior = credo.BBB(net, data_size=50, init=std, seed=4, **options)
     weight, bias = net[0].weight, net[2].bias  # while a draw is in their place, the network has others
     x, y = torch.randn(10, 4), torch.randint(2, (10,))
     for _ in range(steps):
@@ -146,7 +146,7 @@ def trained_past_the_draw(steps: int, std: float, factor: float = 1.0, **options
 
 
 @needs_kernels
-@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"clip_norm": 0.3, "optimizer": "sgd", "lr": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"optimizer": {"name": "sgd", "clip_norm": 0.3}, "lr": 0.1}])
 @pytest.mark.parametrize("without", ["this pass", "any kernel"])
 def test_what_a_loss_takes_from_the_means_past_the_draw_counts(
     options: dict[str, Any], without: str, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +168,7 @@ def test_what_a_loss_takes_from_the_means_past_the_draw_counts(
 @pytest.mark.parametrize("clip_norm", [0.01, 0.3])
 def test_clipping_is_by_the_norm_of_all_that_counts(clip_norm: float) -> None:
     start = trained_past_the_draw(0, 0.05)
-    moved = trained_past_the_draw(1, 0.05, factor=10.0, optimizer="sgd", lr=1.0, clip_norm=clip_norm)
+    moved = trained_past_the_draw(1, 0.05, factor=10.0, optimizer={"name": "sgd", "clip_norm": clip_norm}, lr=1.0)
     pairs = zip(moved.parameters(), start.parameters(), strict=True)
     way = torch.cat([(a - b).detach().reshape(-1).double() for a, b in pairs])
     assert float(way.norm()) == pytest.approx(clip_norm, rel=1e-4)

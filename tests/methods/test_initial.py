@@ -32,20 +32,20 @@ def test_by_default_the_means_are_the_networks_weights_and_the_std_is_small() ->
 @pytest.mark.parametrize("std", [1e-9, 0.3, 5.0])
 def test_std_init_is_the_std(std: float) -> None:
     torch.testing.assert_close(
-        flat(BBB(network(), data_size=1, std_init=std).std()), torch.full((1763,), std), rtol=1e-5, atol=0
+        flat(BBB(network(), data_size=1, init=std).std()), torch.full((1763,), std), rtol=1e-5, atol=0
     )
 
 
 @pytest.mark.parametrize(("rho", "std"), [(-30.0, 9.3576e-14), (-10.0, 4.5399e-5), (-3.0, 0.048587), (-1.5, 0.201413)])
 def test_rho_init_goes_through_softplus(rho: float, std: float) -> None:
     torch.testing.assert_close(
-        flat(BBB(network(), data_size=1, rho_init=rho).std()), torch.full((1763,), std), rtol=1e-4, atol=0
+        flat(BBB(network(), data_size=1, init={"rho": rho}).std()), torch.full((1763,), std), rtol=1e-4, atol=0
     )
 
 
 @pytest.mark.parametrize("given", [(-5.0, 0.1), [-5.0, 0.1]])
 def test_rho_init_of_two_numbers_is_a_normal(given) -> None:
-    rho = BBB(network(), data_size=1, rho_init=given).rho.detach()
+    rho = BBB(network(), data_size=1, init={"rho": given}).rho.detach()
     # Kolmogorov-Smirnov at p = 1e-4.
     assert stats.kstest(rho.double().numpy(), "norm", args=(-5.0, 0.1)).pvalue > 1e-4
 
@@ -54,7 +54,7 @@ def test_relative_std_is_a_share_of_each_weight() -> None:
     net = network()
     with torch.no_grad():
         net[0].weight[0].zero_()
-    posterior = BBB(net, data_size=1, relative_std=0.2)
+    posterior = BBB(net, data_size=1, init={"relative_std": 0.2})
     mean, std = flat(posterior.mean()), flat(posterior.std())
     floor = 1e-3 * mean.abs().mean()
     torch.testing.assert_close(std, 0.2 * mean.abs().clamp_min(floor), rtol=1e-4, atol=0)
@@ -67,13 +67,13 @@ def test_relative_std_of_an_all_zero_network_is_still_positive() -> None:
     net = nn.Linear(2, 2)
     nn.init.zeros_(net.weight)
     nn.init.zeros_(net.bias)
-    assert (flat(BBB(net, data_size=1, relative_std=0.2).std()) > 0).all()
+    assert (flat(BBB(net, data_size=1, init={"relative_std": 0.2}).std()) > 0).all()
 
 
 def test_from_pretrained_keeps_the_weights_and_takes_a_tenth_of_them_as_std() -> None:
     net = network()
     posterior = BBB.from_pretrained(net, data_size=1)
-    other = BBB(network(), data_size=1, relative_std=0.1)
+    other = BBB(network(), data_size=1, init={"relative_std": 0.1})
     assert torch.equal(posterior.rho, other.rho)
     assert torch.equal(flat(posterior.mean()), flat(other.mean()))
 
@@ -82,16 +82,16 @@ def test_from_pretrained_takes_a_first_deviation_and_keeps_running_statistics() 
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     net(torch.randn(9, 3))
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    posterior = BBB.from_pretrained(net, data_size=1, std_init=0.02)
+    posterior = BBB.from_pretrained(net, data_size=1, init=0.02)
     torch.testing.assert_close(flat(posterior.std()), torch.full((16,), 0.02))
     assert all(torch.equal(buffer, before[name]) for name, buffer in posterior.model.named_buffers())
-    assert set(BBB.from_pretrained(net, data_size=1, rho_init=-3.0).rho.tolist()) == {-3.0}
+    assert set(BBB.from_pretrained(net, data_size=1, init={"rho": -3.0}).rho.tolist()) == {-3.0}
     with pytest.raises(ValueError, match="exclude each other"):
-        BBB.from_pretrained(net, data_size=1, relative_std=0.1, std_init=0.02)
+        BBB.from_pretrained(net, data_size=1, relative_std=0.1, init=0.02)
 
 
 def test_mean_init_of_a_number_is_a_normal_of_that_std() -> None:
-    posterior = BBB(network(), data_size=1, mean_init=0.1)
+    posterior = BBB(network(), data_size=1, init={"mean": 0.1})
     # Kolmogorov-Smirnov at p = 1e-4.
     assert stats.kstest(flat(posterior.mean()).double().numpy(), "norm", args=(0, 0.1)).pvalue > 1e-4
 
@@ -101,7 +101,7 @@ def test_mean_init_of_a_number_is_a_normal_of_that_std() -> None:
     [(Gaussian(0.5, 0.2), 0.5, 0.2), (Laplace(0.0, 0.2), 0.0, 0.2 * math.sqrt(2)), (ScaleMixture(), 0.0, 0.2601)],
 )
 def test_mean_init_from_the_prior_is_truncated_at_two_of_its_stds(prior, centre: float, std: float) -> None:
-    mean = flat(BBB(network(), data_size=1, prior=prior, mean_init="prior").mean()).double()
+    mean = flat(BBB(network(), data_size=1, prior=prior, init={"mean": "prior"}).mean()).double()
     assert (mean - centre).abs().max() <= 2 * std * (1 + 1e-3)
     # Kolmogorov-Smirnov at p = 1e-4.
     assert stats.kstest(mean.numpy(), "truncnorm", args=(-2, 2, centre, std)).pvalue > 1e-4
@@ -111,7 +111,7 @@ def test_mean_init_by_he_scales_with_the_inputs_of_each_weight_and_zeroes_biases
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(6, 40, 3), nn.BatchNorm2d(40), nn.Linear(50, 30))
     norm = net[1].weight.detach().clone()
-    mean = BBB(net, data_size=1, mean_init="he").mean()
+    mean = BBB(net, data_size=1, init={"mean": "he"}).mean()
     # Kolmogorov-Smirnov at p = 1e-4, twice.
     for name, inputs in (("0.weight", 6 * 9), ("2.weight", 50)):
         values = mean[name].reshape(-1).double().numpy()
@@ -123,7 +123,7 @@ def test_mean_init_by_he_scales_with_the_inputs_of_each_weight_and_zeroes_biases
 
 def test_mean_init_from_a_prior_by_name_uses_each_parameters_own_scale() -> None:
     prior = Gaussian(mean={"1.*": 3.0, "*": 0.0}, std={"1.*": 0.01, "*": 1.0})
-    mean = BBB(network(), data_size=1, prior=prior, mean_init="prior").mean()
+    mean = BBB(network(), data_size=1, prior=prior, init={"mean": "prior"}).mean()
     assert (mean["1.weight"] - 3).abs().max() < 0.021
     assert mean["0.weight"].abs().max() > 1.5
 
@@ -132,11 +132,12 @@ def test_only_random_parameters_are_initialised_and_by_the_own_generator() -> No
     net = network()
     bias = net[0].bias.detach().clone()
     before = torch.get_rng_state()
-    posterior = BBB(net, data_size=1, random="weights", mean_init="prior", rho_init=(-3.0, 1.0), seed=4)
+    posterior = BBB(net, data_size=1, random="weights", init={"mean": "prior", "rho": (-3.0, 1.0)}, seed=4)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(net[0].bias, bias)
     again, other = (
-        BBB(network(), data_size=1, random="weights", mean_init="prior", rho_init=(-3.0, 1.0), seed=s) for s in (4, 5)
+        BBB(network(), data_size=1, random="weights", init={"mean": "prior", "rho": (-3.0, 1.0)}, seed=s)
+        for s in (4, 5)
     )
     assert torch.equal(flat(again.mean()), flat(posterior.mean()))
     assert torch.equal(again.rho, posterior.rho)
@@ -145,7 +146,7 @@ def test_only_random_parameters_are_initialised_and_by_the_own_generator() -> No
 
 def test_half_precision_networks_can_be_initialised() -> None:
     net = network().bfloat16()
-    posterior = BBB(net, data_size=1, mean_init="prior", prior=0.5, std_init=0.1)
+    posterior = BBB(net, data_size=1, init={"mean": "prior", "std": 0.1}, prior=0.5)
     assert posterior.rho.dtype == torch.bfloat16
     assert F.softplus(posterior.rho.float()).mean().item() == pytest.approx(0.1, rel=0.02)
 
@@ -153,19 +154,19 @@ def test_half_precision_networks_can_be_initialised() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"std_init": 0.1, "relative_std": 0.1}, "std_init and relative_std were given"),
-        ({"std_init": 0.1, "rho_init": -3.0}, "std_init and rho_init were given"),
-        ({"std_init": 0.0}, "std_init=0.0 must be positive"),
-        ({"std_init": math.nan}, "positive"),
-        ({"std_init": math.inf}, "std_init=inf must be positive and finite"),
-        ({"relative_std": math.inf}, "relative_std=inf must be positive and finite"),
-        ({"rho_init": math.nan}, "rho_init=nan must be finite"),
-        ({"rho_init": -math.inf}, "rho_init=-inf must be finite"),
-        ({"rho_init": (-3.0, math.nan)}, "rho_init=.* must be finite"),
-        ({"mean_init": math.nan}, "mean_init=nan must be a finite std"),
-        ({"mean_init": -1.0}, "mean_init=-1.0 must be a finite std"),
-        ({"relative_std": -0.1}, "relative_std=-0.1 must be positive"),
-        ({"mean_init": "priors"}, "Did you mean 'prior'"),
+        ({"init": {"std": 0.1, "relative_std": 0.1}}, "std and relative_std: they exclude"),
+        ({"init": {"std": 0.1, "rho": -3.0}}, "std and rho: they exclude"),
+        ({"init": 0.0}, "init.std=0.0 must be a positive"),
+        ({"init": math.nan}, "positive"),
+        ({"init": math.inf}, "init.std=inf must be a positive and finite"),
+        ({"init": {"relative_std": math.inf}}, "relative_std=inf must be a positive and finite"),
+        ({"init": {"rho": math.nan}}, "init.rho=nan must be finite"),
+        ({"init": {"rho": -math.inf}}, "init.rho=-inf must be finite"),
+        ({"init": {"rho": (-3.0, math.nan)}}, "init.rho=.* must be finite"),
+        ({"init": {"mean": math.nan}}, "init.mean=nan must be a finite std"),
+        ({"init": {"mean": -1.0}}, "init.mean=-1.0 must be a finite std"),
+        ({"init": {"relative_std": -0.1}}, "relative_std=-0.1 must be a positive"),
+        ({"init": {"mean": "priors"}}, "Did you mean 'prior'"),
     ],
 )
 def test_bad_or_clashing_choices_are_refused(options: dict, words: str) -> None:

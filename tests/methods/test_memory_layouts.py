@@ -13,9 +13,9 @@ from credo.core.kernels.build import library
 
 needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
 METHODS: dict[str, Callable[..., credo.Posterior]] = {
-    "map": lambda net: credo.MAP(net, data_size=50, prior=1.0, lr=0.05, clip_norm=0.5),
-    "bbb": lambda net: credo.BBB(net, data_size=50, std_init=0.05, lr=0.05, clip_norm=0.5),
-    "bbb-sgd": lambda net: credo.BBB(net, data_size=50, std_init=0.05, lr=0.05, draws=2, optimizer="sgd"),
+    "map": lambda net: credo.MAP(net, data_size=50, prior=1.0, lr=0.05, optimizer={"clip_norm": 0.5}),
+    "bbb": lambda net: credo.BBB(net, data_size=50, init=0.05, lr=0.05, optimizer={"clip_norm": 0.5}),
+    "bbb-sgd": lambda net: credo.BBB(net, data_size=50, init=0.05, lr=0.05, draws=2, optimizer="sgd"),
     "vogn": lambda net: credo.VOGN(net, data_size=50, lr=0.05),
     "ivon": lambda net: credo.IVON(net, data_size=50, lr=0.05),
 }

@@ -67,17 +67,17 @@ def average(model: nn.Module, passes: list[dict[str, Tensor]], power: int) -> di
 
 VOGN_SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "curvature given": {"curvature_init": 0.3, "draws": 3, "curvature_decay": 0.9},
-    "averaged": {"averaged": True, "momentum": 0.8, "draws": 2, "curvature_decay": 0.5},
-    "tempered": {"temperature": 0.3, "prior_precision": 4.0, "augmentation": 10.0, "damping": 0.01},
-    "warm-up": {"temperature_start": 0.1, "warmup_steps": 3, "prior_precision": 2.0},
-    "paper's CIFAR runs": {"curvature_decay": 0.001},
+    "curvature given": {"curvature": {"init": 0.3, "decay": 0.9}, "draws": 3},
+    "averaged": {"momentum": {"decay": 0.8, "averaged": True}, "draws": 2, "curvature": 0.5},
+    "tempered": {"temperature": 0.03, "prior_precision": 4.0, "damping": 0.01},
+    "warm-up": {"temperature": {"start": 0.1, "steps": 3}, "prior_precision": 2.0},
+    "paper's CIFAR runs": {"curvature": 0.001},
     "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
     "centred prior": {"prior": credo.priors.Gaussian({"0.*": 0.4, "*": -0.2}, 0.7)},
-    "norm": {"prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
+    "norm": {"prior_precision": 4.0, "curvature": {"init": 0.3, "decay": 0.9}},
     "norm, first at the mean": {"draws": 2, "momentum": 0.5, "lr": {"1.*": 0.05, "*": 0.2}},
-    "random norm": {"random": "*", "prior_precision": 4.0, "curvature_init": 0.3, "curvature_decay": 0.9},
-    "random": {"random": ["2.weight", "0.bias"], "prior_precision": 4.0, "curvature_init": 0.3, "draws": 2},
+    "random norm": {"random": "*", "prior_precision": 4.0, "curvature": {"init": 0.3, "decay": 0.9}},
+    "random": {"random": ["2.weight", "0.bias"], "prior_precision": 4.0, "curvature": {"init": 0.3}, "draws": 2},
 }
 
 
@@ -95,13 +95,17 @@ def test_vogn_is_its_formula(name: str) -> None:
     plain |= {"1.weight", "1.bias"} if "norm" in name and chosen == "all" else set()
     random = {n for n, _ in posterior.model.named_parameters()} - plain
     assert posterior.mean().keys() == posterior.std().keys() == random
-    beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.999)
-    gamma, size = options.get("damping", 0.1), N * options.get("augmentation", 1.0)
-    start, s0 = options.get("temperature_start"), options.get("curvature_init")
+    momentum, curvature = (
+        credo.Momentum.of(options.get("momentum", {})),
+        credo.Curvature.of(options.get("curvature", {})),
+    )
+    beta, decay, s0 = momentum.decay, 0.999 if curvature.decay is None else curvature.decay, curvature.init
+    gamma, size, given = options.get("damping", 0.05), N, options.get("temperature", 1.0)
+    start = given["start"] if isinstance(given, dict) else None
     m, s = {}, {n: torch.full_like(p, s0) for n, p in posterior.model.named_parameters()} if s0 else {}
     centre = posterior.layout.split(torch.zeros(posterior.layout.size) + posterior.prior.mean)
     for step in range(5):
-        tau = options.get("temperature", 1.0) if start is None else start + (1 - start) * min(1.0, step / 3)
+        tau = given if start is None else start + (1 - start) * min(1.0, step / 3)
         assert posterior.temperature == pytest.approx(tau)
         known = bool(s)
         means, passes = record(posterior)
@@ -114,7 +118,7 @@ def test_vogn_is_its_formula(name: str) -> None:
             delta = tau / size * by_name(options.get("prior_precision", 0.7**-2 if "prior" in options else 1.0), key)
             delta *= key not in plain
             g = g + delta * (mean - centre.get(key, 0.0))
-            if options.get("averaged"):
+            if momentum.averaged:
                 m[key] = beta * m.get(key, 0) + (1 - beta) * g
                 debias = 1 / (1 - beta ** (step + 1))
             else:
@@ -139,29 +143,31 @@ def by_name(value: Any, key: str) -> float:
 
 IVON_SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "fast": {"curvature_decay": 0.8, "curvature_init": 0.2, "draws": 3, "momentum": 0.5},
-    "tempered": {"temperature": 0.3, "prior_precision": 4.0, "curvature_decay": 0.9},
-    "weight decay": {"weight_decay": 0.01, "clip": 0.02, "curvature_decay": 0.9},
-    "raw": {"rescale_lr": False, "debias": False, "curvature_decay": 0.9},
-    "squares": {"estimator": "squares", "curvature_decay": 0.9, "draws": 2},
+    "fast": {"curvature": {"decay": 0.8, "init": 0.2}, "draws": 3, "momentum": 0.5},
+    "tempered": {"temperature": 0.3, "prior_precision": 4.0, "curvature": 0.9},
+    "weight decay": {"weight_decay": 0.01, "clip": 0.02, "curvature": 0.9},
+    "raw": {"momentum": {"debias": False}, "curvature": {"decay": 0.9, "rescale_lr": False}},
+    "squares": {"curvature": {"estimator": "squares", "decay": 0.9}, "draws": 2},
     "by name": {"lr": {"0.*": 0.05, "*": 0.2}, "prior_precision": {"*bias": 0.5, "*": 6.0}},
-    "norm": {"prior_precision": 4.0, "curvature_decay": 0.9, "curvature_init": 0.2},
-    "norm is not random": {"random": "all", "curvature_decay": 0.9, "curvature_init": 0.2, "draws": 2},
-    "random": {"random": ["2.weight", "0.bias"], "curvature_decay": 0.9, "debias": False, "momentum": 0.5},
-    "random, raw": {"random": ["0.weight"], "rescale_lr": False, "curvature_init": 0.2, "curvature_decay": 0.9},
+    "norm": {"prior_precision": 4.0, "curvature": {"decay": 0.9, "init": 0.2}},
+    "norm is not random": {"random": "all", "curvature": {"decay": 0.9, "init": 0.2}, "draws": 2},
+    "random": {"random": ["2.weight", "0.bias"], "curvature": 0.9, "momentum": {"decay": 0.5, "debias": False}},
+    "random, raw": {"random": ["0.weight"], "curvature": {"init": 0.2, "decay": 0.9, "rescale_lr": False}},
 }
 
 
 @pytest.mark.parametrize("name", IVON_SETTINGS)
 def test_ivon_is_its_formula(name: str) -> None:
-    options = {"lr": 0.1, **IVON_SETTINGS[name]}
+    options = {"lr": 0.1, "clip": None, **IVON_SETTINGS[name]}
     posterior = credo.IVON(network_for(name), data_size=N, seed=1, **options)
     chosen = options.get("random", "*")
     plain = {n for n, _ in posterior.model.named_parameters() if n not in chosen} if isinstance(chosen, list) else set()
     plain |= {"1.weight", "1.bias"} if chosen == "all" else set()
     assert posterior.mean().keys() == {n for n, _ in posterior.model.named_parameters()} - plain
-    beta, decay = options.get("momentum", 0.9), options.get("curvature_decay", 0.9999)
-    size, h0 = N / options.get("temperature", 1.0), options.get("curvature_init", 1.0)
+    momentum = credo.IVONMomentum.of(options.get("momentum", {}))
+    curvature = credo.IVONCurvature.of(options.get("curvature", {}))
+    beta, decay, h0 = momentum.decay, 0.9999 if curvature.decay is None else curvature.decay, curvature.init
+    size = N / options.get("temperature", 1.0)
     m: dict[str, Tensor] = {}
     h = {n: torch.full_like(p, h0) for n, p in posterior.model.named_parameters()}
     for step in range(5):
@@ -171,24 +177,24 @@ def test_ivon_is_its_formula(name: str) -> None:
         for key, mean in means.items():
             precision = options["weight_decay"] * N if "weight_decay" in options else options.get("prior_precision", 1)
             delta = by_name(precision, key) / size
-            if options.get("estimator") == "squares":
+            if curvature.estimator == "squares":
                 new = sum(one[key] ** 2 for one in slopes) / len(slopes)
             else:  # ĝ·ε/σ, ε = (w − μ)/σ
                 each = [one[key] * (w[key] - mean) for one, w in zip(slopes, passes, strict=True)]
                 new = size * (h[key] + delta) * sum(each) / len(each)
             m[key] = beta * m.get(key, 0) + (1 - beta) * sum(one[key] for one in slopes) / len(slopes)
-            debias = 1 / (1 - beta ** (step + 1)) if options.get("debias", True) else 1.0
+            debias = 1 / (1 - beta ** (step + 1)) if momentum.debias else 1.0
             if key in plain:  # SGD with momentum, over h₀ where the rate is not rescaled by it
                 assert all(torch.equal(w[key], mean) for w in passes)
-                rate = by_name(options["lr"], key) / (1.0 if options.get("rescale_lr", True) else h0)
+                rate = by_name(options["lr"], key) / (1.0 if curvature.rescale_lr else h0)
                 moved = mean - rate * debias * m[key]
                 torch.testing.assert_close(posterior.model.get_parameter(key).detach(), moved, rtol=1e-8, atol=1e-11)
                 continue
             assert not any(torch.equal(w[key], mean) for w in passes)
             old = h[key]
             h[key] = decay * old + (1 - decay) * new + 0.5 * ((1 - decay) * (old - new)) ** 2 / (old + delta)
-            rate = by_name(options["lr"], key) * ((h0 + delta) if options.get("rescale_lr", True) else 1.0)
-            clip = options.get("clip", math.inf)
+            rate = by_name(options["lr"], key) * ((h0 + delta) if curvature.rescale_lr else 1.0)
+            clip = options["clip"] or math.inf
             direction = ((debias * m[key] + delta * mean) / (h[key] + delta)).clamp(-clip, clip)
             torch.testing.assert_close(posterior.mean()[key], mean - rate * direction, rtol=1e-8, atol=1e-11)
             torch.testing.assert_close(posterior.std()[key], (size * (h[key] + delta)).rsqrt(), rtol=1e-8, atol=1e-11)
@@ -196,7 +202,7 @@ def test_ivon_is_its_formula(name: str) -> None:
 
 def test_the_first_step_of_ivon_is_one_of_sgd() -> None:
     """`rescale_lr` and debiasing, where the prior has no say: the rate is SGD's."""
-    posterior = credo.IVON(network(), data_size=10**9, lr=0.3, curvature_decay=0.0, curvature_init=0.05)
+    posterior = credo.IVON(network(), data_size=10**9, lr=0.3, curvature={"decay": 0.0, "init": 0.05}, clip=None)
     posterior.curvature_decay = 1.0  # the curvature stays
     means, passes = record(posterior)
     slopes = average(posterior.model, passes, 1)
@@ -207,7 +213,7 @@ def test_the_first_step_of_ivon_is_one_of_sgd() -> None:
 @pytest.mark.parametrize("correct", [True, False])
 def test_momentum_is_rescaled_when_the_rate_changes(correct: bool) -> None:
     """Osawa et al. 2019: a momentum that was made of long steps is shortened with them."""
-    posterior = credo.VOGN(network(), data_size=N, lr=0.1, momentum_correction=correct, prior_precision=1e-9)
+    posterior = credo.VOGN(network(), data_size=N, lr=0.1, momentum={"correction": correct}, prior_precision=1e-9)
     m: dict[str, Tensor] = {}
     last = None
     for scale in (1.0, 1.0, 0.1, 0.0, 0.5):
@@ -224,7 +230,7 @@ def test_momentum_is_rescaled_when_the_rate_changes(correct: bool) -> None:
 
 @pytest.mark.parametrize("make", [network, normed])
 def test_ogn_is_vogn_without_noise(make: Callable[[], nn.Module]) -> None:
-    options: dict[str, Any] = {"data_size": N, "lr": 0.1, "prior_precision": 3.0, "curvature_decay": 0.7}
+    options: dict[str, Any] = {"data_size": N, "lr": 0.1, "prior_precision": 3.0, "curvature": 0.7, "damping": 0.1}
     ogn, vogn, noisy = (method(make(), **options) for method in (credo.OGN, credo.VOGN, credo.VOGN))
     vogn.noisy = False
     for _ in range(4):
@@ -250,7 +256,7 @@ def test_a_learned_noise_is_learned(method: str, dtype: torch.dtype) -> None:
     nn.init.constant_(model.weight, 1.5)  # not far off: a bad fit would be taken for noise first
     nn.init.constant_(model.bias, -0.5)
     posterior = getattr(credo, method.upper())(
-        model, data_size=400, lr=0.05, likelihood=credo.GaussianNoise(1.0, learn=True), curvature_init=5.0
+        model, data_size=400, lr=0.05, likelihood=credo.GaussianNoise(1.0, learn=True), curvature={"init": 5.0}
     )
     for step in range(500):
         posterior.lr_scale = min(1.0, 2 - step / 250)
@@ -262,10 +268,10 @@ def test_a_learned_noise_is_learned(method: str, dtype: torch.dtype) -> None:
 
 
 BUILDERS: dict[str, Callable[[], Any]] = {
-    "vogn": lambda: credo.VOGN(network(torch.float32), data_size=N, lr=0.05, temperature_start=0.1, warmup_steps=9),
+    "vogn": lambda: credo.VOGN(network(torch.float32), data_size=N, lr=0.05, temperature={"start": 0.1, "steps": 9}),
     "vogn by name": lambda: credo.VOGN(network(), data_size=N, lr={"*": 0.05}, prior_precision={"0.*": 2.0, "*": 1.0}),
     "ogn": lambda: credo.OGN(network(), data_size=N, lr=0.05),
-    "ivon": lambda: credo.IVON(network(torch.float32), data_size=N, curvature_decay=0.9, draws=2),
+    "ivon": lambda: credo.IVON(network(torch.float32), data_size=N, curvature=0.9, draws=2),
     "ivon averaged": lambda: credo.IVON(network(), data_size=N, prior=credo.priors.Gaussian({"*": 0.1}, 0.5)),
 }
 

@@ -12,25 +12,27 @@ import credo
 from credo import optim
 from credo.methods.kfac.blocks import DiagonalBlock, KroneckerBlock
 
-WARM = {"temperature_start": 0.1, "warmup_steps": 10}
+WARM = {"start": 0.1, "steps": 10}
 WARMUPS = [
-    ({"temperature_start": 0.0}, r"temperature_start=0\.0 must be positive"),
-    ({"temperature_start": -0.5}, r"temperature_start=-0\.5 must be positive"),
-    ({"temperature_start": math.inf}, "temperature_start=inf must be positive and finite"),
-    ({"temperature_start": math.nan}, "temperature_start=nan must be positive and finite"),
-    ({"temperature_start": None}, "temperature_start=None and warmup_steps=10 belong together"),
-    ({"warmup_steps": 0}, r"temperature_start=0\.1 and warmup_steps=0 belong together"),
-    ({"warmup_steps": -10}, "warmup_steps=-10 must be a whole number"),
-    ({"warmup_steps": 2.5}, r"warmup_steps=2\.5 must be a whole number"),
+    ({"start": 0.0}, r"temperature\.start=0\.0 must be one number, positive"),
+    ({"start": -0.5}, r"temperature\.start=-0\.5 must be one number, positive"),
+    ({"start": math.inf}, r"temperature\.start=inf must be one number, positive and finite"),
+    ({"start": math.nan}, r"temperature\.start=nan must be one number, positive and finite"),
+    ({"start": "a"}, r"temperature\.start='a' must be one number"),
+    ({"start": None}, r"temperature\.start=None and temperature\.steps=10 belong together"),
+    ({"steps": 0}, r"temperature\.start=0\.1 and temperature\.steps=0 belong together"),
+    ({"steps": -10}, r"temperature\.steps=-10 must be a whole number"),
+    ({"steps": 2.5}, r"temperature\.steps=2\.5 must be a whole number"),
+    ({"stpes": 2}, r"Unknown field of temperature 'stpes'\. Did you mean 'steps'"),
 ]
 
 
 @pytest.mark.parametrize("method", [credo.VOGN, credo.NoisyKFAC])
 @pytest.mark.parametrize(("options", "message"), WARMUPS)
 def test_a_warm_up_that_cannot_be_meant_is_refused(method: Any, options: dict[str, Any], message: str) -> None:
-    method(nn.Linear(2, 2), data_size=10, **WARM)
+    method(nn.Linear(2, 2), data_size=10, temperature=WARM)
     with pytest.raises(ValueError, match=message):
-        method(nn.Linear(2, 2), data_size=10, **{**WARM, **options})
+        method(nn.Linear(2, 2), data_size=10, temperature={**WARM, **options})
 
 
 def test_the_temperature_of_the_papers_text_was_removed() -> None:
@@ -79,7 +81,7 @@ def test_a_kl_that_fails_changes_nothing(steps: int, kind: Any, monkeypatch: pyt
 
 def test_the_first_kl_is_that_of_the_first_posterior() -> None:
     """Before the first step there is none; with a diagonal for all it is a sum over independent weights."""
-    posterior = credo.NoisyKFAC(network(), data_size=10, diagonal="*", random="*", prior_precision=4.0)
+    posterior = credo.NoisyKFAC(network(), data_size=10, curvature={"diagonal": "*"}, random="*", prior_precision=4.0)
     kl = posterior.step(nll).kl
     prior = torch.distributions.Normal(0.0, 0.5)
     means, stds = posterior.mean(), posterior.std()

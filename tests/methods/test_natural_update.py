@@ -158,7 +158,7 @@ def test_ivon_refuses_what_is_too_large_and_goes_on(
 ) -> None:
     monkeypatch.setenv("CREDO_KERNELS", kernels)
     torch.manual_seed(0)
-    posterior = credo.IVON(nn.Linear(3, 2), data_size=10**4, curvature_decay=0.9)
+    posterior = credo.IVON(nn.Linear(3, 2), data_size=10**4, curvature=0.9)
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     posterior.step(lambda net: net(x).square().mean())
     before = {key: t.clone() for key, t in posterior.state_dict().items() if isinstance(t, Tensor)}

@@ -62,7 +62,7 @@ def test_a_folded_network_is_the_unfolded_one_at_fixed_nodes(
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make().to(dtype).eval()
-    nodes = node_layers(model, side=side, bias_scale=bias_scale, layers="all")
+    nodes = node_layers(model, credo.Nodes(side=side, bias_scale=bias_scale))
     values = 1 + 0.5 * torch.randn(max(node.span.stop for node in nodes.values()), dtype=dtype)
     x = torch.randn(6, *shape, dtype=dtype)
     with ExampleNoise(model, nodes, lambda rows: values.expand(rows, -1)).on():
@@ -78,7 +78,9 @@ def test_noise_for_each_example_and_weight_draws_agree_in_distribution(network: 
     """Two samples of 3,000 outputs each, Kolmogorov-Smirnov; a false alarm once in 10,000 for another seed."""
     make, shape = NETWORKS[network]
     torch.manual_seed(0)
-    posterior = NodeBNN(make(), data_size=10, components=3, side=side, spread=0.5, std_init=0.3, bias_scale=True)
+    posterior = NodeBNN(
+        make(), data_size=10, components=3, nodes={"side": side, "bias_scale": True}, init={"spread": 0.5, "std": 0.3}
+    )
     posterior.model.eval()
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
     count = 3000
@@ -89,7 +91,7 @@ def test_noise_for_each_example_and_weight_draws_agree_in_distribution(network: 
         with noise.on():
             each = posterior.model(x.expand(count, *shape))
         draws = []
-        for draw in posterior.draws(count):
+        for draw in posterior.iter_draws(count):
             with posterior.sampled_in_place(draw) as net:  # faster than a private copy for each
                 draws.append(net(x[None])[0])
     together = torch.stack(draws)
@@ -109,7 +111,9 @@ def test_gradients_of_a_step_are_those_of_a_loop_over_examples(network: str, dty
     for layer in model:
         if isinstance(layer, nn.BatchNorm2d):  # one row alone has no statistics
             layer.momentum, layer.training = 0.0, False
-    posterior = NodeBNN(model, data_size=20, components=3, draws=2, side="both", bias_scale=True, temperature=0.0)
+    posterior = NodeBNN(
+        model, data_size=20, components=3, draws=2, nodes={"side": "both", "bias_scale": True}, temperature=0.0
+    )
     x, y = torch.randn(5, *shape, dtype=dtype), torch.arange(5) % 3
     twin = copy.deepcopy(posterior)
     grads = {}
@@ -132,7 +136,7 @@ def test_gradients_of_a_step_are_those_of_a_loop_over_examples(network: str, dty
 @pytest.mark.parametrize("draws", [1, 2, 4])
 def test_components_have_equal_shares_of_the_rows_of_every_pass(draws: int) -> None:
     """A pass with one component alone would be normalised by that component's own statistics."""
-    posterior = NodeBNN(mlp(), data_size=10, components=4, std_init=1e-6, spread=1.0, draws=draws)
+    posterior = NodeBNN(mlp(), data_size=10, components=4, init={"std": 1e-6, "spread": 1.0}, draws=draws)
     passes = []
     for index in range(draws):
         values = posterior._example_values(8, first=3, index=index)
@@ -152,7 +156,7 @@ def test_conjugate_regression_is_recovered() -> None:
     y = model(x * torch.tensor([1.3, 0.8, 1.0, 0.5])) + noise * torch.randn(n, 1, dtype=torch.double)
     likelihood = credo.GaussianNoise(std=noise)
     posterior = NodeBNN(
-        model, data_size=n, components=1, prior_std=s, spread=0.0, draws=4, lr=0.02, likelihood=likelihood
+        model, data_size=n, components=1, prior=s, init={"spread": 0.0}, draws=4, lr=0.02, likelihood=likelihood
     )
     for step in range(800):
         posterior.lr_scale = 1.0 if step < 500 else 0.05
@@ -173,14 +177,14 @@ def test_resnet56_with_four_components_has_less_than_five_per_cent_more_paramete
 
 
 def test_fold_gives_a_plain_network_with_the_means_in_it() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, side="both", std_init=1e-6)
+    posterior = NodeBNN(mlp(), data_size=10, components=3, nodes="both", init=1e-6)
     x = torch.randn(5, 4)
-    for component, draw in enumerate(posterior.draws(3)):
+    for component, draw in enumerate(posterior.iter_draws(3)):
         plain = posterior.fold(component)
         assert type(plain) is nn.Sequential
         torch.testing.assert_close(plain(x), torch.func.functional_call(posterior.model, draw, (x,)))
     with torch.no_grad():
-        same = NodeBNN(mlp(), data_size=10, components=1, side="both")
+        same = NodeBNN(mlp(), data_size=10, components=1, nodes="both")
         same.loc.copy_(posterior.loc.mean(0, keepdim=True))
     torch.testing.assert_close(posterior.fold()(x), same.fold(0)(x))
     assert not {id(p) for p in posterior.fold().parameters()} & {id(p) for p in posterior.parameters()}
@@ -189,7 +193,7 @@ def test_fold_gives_a_plain_network_with_the_means_in_it() -> None:
 
 
 def test_predictions_take_every_component_equally_often() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, std_init=1e-6, spread=1.0)
+    posterior = NodeBNN(mlp(), data_size=10, components=3, init={"std": 1e-6, "spread": 1.0})
     x = torch.randn(7, 4)
     prediction = credo.predict(posterior, x, draws=4)
     assert prediction.draws_used.tolist() == [6] * 7
@@ -198,20 +202,20 @@ def test_predictions_take_every_component_equally_often() -> None:
 
 
 def test_two_groups_and_the_rate_of_the_nodes() -> None:
-    options: dict[str, Any] = {"data_size": 10, "components": 5, "lr": 0.1, "node_lr": 0.03}
-    sgd = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "weight_decay": 0.01}}
-    weights, nodes = NodeBNN(mlp(), **options, **sgd, node_options={"momentum": 0.0})._optimizer().param_groups
+    options: dict[str, Any] = {"data_size": 10, "components": 5, "lr": {"nodes.*": 0.03, "*": 0.1}}
+    sgd = {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}
+    weights, nodes = NodeBNN(mlp(), **options, optimizer={**sgd, "nodes": {"momentum": 0.0}})._optimizer().param_groups
     assert (weights["lr"], weights["weight_decay"], weights["momentum"]) == (0.1, 0.01, 0.9)
     assert (nodes["lr"], nodes["weight_decay"], nodes["momentum"]) == (pytest.approx(0.15), 0.0, 0.0)
     assert len(nodes["params"]) == 2
-    weights, nodes = NodeBNN(mlp(), **{**options, "node_lr": None}, **sgd)._optimizer().param_groups
+    weights, nodes = NodeBNN(mlp(), **{**options, "lr": 0.1}, optimizer=sgd)._optimizer().param_groups
     assert (weights["lr"], nodes["lr"]) == (0.1, pytest.approx(0.5))
     weights, nodes = NodeBNN(mlp(), **options)._optimizer().param_groups
     assert (weights["lr"], nodes["lr"]) == (0.1, 0.03), "Adam's steps do not depend on the gradient's scale"
     frozen = NodeBNN(mlp().requires_grad_(False), **options)
     assert len(frozen._optimizer().param_groups) == 1
     with pytest.raises(ValueError, match="adam has no option momentun"):
-        NodeBNN(mlp(), **options, node_options={"momentun": 0.5})
+        NodeBNN(mlp(), **options, optimizer={"nodes": {"momentun": 0.5}})
 
 
 def test_frozen_weights_stay_and_their_nodes_are_trained() -> None:
@@ -228,7 +232,9 @@ def test_frozen_weights_stay_and_their_nodes_are_trained() -> None:
 
 def test_terms_are_the_kl_with_its_weight_and_gamma() -> None:
     x, y = torch.randn(6, 4), torch.arange(6) % 3
-    posterior = NodeBNN(mlp(), data_size=50, gamma=2.0, temperature=0.5, kl_weight="warmup", warmup_steps=4)
+    posterior = NodeBNN(
+        mlp(), data_size=50, kl_term={"gamma": 2.0, "weight": "warmup", "warmup_steps": 4}, temperature=0.5
+    )
     kl = posterior.kl().item()
     first = posterior.step(lambda net: F.cross_entropy(net(x), y))
     assert (first.penalty, first.kl) == (0.0, pytest.approx(kl, rel=1e-5))
@@ -277,7 +283,7 @@ def test_networks_where_noise_for_each_example_cannot_act_are_refused(
     assert all(torch.equal(p, before[name]) for name, p in posterior.named_parameters())
     batch = NodeBNN(network(), data_size=10, noise="batch")
     assert math.isfinite(batch.step(lambda net: F.cross_entropy(net(x), y)).loss)
-    rest = NodeBNN(network(), data_size=10, layers=["first"])
+    rest = NodeBNN(network(), data_size=10, nodes={"layers": ["first"]})
     assert math.isfinite(rest.step(lambda net: F.cross_entropy(net(x), y)).loss)
 
 
@@ -295,7 +301,7 @@ def test_checkpoints_do_not_change_a_step(reentrant: bool) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), Part(nn.ReLU(), nn.Linear(5, 5), nn.Tanh()), nn.Linear(5, 3))
         model[1].again = again
-        posterior = NodeBNN(model, data_size=10, side="both", lr=0.05)
+        posterior = NodeBNN(model, data_size=10, nodes="both", lr=0.05)
         for _ in range(2):
             posterior.step(lambda net: F.cross_entropy(net(x), y))
         states.append({name: p.detach().clone() for name, p in posterior.named_parameters()})

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def stepped(network: nn.Module, inputs: Tensor, **options: Any) -> dict[str, Tensor]:
-    posterior = NodeBNN(network.double(), data_size=10, side="both", bias_scale=True, lr=0.05, **options)
+    posterior = NodeBNN(network.double(), data_size=10, nodes={"side": "both", "bias_scale": True}, lr=0.05, **options)
     for _ in range(2):
         posterior.step(lambda net: F.cross_entropy(net(inputs), Y))
     return {name: p.detach().clone() for name, p in posterior.named_parameters()}

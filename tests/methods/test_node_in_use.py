@@ -24,7 +24,7 @@ def mlp() -> nn.Sequential:
 def test_all_that_comes_after_training_works(tmp_path) -> None:
     torch.manual_seed(0)
     model = build_model("convnet", inputs=(1, 8, 8), classes=10, channels=[4], hidden=[8], batch_norm=True, seed=0)
-    posterior = NodeBNN(model, data_size=60, components=3, side="both", bias_scale=True, lr=1e-2)
+    posterior = NodeBNN(model, data_size=60, components=3, nodes={"side": "both", "bias_scale": True}, lr=1e-2)
     x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 10
     credo.fit(posterior, [(x, y)], epochs=3, progress=False)
     path = credo.save(posterior, tmp_path / "node.safetensors")
@@ -56,7 +56,7 @@ def test_a_layer_that_is_called_twice_has_the_same_nodes_both_times() -> None:
             return self.layer(torch.tanh(self.layer(x)))
 
     model = Twice()
-    posterior = NodeBNN(model, data_size=10, side="both", bias_scale=True)
+    posterior = NodeBNN(model, data_size=10, nodes={"side": "both", "bias_scale": True})
     x, values = torch.randn(6, 4), 1 + 0.3 * torch.randn(6, 9)
     z, s, v = values.split([4, 4, 1], dim=1)
 
@@ -77,7 +77,7 @@ def test_names_that_look_like_globs_mean_themselves(tmp_path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.by["conv[3x3]"](x) + self.by["conv3"](x)
 
-    posterior = NodeBNN(Branches(), data_size=10, layers=["by.conv[[]3x3]"])
+    posterior = NodeBNN(Branches(), data_size=10, nodes={"layers": ["by.conv[[]3x3]"]})
     assert list(posterior.nodes) == ["by.conv[3x3]"]
     loaded = credo.load(credo.save(posterior, tmp_path / "node.safetensors"), model=Branches())
     assert list(loaded.nodes) == ["by.conv[3x3]"]
@@ -88,7 +88,9 @@ def test_names_that_look_like_globs_mean_themselves(tmp_path) -> None:
 def test_nodes_of_networks_in_half_precision_are_in_single(dtype: torch.dtype, tmp_path) -> None:
     """In bfloat16 steps of 0.001 at 1 are rounded away; in float16 the square of a deviation of 1e-4 is 0."""
     torch.manual_seed(0)
-    posterior = NodeBNN(mlp().to(dtype), data_size=10, spread=0.01, std_init=1e-4, side="both", bias_scale=True)
+    posterior = NodeBNN(
+        mlp().to(dtype), data_size=10, init={"spread": 0.01, "std": 1e-4}, nodes={"side": "both", "bias_scale": True}
+    )
     assert posterior.loc.dtype is posterior.rho.dtype is torch.float32
     before = posterior.node_mean()
     x, y = torch.randn(6, 4, dtype=dtype), torch.arange(6) % 3
@@ -115,36 +117,36 @@ _NESTEROV = {"momentum": 0.9, "nesterov": True}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"side": "left"}, "Unknown side 'left'"),
-        ({"kl": "mena"}, "mean 'mean'"),
+        ({"nodes": "left"}, "Unknown nodes.side 'left'"),
+        ({"kl_term": "mena"}, "mean 'mean'"),
         ({"noise": "exmaple"}, "mean 'example'"),
         ({"components": 0}, "components=0 must be a whole number"),
         ({"draws": 1.5}, "draws=1.5 must be a whole number"),
-        ({"prior_std": 0.0}, "prior_std=0.0 must be finite and positive"),
-        ({"prior_std": "0.3"}, "prior_std='0.3' must be a number"),
-        ({"node_lr": float("inf")}, "node_lr=inf must be"),
-        ({"node_options": {"lr": 7.0}}, "given by node_lr"),
-        ({"optimizer": torch.optim.Adam, "node_lr": 0.1}, "optimisers by name"),
-        ({"layers": []}, "names no layer"),
-        ({"std_init": -0.1}, "std_init=-0.1"),
-        ({"spread": -1.0}, "spread=-1.0 must be finite and not negative"),
-        ({"gamma": float("nan")}, "gamma=nan"),
+        ({"prior": 0.0}, "prior=0.0 must be finite and positive"),
+        ({"prior": "0.3"}, "prior='0.3' must be a number"),
+        ({"lr": {"nodes.*": float("inf"), "*": 1e-3}}, r"lr=\{.*inf.*\} must be"),
+        ({"optimizer": {"nodes": {"lr": 7.0}}}, "given by lr="),
+        ({"optimizer": torch.optim.Adam, "lr": {"nodes.*": 0.1, "*": 1e-3}}, "optimisers by name"),
+        ({"nodes": {"layers": []}}, "names no layer"),
+        ({"init": -0.1}, "init.std=-0.1"),
+        ({"init": {"spread": -1.0}}, "spread=-1.0 must be finite and not negative"),
+        ({"kl_term": {"gamma": float("nan")}}, "gamma=nan"),
         ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"gamma": 1.0, "kl": "full"}, "kl='full' does not have"),
-        ({"layers": ["3.*"]}, "layer or glob in layers="),
-        ({"node_lr": -1.0}, "node_lr=-1.0"),
-        ({"node_lr": "0.1"}, "node_lr='0.1' must be a finite number"),
-        ({"lr": -1.0}, r"\blr=-1.0 must be a finite number"),
-        ({"layers": None}, "layers=None must be 'all', or globs"),
-        ({"layers": [3]}, r"layers=\[3\] must be 'all', or globs of layer paths such as '0'"),
-        ({"warmup_steps": 5}, "warmup_steps=5 has no effect with kl_weight='constant'"),
-        ({"optimizer": "sgd", "node_options": {"momentum": -2.0}}, "node_options=.*Invalid momentum value: -2.0"),
-        ({"optimizer": "sgd", "node_options": {"momentum": "a"}}, "node_options="),
+        ({"kl_term": {"gamma": 1.0, "estimator": "full"}}, "estimator='full' does not have"),
+        ({"nodes": {"layers": ["3.*"]}}, "layer or glob in nodes.layers"),
+        ({"lr": {"nodes.*": -1.0, "*": 1e-3}}, r"lr=\{.*-1.0.*\} must be a non-negative number"),
+        ({"lr": {"nodes.*": "0.1", "*": 1e-3}}, r"lr=\{.*'0.1'.*\} must be a non-negative number"),
+        ({"lr": -1.0}, r"\blr=-1.0 must be a non-negative number"),
+        ({"nodes": {"layers": None}}, "nodes.layers=None must be 'all', or globs"),
+        ({"nodes": {"layers": [3]}}, r"nodes.layers=\[3\] must be 'all', or globs of layer paths such as '0'"),
+        ({"kl_term": {"warmup_steps": 5}}, "warmup_steps=5 has no effect with kl_term.weight='constant'"),
+        ({"optimizer": {"name": "sgd", "nodes": {"momentum": -2.0}}}, "optimizer.nodes=.*Invalid momentum value: -2.0"),
+        ({"optimizer": {"name": "sgd", "nodes": {"momentum": "a"}}}, "optimizer.nodes="),
         (
-            {"optimizer": "sgd", "optimizer_options": _NESTEROV, "node_options": {"momentum": 0.0}},
-            "node_options=.*Nesterov",
+            {"optimizer": {"name": "sgd", "options": _NESTEROV, "nodes": {"momentum": 0.0}}},
+            "optimizer.nodes=.*Nesterov",
         ),
-        ({"node_options": {"momentum": 0.0}}, "adam has no option momentum"),
+        ({"optimizer": {"nodes": {"momentum": 0.0}}}, "adam has no option momentum"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -23,7 +23,8 @@ def mlp() -> nn.Sequential:
 def test_an_ensemble_takes_all_components_of_all_members() -> None:
     """With hardly any noise the mixture is known: the mean over members and components of what folded networks say."""
     members = [
-        NodeBNN(mlp(), data_size=10, components=count, std_init=1e-6, spread=1.0, seed=count) for count in (2, 3)
+        NodeBNN(mlp(), data_size=10, components=count, init={"std": 1e-6, "spread": 1.0}, seed=count)
+        for count in (2, 3)
     ]
     ensemble, x = Ensemble(members), torch.randn(5, 4)
     assert [ensemble.whole_draws(wanted) for wanted in (1, 12, 13)] == [12, 12, 24]
@@ -70,19 +71,19 @@ def test_a_layer_may_rest_in_some_passes_but_not_be_used_uncalled(frozen: bool) 
 
 
 def test_the_bound_by_layers_is_the_sum_of_theirs() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, kl="layer-bound", spread=0.5)
+    posterior = NodeBNN(mlp(), data_size=10, components=3, kl_term="layer-bound", init={"spread": 0.5})
     loc, std = posterior.node_mean(), posterior.node_std()
     spans = [node.span for node in posterior.nodes.values()]
     assert [span.stop - span.start for span in spans] == [4, 6]
     parts = [bound_terms(loc[:, span], std[:, span], 0.3, 0.0, [slice(None)])[1] for span in spans]
     torch.testing.assert_close(posterior.kl().detach(), parts[0] + parts[1])
-    joint = NodeBNN(mlp(), data_size=10, components=3, kl="bound", spread=0.5)
+    joint = NodeBNN(mlp(), data_size=10, components=3, kl_term="bound", init={"spread": 0.5})
     torch.testing.assert_close(joint.kl().detach(), bound_terms(loc, std, 0.3, 0.0, [slice(None)])[1])
     assert joint.kl() > posterior.kl() + 0.1
 
 
 def test_the_full_kl_is_that_of_every_component() -> None:
-    posterior = NodeBNN(mlp(), data_size=10, components=3, kl="full", spread=0.5)
+    posterior = NodeBNN(mlp(), data_size=10, components=3, kl_term="full", init={"spread": 0.5})
     q = Normal(posterior.node_mean(), posterior.node_std())
     torch.testing.assert_close(posterior.kl().detach(), kl_divergence(q, Normal(1.0, 0.3)).sum())
 

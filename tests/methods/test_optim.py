@@ -15,14 +15,17 @@ import credo
 from credo import optim
 
 SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
-    "vogn": (optim.VOGN, {"lr": 0.05, "curvature_init": 0.5}),
-    "vogn first at mean": (optim.VOGN, {"lr": 0.05, "draws": 2, "averaged": True, "momentum_correction": False}),
+    "vogn": (optim.VOGN, {"lr": 0.05, "curvature": {"init": 0.5}}),
+    "vogn first at mean": (optim.VOGN, {"lr": 0.05, "draws": 2, "momentum": {"averaged": True, "correction": False}}),
     "ogn": (optim.OGN, {"lr": 0.05}),
-    "kfac": (optim.KFAC, {"lr": 0.05, "inverse_every": 2}),
-    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "factor_every": 2, "inverse_every": 3}),
-    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "fisher": "sampled", "diagonal": "*last*"}),
-    "ivon": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9}),
-    "ivon draws": (optim.IVON, {"lr": 0.3, "curvature_decay": 0.9, "draws": 3, "random": "all"}),
+    "kfac": (optim.KFAC, {"lr": 0.05, "curvature": {"inverse_every": 2}}),
+    "noisy kfac": (optim.NoisyKFAC, {"lr": 0.05, "curvature": {"factor_every": 2, "inverse_every": 3}}),
+    "noisy kfac draws": (
+        optim.NoisyKFAC,
+        {"lr": 0.05, "draws": 2, "curvature": {"fisher": "sampled", "diagonal": "*last*"}},
+    ),
+    "ivon": (optim.IVON, {"lr": 0.3, "curvature": 0.9}),
+    "ivon draws": (optim.IVON, {"lr": 0.3, "curvature": 0.9, "draws": 3, "random": "all"}),
 }
 
 
@@ -179,7 +182,10 @@ class Reading(nn.Module):
 
 
 # The second needs a diagonal there: Kronecker factors do not see who reads a weight.
-UNUSUAL: dict[str, dict[str, Any]] = {"VOGN": {"curvature_init": 0.5}, "NoisyKFAC": {"diagonal": "last.*"}}
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "VOGN": {"curvature": {"init": 0.5}},
+    "NoisyKFAC": {"curvature": {"diagonal": "last.*"}},
+}
 
 
 def regression(kind: str, model: nn.Module) -> dict[str, Any]:
@@ -326,7 +332,7 @@ def test_equal_parts_of_a_batch_at_one_point_are_the_whole_batch(kind: str) -> N
 @pytest.mark.parametrize("kind", ["VOGN", "NoisyKFAC", "IVON"])
 def test_blocks_on_parts_are_gathered_passes_each_with_a_draw_of_its_own(kind: str) -> None:
     """Three blocks and a step = three `gather`s and an `update`; on one batch = one step of three draws."""
-    options: dict[str, Any] = {"data_size": 40, **({} if kind == "NoisyKFAC" else {"curvature_init": 0.5})}
+    options: dict[str, Any] = {"data_size": 40, **({} if kind == "NoisyKFAC" else {"curvature": {"init": 0.5}})}
     method, x, y = getattr(credo, kind), *batches()[0]
     parts = [slice(0, 4), slice(4, 8), slice(8, 12)]
     for rows in (parts, [slice(0, 12)] * 3):

@@ -191,7 +191,9 @@ class Own(nn.Module):
 def test_regression_with_any_module(kind: type) -> None:
     """torchsso has a softmax inside and allows no module beside its own."""
     x = torch.linspace(-1, 1, 50).unsqueeze(1)
-    optimizer = kind(Own(), data_size=50, lr=0.05, likelihood=credo.GaussianNoise(0.5), curvature_decay=0.9)
+    clip = {} if kind in (optim.VOGN, optim.OGN) else {"clip": None}
+    noise = credo.GaussianNoise(0.5)
+    optimizer = kind(Own(), data_size=50, lr=0.05, likelihood=noise, curvature=0.9, **clip)
     model, nll = optimizer.posterior.model, optimizer.posterior.likelihood.nll
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 200)
     for _ in range(200):
@@ -212,8 +214,8 @@ def test_ivon_opts_names_mean_what_they_mean_there() -> None:
         hess_approx="price", clip_radius=0.3, sync=False, debias=True, rescale_lr=True,
     )  # fmt: skip
     ours = optim.IVON(
-        network(), lr=0.1, data_size=4000, curvature_init=0.5, momentum=0.8, curvature_decay=0.99, draws=2,
-        prior_precision=4.0, estimator="price", clip=0.3,
+        network(), lr=0.1, data_size=4000, curvature={"init": 0.5, "decay": 0.99, "estimator": "price"}, momentum=0.8,
+        draws=2, prior_precision=4.0, clip=0.3,
     )  # fmt: skip
     assert run(theirs, batches()) == run(ours, batches())
     assert_same(tensors(theirs), tensors(ours))
@@ -232,7 +234,7 @@ def test_ivon_opts_names_mean_what_they_mean_there() -> None:
         ({"ess": 40.0, "temperature": 1.0}, "without temperature"),
         ({"ess": 40.0, "beta1": 0.9, "momentum": 0.9}, "beta1 is ivon-opt's name for momentum"),
         ({"ess": 40.0, "sync": True}, r"leave it out and call credo\.distribute\(optimizer\.posterior\)"),
-        ({"ess": 40.0, "hess_approx": "gradsqr"}, "Unknown estimator 'gradsqr'"),
+        ({"ess": 40.0, "hess_approx": "gradsqr"}, "Unknown curvature.estimator 'gradsqr'"),
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:

@@ -20,7 +20,10 @@ from credo import optim
 
 WITH_DIAGONAL = {
     **SETTINGS,
-    "noisy kfac draws": (optim.NoisyKFAC, {"lr": 0.05, "draws": 2, "fisher": "sampled", "diagonal": "3.*"}),
+    "noisy kfac draws": (
+        optim.NoisyKFAC,
+        {"lr": 0.05, "draws": 2, "curvature": {"fisher": "sampled", "diagonal": "3.*"}},
+    ),
 }
 
 

@@ -27,7 +27,7 @@ def weights(net: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("std", [0.1, 1.0])
 def test_gaussian_prior_equals_weight_decay(std: float) -> None:
     (x, y), ours, theirs, size = data(), network(), network(), 40
-    posterior = MAP(ours, data_size=size, prior=std, optimizer="sgd", lr=0.1, optimizer_options={"momentum": 0.9})
+    posterior = MAP(ours, data_size=size, prior=std, optimizer={"name": "sgd", "momentum": 0.9}, lr=0.1)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=1 / (std**2 * size))
     for _ in range(20):
         posterior.step(lambda net: F.cross_entropy(net(x), y))

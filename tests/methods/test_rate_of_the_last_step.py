@@ -12,7 +12,7 @@ import credo
 from credo import optim
 
 KINDS: dict[str, dict[str, Any]] = {
-    "VOGN": {"curvature_init": 0.5},
+    "VOGN": {"curvature": {"init": 0.5}},
     "OGN": {},
     "NoisyKFAC": {"clip": None},
     "KFAC": {"clip": None},

@@ -71,7 +71,7 @@ def test_other_priors_for_no_parameter_are_refused() -> None:
     refused(lambda: credo.MAP(network(), data_size=10, prior=described), "haed.*")
     nodes = partial(credo.NodeBNN, network(), data_size=10)
     refused(lambda: nodes(weight_prior=credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
-    parts = [credo.BBB(network(), data_size=10, std_init=0.1) for _ in range(2)]
+    parts = [credo.BBB(network(), data_size=10, init=0.1) for _ in range(2)]
     refused(lambda: credo.merge(parts, prior=credo.priors.Gaussian(0.0, {"haed.*": 0.1, "*": 1.0})), "haed.*")
 
 
@@ -108,7 +108,7 @@ def test_saved_posteriors_are_made_again(method: str, tmp_path: Path) -> None:
 
 def test_a_posterior_is_a_prior_of_some_of_a_larger_network() -> None:
     """Fine-tuning: known names and '*' for what is new."""
-    moments = credo.continual.moments_of(credo.BBB(network(), data_size=10, std_init=0.1))
+    moments = credo.continual.moments_of(credo.BBB(network(), data_size=10, init=0.1))
     larger = network()
     larger.add_module("extra", nn.Linear(2, 2))
     prior = credo.priors.Gaussian({**moments.mean, "*": 0.0}, {**moments.std, "*": 1.0})

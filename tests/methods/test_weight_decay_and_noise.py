@@ -13,9 +13,7 @@ from credo.models import build_model
 
 def test_weight_decay_acts_on_means_and_never_on_deviations() -> None:
     net = nn.Linear(4, 2)
-    posterior = credo.BBB(
-        net, data_size=10, temperature=0.0, optimizer="adamw", lr=0.1, optimizer_options={"weight_decay": 0.5}
-    )
+    posterior = credo.BBB(net, data_size=10, temperature=0.0, optimizer={"name": "adamw", "weight_decay": 0.5}, lr=0.1)
     rho, weight = posterior.rho.detach().clone(), net.weight.detach().clone()
     posterior.step(lambda model: (model(torch.zeros(3, 4)) * 0).sum())  # no gradient but zero
     assert torch.equal(posterior.rho, rho)
@@ -45,13 +43,15 @@ def test_members_learn_their_own_noise_and_prediction_pools_the_variances() -> N
     noise = {"kind": "gaussian", "std": 1.0, "learn": True}
     members = [
         credo.MAP(build_model("mlp", inputs=[1], classes=1, seed=s), data_size=64, lr=lr, likelihood=noise)
-        for s, lr in ((0, 0.03), (1, 0.001))
+        for s, lr in ((0, 0.03), (1, 1e-5))
     ]
     ensemble = credo.Ensemble(members)
     credo.fit(ensemble, [(x, y)], epochs=60, progress=False)
     stds = [float(F.softplus(member.likelihood.noise_rho.detach())) for member in members]
-    assert stds[0] < 0.6  # learned
-    assert 0.9 < stds[1] < 1.0  # its small rate has moved it, by its own optimiser
+    with torch.no_grad():
+        residuals = [float((member.model(x) - y).square().mean().sqrt()) for member in members]
+    assert residuals[1] > 1.1 * residuals[0]  # its rate is small
+    assert stds == pytest.approx(residuals, rel=0.1)
     prediction = credo.predict(ensemble, x, draws=2)
     pooled = math.sqrt(sum(std**2 for std in stds) / 2)
     assert torch.allclose(prediction.aleatoric, torch.full((64, 1), pooled), rtol=1e-5)

@@ -22,21 +22,21 @@ def ivon(**options: Any) -> credo.IVON:
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
-    "noise of each output": (
-        lambda: credo.GaussianNoise(torch.tensor([0.1, 1])),
-        "must be one positive number, the noise",
-    ),
-    "noise as a word": (lambda: credo.GaussianNoise("0.1"), r"std='0\.1' must be one positive number"),
+    "noise of each output": (lambda: credo.GaussianNoise([0.1, -1]), "must be positive: one number for all outputs"),
+    "noise as a word": (lambda: credo.GaussianNoise("0.1"), r"std='0\.1' must be positive: one number"),
     "noise in a description": (
-        lambda: bbb(likelihood={"kind": "gaussian", "std": [1, 2]}),
-        "must be one positive number",
+        lambda: bbb(likelihood={"kind": "gaussian", "std": [1, "2"]}),
+        "must be positive: one number",
     ),
+    "outputs beside a noise": (lambda: credo.GaussianNoise(0.1, outputs=2), "outputs=2 must be .*needs std=None"),
+    "beta of a constant noise": (lambda: credo.GaussianNoise(beta=0.5), "heteroscedastic=True"),
+    "beta above one": (lambda: credo.GaussianNoise(heteroscedastic=True, beta=2), "must lie between 0"),
     "decay by name": (
         lambda: ivon(weight_decay={"*.bias": 0}),
         r"weight_decay=\{'\*\.bias': 0\} must be one number.*prior_precision=\{'\*\.bias'",
     ),
     "decay as a word": (lambda: ivon(weight_decay="1e-4"), "weight_decay='1e-4' must be one number"),
-    "momentum as a word": (lambda: ivon(momentum="0.9"), r"momentum='0\.9' must be one number"),
+    "momentum as a word": (lambda: ivon(momentum="0.9"), r"momentum\.decay='0\.9' must be one number"),
     "precisions in a list": (
         lambda: ivon(prior_precision=[1.0, 2.0]),
         "must be a positive number, a tensor .* by parameter",

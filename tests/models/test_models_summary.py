@@ -95,7 +95,7 @@ def test_every_weight_is_in_one_row() -> None:
 def test_nodes_are_those_of_a_node_based_bnn(name: str) -> None:
     with torch.device("meta"):
         model = build_model(name)
-    nodes = credo.methods.node.node.node_layers(model, side="in", bias_scale=False, layers="all")
+    nodes = credo.methods.node.node.node_layers(model, credo.Nodes())
     assert max(node.span.stop for node in nodes.values()) == summary(model).nodes
 
 

@@ -19,7 +19,7 @@ def slow_outputs() -> SlowOutputs:
         posterior.eval()
         with posterior.seeded(seed):
             results = []
-            for draw in posterior.draws(draws):
+            for draw in posterior.iter_draws(draws):
                 with posterior.sampled(draw) as net:
                     results.append(net(x))
         for module, mode in zip(posterior.modules(), modes, strict=True):
@@ -57,7 +57,7 @@ def conv() -> Callable[..., nn.Sequential]:
 @pytest.fixture
 def bbb() -> BBB:
     """A posterior so wide that its draws disagree."""
-    return BBB(make_mlp(), data_size=100, std_init=0.5)
+    return BBB(make_mlp(), data_size=100, init=0.5)
 
 
 @pytest.fixture

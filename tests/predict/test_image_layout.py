@@ -50,7 +50,7 @@ def test_pieces_and_layout_do_not_change_the_prediction(network: Callable[[], nn
     torch.manual_seed(0)
     net, x = network(), torch.randn(300, 3, 8, 8)
     seen = watched(net)
-    posterior = credo.BBB(net, data_size=10, std_init=0.2)
+    posterior = credo.BBB(net, data_size=10, init=0.2)
     for shared in (True, False):
         seen.clear()
         quick = credo.predict(posterior, x, draws=4, shared_draws=shared)
@@ -94,7 +94,7 @@ def test_networks_that_declare_nothing_get_batches_whole(network: Callable[[], n
     torch.manual_seed(0)
     net, x = network(), torch.randn(300, 3, 8, 8)
     seen = watched(net)
-    posterior = credo.BBB(net, data_size=10, std_init=0.2)
+    posterior = credo.BBB(net, data_size=10, init=0.2)
     quick = credo.predict(posterior, x, draws=4)
     assert seen == [(300, True)] * 4
     assert torch.equal(quick.probs, credo.predict(posterior, x, draws=4, strategy="loop").probs)
@@ -102,7 +102,7 @@ def test_networks_that_declare_nothing_get_batches_whole(network: Callable[[], n
 
 def test_a_network_that_squeezes_a_single_row_gets_batches_whole() -> None:
     torch.manual_seed(0)
-    posterior = credo.BBB(Squeezed(), data_size=10, std_init=0.2, likelihood="bernoulli")
+    posterior = credo.BBB(Squeezed(), data_size=10, init=0.2, likelihood="bernoulli")
     x = torch.randn(129, 3, 8, 8)
     quick, plain = (credo.predict(posterior, x, draws=3, strategy=name) for name in ("auto", "loop"))
     assert torch.equal(quick.probs, plain.probs)

@@ -19,7 +19,7 @@ def trained() -> credo.BBB:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     data = load_moons(n=200)
-    posterior = credo.BBB(network, data_size=200, lr=0.05, std_init=0.05)
+    posterior = credo.BBB(network, data_size=200, lr=0.05, init=0.05)
     credo.fit(posterior, Batches(data.train, batch_size=50), epochs=60, progress=False)
     return posterior
 
@@ -93,7 +93,7 @@ def test_shared_members_stay_in_step_after_an_early_stop(cached: bool, monkeypat
     for network in networks:
         nn.init.zeros_(network.bias)
         nn.init.constant_(network.bias[3:], 20.0)
-    members = [credo.BBB(n, data_size=10, std_init=0.5, random="weight", seed=s) for s, n in enumerate(networks)]
+    members = [credo.BBB(n, data_size=10, init=0.5, random="weight", seed=s) for s, n in enumerate(networks)]
     ensemble = credo.Ensemble(members)
     easy, hard = torch.zeros(2, 3), torch.full((2, 3), 20.0)
     two = credo.predict(ensemble, [easy, hard], draws=40, tolerance=1e-3, shared_draws=True)

@@ -56,7 +56,7 @@ def test_log_likelihood_survives_where_the_probability_underflows() -> None:
     nn.init.zeros_(model.weight)
     with torch.no_grad():
         model.bias.copy_(torch.tensor([0.0, -200.0]))
-    posterior = credo.BBB(model, data_size=1, std_init=1e-4)
+    posterior = credo.BBB(model, data_size=1, init=1e-4)
     prediction = credo.predict(posterior, [(torch.zeros(3, 1), torch.ones(3, dtype=torch.long))], draws=12)
     close(prediction.log_likelihood, torch.full((3,), -200.0), 1e-4)
 
@@ -120,7 +120,7 @@ def test_ensemble_takes_its_members_in_turn(x: Tensor, mlp: Callable[..., nn.Mod
 
 
 def test_random_members_get_the_same_number_of_draws(x: Tensor, mlp: Callable[..., nn.Module]) -> None:
-    members = [credo.BBB(mlp(seed=s), data_size=10, rho_init=-200.0, seed=s) for s in range(3)]  # hardly random
+    members = [credo.BBB(mlp(seed=s), data_size=10, init={"rho": -200.0}, seed=s) for s in range(3)]  # hardly random
     prediction = credo.predict(credo.Ensemble(members), x, draws=7, batch_size=5)
     assert set(prediction.draws_used.tolist()) == {9}
     close(prediction.probs, sum(m.model(x).softmax(-1) for m in members) / 3)
@@ -158,7 +158,7 @@ class OneLogit(nn.Module):
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("batch_size", [23, 22, 1])  # 22 leaves a last batch of one
 def test_bernoulli(flat: bool, batch_size: int, x: Tensor, y: Tensor, slow_outputs: Slow) -> None:
-    posterior = credo.BBB(OneLogit(flat), data_size=10, likelihood="bernoulli", std_init=0.7)
+    posterior = credo.BBB(OneLogit(flat), data_size=10, likelihood="bernoulli", init=0.7)
     yes = slow_outputs(posterior, x, draws=9).reshape(9, len(x)).sigmoid().double()
     labels = y % 2
     batches = list(zip(x.split(batch_size), labels.split(batch_size), strict=True))
@@ -175,7 +175,7 @@ def test_bernoulli_targets_of_every_kind_that_training_takes(
     shape: tuple[int, ...], dtype: torch.dtype, x: Tensor, y: Tensor
 ) -> None:
     """As many draws as inputs: a target [batch, 1] must not be taken for [draws, 1]."""
-    posterior = credo.BBB(OneLogit(False), data_size=10, likelihood="bernoulli", std_init=0.7)
+    posterior = credo.BBB(OneLogit(False), data_size=10, likelihood="bernoulli", init=0.7)
     labels = y % 2
     expected = credo.predict(posterior, [(x, labels)], draws=23)
     actual = credo.predict(posterior, [(x, labels.reshape(shape).to(dtype))], draws=23)
@@ -198,7 +198,7 @@ def test_labels_that_cannot_be(targets: Tensor, message: str, bbb: credo.BBB, x:
 
 
 def test_float64_networks_keep_their_precision(x: Tensor, mlp: Callable[..., nn.Module], slow_outputs: Slow) -> None:
-    posterior = credo.BBB(mlp().double(), data_size=10, std_init=0.5)
+    posterior = credo.BBB(mlp().double(), data_size=10, init=0.5)
     for strategy in ("loop", "activation"):
         assert credo.predict(posterior, x.double(), draws=3, strategy=strategy).probs.dtype == torch.float64
     probs = slow_outputs(posterior, x.double(), draws=25).softmax(-1)
@@ -211,7 +211,7 @@ def test_half_precision_networks_are_summed_in_float32(
     x: Tensor, mlp: Callable[..., nn.Module], slow_outputs: Slow
 ) -> None:
     """Sums of 300 probabilities in bfloat16 would stop growing."""
-    posterior = credo.BBB(mlp().bfloat16(), data_size=10, std_init=0.5)
+    posterior = credo.BBB(mlp().bfloat16(), data_size=10, init=0.5)
     probs = slow_outputs(posterior, x.bfloat16(), draws=300).float().softmax(-1)
     close(credo.predict(posterior, x.bfloat16(), draws=300, strategy="loop").probs, probs.mean(0), 1e-5)
 

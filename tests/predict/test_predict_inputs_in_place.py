@@ -88,7 +88,7 @@ def test_all_draws_see_the_input_as_it_was_given(kind: str, strategy: str) -> No
     with torch.no_grad():
         expected = net(x.clone()).softmax(-1)
     # So little noise that every draw is the network itself.
-    prediction = credo.predict(credo.BBB(net, data_size=5, std_init=1e-6), given, draws=20, strategy=strategy)
+    prediction = credo.predict(credo.BBB(net, data_size=5, init=1e-6), given, draws=20, strategy=strategy)
     torch.testing.assert_close(prediction.probs, expected, atol=1e-4, rtol=0)
     assert torch.equal(given, x)
 
@@ -108,13 +108,13 @@ def test_one_network_and_masks_leave_the_input_alone(make: Callable[[nn.Module],
 def test_a_sample_study_counts_on_the_inputs_as_given() -> None:
     net, x = network("minus"), inputs("minus")
     labels = net(x.clone()).argmax(-1)
-    study = sample_study(credo.BBB(net, data_size=5, std_init=1e-6), [(x, labels)], draws=25)
+    study = sample_study(credo.BBB(net, data_size=5, init=1e-6), [(x, labels)], draws=25)
     assert study.lowest == 1.0
 
 
 def test_inference_mode_is_right_too() -> None:
     net = network("minus")
-    posterior = credo.BBB(net, data_size=5, std_init=1e-6)
+    posterior = credo.BBB(net, data_size=5, init=1e-6)
     with torch.inference_mode():
         x = inputs("minus")
         given = x.clone()

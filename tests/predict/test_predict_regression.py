@@ -45,7 +45,7 @@ def targets() -> Tensor:
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_against_a_slow_loop(name: str, x: Tensor, targets: Tensor, mlp: Network, slow_outputs: Slow) -> None:
     outputs = 4 if name == "heteroscedastic" else 2
-    posterior = credo.BBB(mlp(3, outputs), data_size=10, likelihood=LIKELIHOODS[name](), std_init=0.4)
+    posterior = credo.BBB(mlp(3, outputs), data_size=10, likelihood=LIKELIHOODS[name](), init=0.4)
     means, stds = noise_and_mean(name, slow_outputs(posterior, x, draws=DRAWS).double())
     prediction = credo.predict(posterior, [(x, targets)], draws=DRAWS, strategy="loop")
     close(prediction.mean, means.mean(0))
@@ -64,7 +64,7 @@ def test_against_a_slow_loop(name: str, x: Tensor, targets: Tensor, mlp: Network
 
 def test_total_is_the_spread_of_new_targets(x: Tensor, mlp: Network, slow_outputs: Slow) -> None:
     """Simulated: draw a network, then noise. False alarm 1e-6: 5 standard errors of each of 23 variances."""
-    posterior = credo.BBB(mlp(3, 1), data_size=10, likelihood=credo.GaussianNoise(0.3), std_init=0.4)
+    posterior = credo.BBB(mlp(3, 1), data_size=10, likelihood=credo.GaussianNoise(0.3), init=0.4)
     count = 4000
     means = slow_outputs(posterior, x, draws=count, seed=1)
     new = means + 0.3 * torch.randn(means.shape, generator=torch.Generator().manual_seed(0))
@@ -81,7 +81,7 @@ def test_large_means_do_not_cancel(x: Tensor, slow_outputs: Slow) -> None:
     with torch.no_grad():
         network.weight.zero_()
         network.bias.fill_(1e4)
-    posterior = credo.BBB(network, data_size=10, likelihood="gaussian", std_init=0.05, random="bias")
+    posterior = credo.BBB(network, data_size=10, likelihood="gaussian", init=0.05, random="bias")
     means = slow_outputs(posterior, x, draws=40).double()
     prediction = credo.predict(posterior, x, draws=40, strategy="loop")
     close(prediction.mean, means.mean(0), 1e-6)
@@ -99,7 +99,7 @@ def test_networks_with_one_number_per_input(target_dtype: torch.dtype, x: Tensor
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x).squeeze(-1)
 
-    posterior = credo.BBB(Flat(), data_size=10, likelihood=credo.GaussianNoise(0.3), std_init=0.4)
+    posterior = credo.BBB(Flat(), data_size=10, likelihood=credo.GaussianNoise(0.3), init=0.4)
     means = slow_outputs(posterior, x, draws=DRAWS).double()
     y = torch.linspace(-1, 1, 23, dtype=target_dtype)
     prediction = credo.predict(posterior, [(x, y)], draws=DRAWS, strategy="loop", tolerance=1e-9)
@@ -121,7 +121,7 @@ def test_adaptive_draws_stop_where_the_mean_is_known(mlp: Network, slow_outputs:
     with torch.no_grad():
         network.weight.fill_(0.0)
         network.bias.fill_(0.0)
-    posterior = credo.BBB(network, data_size=10, likelihood=credo.GaussianNoise(1.0), std_init=1.0, random="weight")
+    posterior = credo.BBB(network, data_size=10, likelihood=credo.GaussianNoise(1.0), init=1.0, random="weight")
     x = torch.tensor([[0.0], [0.1], [10.0]])  # epistemic std 0, 0.1 and 10 beside a noise of 1
     prediction = credo.predict(posterior, x, draws=200, tolerance=0.09)
     used = prediction.draws_used.tolist()

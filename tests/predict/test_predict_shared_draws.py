@@ -25,11 +25,11 @@ def posterior_of(kind: str, mlp: Network, conv: Network) -> tuple[credo.Posterio
     generator = torch.Generator().manual_seed(3)
     flat, images = torch.randn(23, 3, generator=generator), torch.randn(23, 2, 8, 8, generator=generator)
     if kind == "bbb":
-        return credo.BBB(mlp(), data_size=10, std_init=0.5), flat
+        return credo.BBB(mlp(), data_size=10, init=0.5), flat
     if kind == "bbb conv":
-        return credo.BBB(conv(), data_size=10, std_init=0.2), images
+        return credo.BBB(conv(), data_size=10, init=0.2), images
     if kind == "ensemble of bbb":
-        return credo.Ensemble([credo.BBB(mlp(seed=s), data_size=10, std_init=0.5) for s in range(3)]), flat
+        return credo.Ensemble([credo.BBB(mlp(seed=s), data_size=10, init=0.5) for s in range(3)]), flat
     return credo.Ensemble([credo.MAP(conv(seed=s), data_size=10) for s in range(3)]), images
 
 
@@ -81,7 +81,7 @@ def test_draws_too_large_to_keep_are_made_again(
 
 def test_the_cache_is_used_and_bounded(mlp: Network, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts draws: 14 once for all five batches, against 14 for each."""
-    posterior = credo.BBB(mlp(), data_size=10, std_init=0.5)
+    posterior = credo.BBB(mlp(), data_size=10, init=0.5)
     made = []
     draw = posterior.draw
     monkeypatch.setattr(posterior, "draw", lambda: made.append(1) or draw())
@@ -96,7 +96,7 @@ def test_the_cache_is_used_and_bounded(mlp: Network, x: Tensor, monkeypatch: pyt
 
 
 def test_without_sharing_batches_get_networks_of_their_own(mlp: Network, x: Tensor) -> None:
-    posterior = credo.BBB(mlp(), data_size=10, std_init=0.5)
+    posterior = credo.BBB(mlp(), data_size=10, init=0.5)
     twice = torch.cat([x[:1], x[:1]])
     apart = credo.predict(posterior, twice, draws=5, batch_size=1, strategy="loop")
     assert not torch.allclose(apart.probs[0], apart.probs[1])
@@ -116,7 +116,7 @@ def test_shared_dropout_repeats_its_masks_for_every_batch() -> None:
 
 
 def test_seeds(mlp: Network, x: Tensor) -> None:
-    posterior = credo.BBB(mlp(), data_size=10, std_init=0.5)
+    posterior = credo.BBB(mlp(), data_size=10, init=0.5)
     for shared in (True, False):
         one, same, other = (
             credo.predict(posterior, x, draws=5, shared_draws=shared, seed=s, batch_size=7).probs for s in (1, 1, 2)

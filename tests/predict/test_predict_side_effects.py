@@ -19,9 +19,9 @@ Network = Callable[..., nn.Module]
 METHODS: dict[str, Callable[[Network], credo.Posterior]] = {
     "map": lambda net: credo.MAP(with_norm(net), data_size=23),
     "mc-dropout": lambda net: credo.MCDropout(with_norm(net), data_size=23),
-    "bbb": lambda net: credo.BBB(with_norm(net), data_size=23, std_init=0.5),
+    "bbb": lambda net: credo.BBB(with_norm(net), data_size=23, init=0.5),
     "ensemble of bbb": lambda net: credo.Ensemble(
-        [credo.BBB(with_norm(net), data_size=23, std_init=0.5, seed=s) for s in range(2)]
+        [credo.BBB(with_norm(net), data_size=23, init=0.5, seed=s) for s in range(2)]
     ),
     "ensemble of mc-dropout": lambda net: credo.Ensemble(
         [credo.MCDropout(with_norm(net), data_size=23, seed=s) for s in range(2)]

@@ -12,7 +12,7 @@ import credo
 from credo.models.normalize import Normalize
 from credo.predict.run import DrawLoop, draw_loop, evaluating
 
-WIDE = {"data_size": 10, "std_init": 0.3}
+WIDE = {"data_size": 10, "init": 0.3}
 
 
 def loop_for(posterior: credo.Posterior, x: Tensor, strategy: str = "auto", *, shared: bool = False) -> DrawLoop:
@@ -223,7 +223,7 @@ def tied() -> nn.Sequential:
 def test_only_the_structure_of_a_network_allows_it(network: Callable[[], nn.Module], expected: bool, x: Tensor) -> None:
     posterior = credo.BBB(network(), **WIDE)
     assert samples_activations(posterior, x) is expected
-    mean = credo.predict(credo.BBB(network(), data_size=10, std_init=1e-7), x, draws=3)
+    mean = credo.predict(credo.BBB(network(), data_size=10, init=1e-7), x, draws=3)
     assert mean.probs.shape == (23, 4)
 
 
@@ -327,7 +327,7 @@ def test_hooks_of_the_user_run_once_and_keep_their_effect(
     network = mlp()
     network[0].register_forward_pre_hook(lambda layer, inputs: (inputs[0] * 0.5,))
     network[0].register_forward_hook(lambda layer, inputs, output: output * 2)
-    posterior = credo.BBB(network, data_size=10, std_init=1e-6)  # all draws are the mean
+    posterior = credo.BBB(network, data_size=10, init=1e-6)  # all draws are the mean
     prediction = credo.predict(posterior, x, draws=3, strategy=strategy)
     torch.testing.assert_close(prediction.probs, network(x).softmax(-1).detach(), rtol=1e-4, atol=1e-5)
 

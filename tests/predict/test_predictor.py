@@ -33,13 +33,13 @@ def conv() -> nn.Module:
 
 METHODS: dict[str, Callable[[], Posterior]] = {
     "map": lambda: credo.MAP(conv(), data_size=10),
-    "bbb": lambda: credo.BBB(conv(), data_size=10, std_init=0.1),
-    "vogn": lambda: credo.VOGN(conv(), data_size=10, curvature_init=0.5),
+    "bbb": lambda: credo.BBB(conv(), data_size=10, init=0.1),
+    "vogn": lambda: credo.VOGN(conv(), data_size=10, curvature={"init": 0.5}),
     "ivon": lambda: credo.IVON(conv(), data_size=10),
     "noisy-kfac": lambda: credo.NoisyKFAC(conv(), data_size=10),
     "node-bnn": lambda: credo.NodeBNN(conv(), data_size=10, components=2),
     "mc-dropout": lambda: credo.MCDropout(conv(), data_size=10, rate=0.3),
-    "ensemble": lambda: credo.Ensemble([credo.BBB(conv(), data_size=10, seed=seed, std_init=0.1) for seed in (0, 1)]),
+    "ensemble": lambda: credo.Ensemble([credo.BBB(conv(), data_size=10, seed=seed, init=0.1) for seed in (0, 1)]),
 }
 
 
@@ -90,7 +90,7 @@ def test_a_row_alone_is_answered_as_in_a_batch() -> None:
 
 
 def test_networks_that_vmap_cannot_run_are_run_one_after_the_other() -> None:
-    posterior = credo.BBB(Recurrent(), data_size=10, std_init=0.1)
+    posterior = credo.BBB(Recurrent(), data_size=10, init=0.1)
     wanted = credo.predict(posterior, X, draws=4, shared_draws=True).probs
     torch.testing.assert_close(credo.predictor(posterior, draws=4)(X).probs, wanted)
     with pytest.raises(ValueError, match=r"way='vmap'.*cannot run"):
@@ -111,7 +111,7 @@ def test_draws_too_large_to_keep_are_made_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_regression_is_pooled_as_predict_pools_it() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 2))
-    posterior = credo.BBB(net, data_size=10, likelihood=credo.GaussianNoise(0.3), std_init=0.1)
+    posterior = credo.BBB(net, data_size=10, likelihood=credo.GaussianNoise(0.3), init=0.1)
     wanted = credo.predict(posterior, X, draws=5, shared_draws=True)
     found = credo.predictor(posterior, draws=5)(X)
     torch.testing.assert_close(found.mean, wanted.mean)

@@ -16,7 +16,7 @@ def posterior(request: pytest.FixtureRequest, mlp: Callable[..., nn.Module]) -> 
     network = mlp()
     with torch.no_grad():
         network[2].weight.mul_(scale)
-    return credo.BBB(network, data_size=10, std_init=std)
+    return credo.BBB(network, data_size=10, init=std)
 
 
 def double_probs(outputs: Tensor) -> tuple[Tensor, Tensor]:

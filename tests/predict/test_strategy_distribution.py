@@ -12,7 +12,7 @@ import credo
 from credo.predict.first_layer_sampling import FirstLayer
 from credo.predict.run import draw_loop, run_draws
 
-WIDE = {"data_size": 10, "std_init": 0.3}
+WIDE = {"data_size": 10, "init": 0.3}
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def test_drawn_activations_have_their_closed_form(bias: bool) -> None:
     False-alarm rate 3e-5: mean, variance and correlation of four outputs, 14 numbers at five standard errors.
     """
     torch.manual_seed(0)
-    posterior = credo.BBB(nn.Linear(3, 4, bias=bias), data_size=10, rho_init=(-1.0, 0.5))
+    posterior = credo.BBB(nn.Linear(3, 4, bias=bias), data_size=10, init={"rho": (-1.0, 0.5)})
     x = torch.tensor([0.5, -2.0, 1.0])
     outputs = many_outputs(posterior, x.expand(4000, 3), "activation", count=10, seed=1).flatten(0, 1)
     std = posterior.std()
@@ -118,5 +118,5 @@ def test_the_comparison_above_would_notice_a_wrong_distribution() -> None:
     slow = many_outputs(posterior, x, "loop", count=1500, seed=1)
     first = FirstLayer(posterior, "first")
     with torch.no_grad(), posterior.seeded(2), first.sampled(torch.ones(3, 3), passes=1500):  # as if of three inputs
-        fast = run_draws(posterior, first.draws(1500), x)
+        fast = run_draws(posterior, first.iter_draws(1500), x)
     assert ks_2samp(slow[:, 0, 0], fast[:, 0, 0]).pvalue < 1e-5

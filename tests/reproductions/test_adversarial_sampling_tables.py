@@ -51,7 +51,7 @@ def test_the_authors_numbers() -> None:
     method = make_experiment(rows.experiment_for(case, "as")).method
     attack = make_attack(method["noise"])
     assert (attack.steps, attack.step_size, attack.weight, attack.radius) == (5, 0.02, 0.8, None)
-    assert (method["lr"], method["prior"], method["std_init"], method["temperature"]) == (0.01, 0.15, 0.15, 0.01)
+    assert (method["lr"], method["prior"], method["init"]["std"], method["temperature"]) == (0.01, 0.15, 0.15, 0.01)
     training = make_experiment(rows.experiment_for(case, "bbb")).training
     assert (training.epochs, training.batch_size, training.milestones) == (200, 100, [80, 140, 180])
 

@@ -14,6 +14,7 @@ from credo.compress import prune
 from credo.data import DataMissingError, as_float, load_dataset
 from credo.evaluate.ensembles import ensemble_study
 from credo.experiments.config import make_experiment, prepare
+from credo.experiments.options import own_normalize
 from credo.models import build_model
 from credo.predict import predict
 from credo.training.schedule import Plateau
@@ -31,12 +32,12 @@ TABLES = list(STUDY.tables)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("table", TABLES)
 def test_every_network_is_an_experiment_that_can_be_made(scale: str, table: str) -> None:
-    jobs = networks.JOBS[table](scale)
+    jobs = [job for stage in STUDY.tables[table].stages(scale) for job in stage.jobs]
     assert len({job.name for job in jobs}) == len(jobs) == STUDY.tables[table].count(scale)
     for job in jobs:
         json.dumps(job.arguments)
         for experiment in job.arguments.get("experiments", {"": job.arguments.get("experiment")}).values():
-            found = make_experiment(experiment)
+            found = make_experiment(own_normalize(experiment))
             build_model(**{**found.model, "inputs": [1, 28, 28] if found.data["name"] == "mnist" else [3, 32, 32]})
 
 
@@ -44,7 +45,7 @@ def test_the_published_settings() -> None:
     found = make_experiment(rows.experiment_for(rows.Row("alexnet", "bayesian"), "cifar10", "paper"))
     method, training = found.method, found.training
     assert (method["lr"], method["prior"], method["temperature"], method["noise"]) == (1e-3, 0.1, 0.1, "lrt")
-    assert (method["mean_init"], method["rho_init"]) == (0.1, [-5.0, 0.1])
+    assert (method["init"]["mean"], method["init"]["rho"]) == (0.1, [-5.0, 0.1])
     assert (training.epochs, training.batch_size, training.validation) == (200, 256, 0.2)
     assert training.make_schedule() == Plateau(decay=0.1, wait=6)
     assert (found.model["activation"], found.model["beta"]) == ("softplus", 1.0)
@@ -63,12 +64,12 @@ def test_the_forms_of_noise_and_deviation() -> None:
     for scale in ("cpu", "paper"):
         jobs = {job.arguments["form"]: job for job in networks.form_jobs(scale)}
         methods = {form: make_experiment(job.arguments["experiment"]).method for form, job in jobs.items()}
-        assert {form: (m["noise"], m["spread"], m["kl"]) for form, m in methods.items()} == wanted
+        assert {form: (m["noise"], m["spread"], m["kl_term"]["estimator"]) for form, m in methods.items()} == wanted
 
 
 def test_tables_share_their_networks() -> None:
     first = {job.name: job.arguments for job in networks.accuracy_jobs("cpu")}
-    others = [job for table in TABLES[1:-1] for job in networks.JOBS[table]("cpu")]
+    others = [job for table in TABLES[1:-1] for job in networks.JOBS[table]("cpu", 0)]
     shared = [job for job in others if job.name in first]
     assert all(first[job.name] == job.arguments for job in shared)
     assert {job.name for job in others} - set(first) == {
@@ -287,13 +288,13 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[str, dict[str, Any]]) -> None:
     first = records["lenet5-bayesian-mnist"]
-    assert first["arguments"]["experiment"]["method"]["std_init"] == 0.05
+    assert first["arguments"]["experiment"]["method"]["init"] == 0.05
     jobs = {job.name: job.arguments for job in networks.accuracy_jobs("smoke")}
     other = {**first, "arguments": jobs["lenet5-bayesian-cifar10"]}
     table = STUDY.tables["pruning"].finish({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
     (told,) = [note for note in table.notes if note.startswith("LeNet-5, Bayesian")]
     assert told.endswith(
-        "MNIST: 2 epochs, augmentation none, std_init 0.05; CIFAR-10: 2 epochs, augmentation none, std_init 0.01"
+        "MNIST: 2 epochs, augmentation none, init 0.05; CIFAR-10: 2 epochs, augmentation none, init 0.01"
     )
     assert "temperature 0.01, noise lrt; softplus" in told
 

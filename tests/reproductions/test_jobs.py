@@ -205,10 +205,10 @@ def test_the_jobs_of_table_1(scale: str) -> None:
         experiment = make_experiment(job.arguments["experiment"])
         assert experiment.data["name"] == ("digits" if scale == "smoke" else "mnist")
         assert experiment.model["hidden"] == [100, 100]
-        assert experiment.method["optimizer_options"] == {"momentum": 0.95}
+        assert experiment.method["optimizer"]["momentum"] == 0.95
         assert experiment.method["name"] == ("bbb" if job.arguments["kind"] == "bayesian" else "map")
         if job.arguments["kind"] == "bayesian":
-            assert experiment.method["rho_init"] == job.arguments["value"]
+            assert experiment.method["init"]["rho"] == job.arguments["value"]
 
 
 def test_the_finished_table_sets_ours_beside_the_papers() -> None:

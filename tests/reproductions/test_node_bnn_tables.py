@@ -16,6 +16,7 @@ from credo.data import Split, load_dataset
 from credo.data.errors import DataMissingError
 from credo.evaluate import temperature_scale
 from credo.experiments.config import in_order, make_experiment, prepare
+from credo.experiments.options import own_normalize
 from credo.experiments.runs import CHECKPOINT, Run
 from credo.models import build_model
 from credo.training.files.checkpoint import load_checkpoint
@@ -156,11 +157,11 @@ def test_shifted_rows(tmp_path: Path) -> None:
     swept = tables.gamma_table({n: records[n] for n in list(records)[:2]}, "smoke")
     assert [row[0] for row in swept.rows] == ["0", "10"]
     assert all(len(row) == len(t.columns) for t in (table, swept) for row in t.rows)
-    experiment = make_experiment(jobs["convnet-node-bnn-0"].arguments["experiment"])
+    experiment = make_experiment(own_normalize(jobs["convnet-node-bnn-0"].arguments["experiment"]))
     trained = prepare(experiment).posterior
     trained.load_state_dict(load_checkpoint(tmp_path / "runs" / "convnet-node-bnn-0" / "run" / CHECKPOINT)["posterior"])
     assert trained.steps == 4 * 10, "1238 images, 128 a batch"
-    assert experiment.method["warmup_steps"] == 26, "two thirds of the steps that were made"
+    assert experiment.method["kl_term"]["warmup_steps"] == 26, "two thirds of the steps that were made"
     wrong = records["convnet-node-bnn-0"]["shift"]["severities"]["3"]["accuracy"]
     assert swept.rows[0][5] == f"{100 * (1 - wrong):.1f}"
     shift = records["convnet-node-bnn-0"]["shift"]["mean"]
@@ -272,7 +273,7 @@ def test_a_folder_has_the_weights_to_begin_with(folder: Path, tmp_path: Path, na
     sgd, tuned = imagenet.jobs("cpu", ("resnet50-sgd", "resnet50-ibnn-4"), str(folder))
     found = imagenet.tune_job({**sgd.arguments, **small}, tmp_path / "sgd")
     assert found["numbers"]["1"]["nll"] == pytest.approx(wanted, rel=1e-4)
-    still = {**tuned.arguments["method"], "lr": 1e-12, "node_lr": 1e-12, "spread": 0.01, "std_init": 1e-3}
+    still = {**tuned.arguments["method"], "lr": {"nodes.*": 1e-12, "*": 1e-12}, "init": {"spread": 0.01, "std": 1e-3}}
     imagenet.tune_job({**tuned.arguments, **small, "method": still}, tmp_path / "tuned")
     state = load_checkpoint(tmp_path / "tuned" / "checkpoint.pt")["posterior"]
     (trained,) = [value for key, value in state.items() if key.endswith("layer4.2.conv3.weight")]

@@ -31,7 +31,7 @@ from reproductions.bayesian_cnn.uncertainty_figure import (
 
 def posterior(std: float = 0.5) -> credo.BBB:
     torch.manual_seed(0)
-    return credo.BBB(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), data_size=10, std_init=std)
+    return credo.BBB(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), data_size=10, init=std)
 
 
 def networks(one: credo.BBB, x: Tensor, draws: int, seed: int) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import credo
 from credo.evaluate import misclassification_auroc
 from credo.experiments.config import in_order, make_experiment, prepare
 from credo.experiments.runs import Run
@@ -44,15 +45,20 @@ def test_which_rows_are_run() -> None:
 
 
 def test_the_papers_numbers_for_vogn() -> None:
-    """Those of its published configurations; `curvature_decay` is its β₂."""
+    """Those of its published configurations; `curvature.decay` is its β₂."""
     cases: dict[str, dict[str, Any]] = {
-        "lenet5": {"prior_precision": 100.0, "draws": 6, "temperature_start": 0.1, "warmup_steps": 11_719},
-        "alexnet": {"prior_precision": 0.5, "draws": 3, "warmup_steps": 1954, "augmentation": 10.0},
-        "resnet18": {"prior_precision": 50.0, "draws": 5, "warmup_steps": 0, "augmentation": 10.0},
+        "lenet5": {"prior_precision": 100.0, "draws": 6, "temperature": {"start": 0.1, "steps": 11_719, "to": 1.0}},
+        "alexnet": {"prior_precision": 0.5, "draws": 3, "temperature": {"start": 0.05, "steps": 1954, "to": 0.1}},
+        "resnet18": {"prior_precision": 50.0, "draws": 5, "temperature": 0.1},
     }
     for network, wanted in cases.items():
         experiment = make_experiment(vogn_rows.experiment_for(network, "vogn", "paper"))
-        common = {"lr": 1e-4, "momentum": 0.9, "curvature_decay": 1e-3, "damping": 1e-3}
+        common = {
+            "lr": 1e-4,
+            "momentum": credo.Momentum().config(),
+            "curvature": credo.Curvature(1e-3).config(),
+            "damping": 1e-3,
+        }
         assert {key: experiment.method.get(key) for key in (*wanted, *common)} == {**wanted, **common}
         assert experiment.training.batch_size == (128 if network == "lenet5" else 256)
         assert experiment.training.augment == ("none" if network == "lenet5" else "flip-crop")
@@ -68,13 +74,14 @@ def test_the_larger_networks_with_preset_cpu_fit_their_fewer_epochs() -> None:
         steps = short.training.epochs * -(-vogn_rows.TRAIN_SIZE // short.training.batch_size)
         fraction = short.training.epochs / whole.training.epochs
         assert short.training.epochs == 32
-        if whole.method.get("warmup_steps"):
+        if isinstance(whole.method.get("temperature"), dict):
             warm += 1
-            assert short.method["warmup_steps"] == pytest.approx(whole.method["warmup_steps"] * fraction, abs=1)
-            assert short.method["warmup_steps"] <= steps
+            planned, made = (one.method["temperature"]["steps"] for one in (whole, short))
+            assert made == pytest.approx(planned * fraction, abs=1)
+            assert made <= steps
         if optimiser == "ivon":
-            assert steps * (1 - short.method["curvature_decay"]) == pytest.approx(2, rel=0.02)
-            assert whole.method["curvature_decay"] == 0.99999
+            assert steps * (1 - short.method["curvature"]["decay"]) == pytest.approx(2, rel=0.02)
+            assert whole.method["curvature"]["decay"] == 0.99999
     assert warm == 3
 
 

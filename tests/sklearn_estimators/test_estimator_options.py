@@ -47,7 +47,7 @@ def test_a_function_makes_the_network() -> None:
 def test_a_module_is_where_training_starts_and_stays_as_it_is() -> None:
     module = wide(4, 3)
     before = copy.deepcopy(module.state_dict())
-    classifier = quick(model=module, method_options={"std_init": 1e-6}, lr=1e-12).fit(X, Y)
+    classifier = quick(model=module, method_options={"init": 1e-6}, lr=1e-12).fit(X, Y)
     started = torch.cat([p.detach().double().flatten() for p in module.parameters()])
     torch.testing.assert_close(weights(classifier), started)
     quick(model=module).fit(X, Y)
@@ -87,7 +87,7 @@ def test_temperature_weighs_the_prior_also_of_a_point_estimate() -> None:
 
 
 def test_options_of_the_method_win() -> None:
-    options = {"prior": {"kind": "laplace", "b": 0.2}, "rho_init": -4.0, "lr": 0.03}
+    options = {"prior": {"kind": "laplace", "b": 0.2}, "init": {"rho": -4.0}, "lr": 0.03}
     posterior: Any = quick(epochs=1, method_options=options).fit(X, Y).posterior_
     assert isinstance(posterior.prior, credo.priors.Laplace)
     assert posterior.config()["lr"] == 0.03

@@ -21,7 +21,9 @@ def walker() -> credo.MAP:
 def walk(posterior: credo.Posterior, target: float, **options: Any) -> list[EpochRecord]:
     one = torch.ones(1, 1)
     options = {"epochs": 20, "nll": lambda net, batch: net(one).sum(), **options}
-    return list(credo.train(posterior, [None], validation=[(one, torch.full((1, 1), target))], **options))
+    return list(
+        credo.train(posterior, [None], validation=[(one, torch.full((1, 1), target))], schedule="constant", **options)
+    )
 
 
 @pytest.mark.parametrize("monitor", ["nll", "rmse"])
@@ -60,16 +62,16 @@ def test_patience_is_counted_across_a_resume(kill_after: int, tmp_path: Path) ->
     path, one = tmp_path / "c.pt", torch.ones(1, 1)
     validation = [(one, torch.full((1, 1), -3.1))]
     options: dict[str, Any] = {"validation": validation, "nll": lambda net, batch: net(one).sum(), "checkpoint": path}
-    for record in credo.train(walker(), [None], epochs=20, patience=3, **options):
+    for record in credo.train(walker(), [None], epochs=20, schedule="constant", patience=3, **options):
         if record.epoch == kill_after:
             break
     posterior = walker()
-    records = list(credo.train(posterior, [None], epochs=20, patience=3, **options))
+    records = list(credo.train(posterior, [None], epochs=20, schedule="constant", patience=3, **options))
     assert [record.epoch for record in records] == list(range(1, 7))
     assert posterior.model.weight.item() == -3
     # A run that has stopped stays stopped, and gives the best state again.
     again = walker()
-    assert len(list(credo.train(again, [None], epochs=20, patience=3, **options))) == 6
+    assert len(list(credo.train(again, [None], epochs=20, schedule="constant", patience=3, **options))) == 6
     assert again.model.weight.item() == -3
 
 
@@ -87,7 +89,7 @@ def test_accuracy_counts_upwards() -> None:
     posterior = credo.MAP(Threshold(), data_size=1, optimizer="sgd", lr=1.0)
     validation = [(torch.zeros(4, 1), torch.ones(4, dtype=torch.long))]
     options: dict[str, Any] = {"nll": lambda net, batch: net.w.sum(), "validation": validation, "monitor": "accuracy"}
-    records = list(credo.train(posterior, [None], epochs=20, patience=2, **options))
+    records = list(credo.train(posterior, [None], epochs=20, schedule="constant", patience=2, **options))
     assert [record.validation["accuracy"] for record in records] == [0, 0, 1, 1, 1]
     assert [record.best for record in records] == [True, False, True, False, False]
     assert posterior.model.w.item() == -3

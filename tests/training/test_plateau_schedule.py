@@ -58,7 +58,7 @@ def records(path: Path, epochs: int) -> tuple[list[EpochRecord], credo.Posterior
     digits = load_dataset("digits")
     train, held_out = split_validation(digits.train, size=300, seed=0)
     torch.manual_seed(0)
-    posterior = credo.BBB(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data_size=len(train), lr=0.5)
+    posterior = credo.BBB(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data_size=len(train), lr=0.5, temperature=1.0)
     found = credo.train(
         posterior,
         Batches(train, batch_size=400),

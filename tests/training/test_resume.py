@@ -179,7 +179,7 @@ def test_a_kl_weight_of_ones_own_is_not_taken_for_the_constant_one(tmp_path: Pat
         posterior = credo.BBB(network(), data_size=SIZE, lr=0.05, **options)
         credo.fit(posterior, LOADERS["batches"](), epochs=epochs, checkpoint=path, progress=False)
 
-    run(1, kl_weight=lambda step: 0.01)
-    with pytest.raises(credo.FileFormatError, match=r"kl_weight: None there, 'constant' now"):
+    run(1, kl_term={"weight": lambda step: 0.01})
+    with pytest.raises(credo.FileFormatError, match=r"kl_term\.weight: None there, 'constant' now"):
         run(2)
-    run(2, kl_weight=lambda step: 0.01)
+    run(2, kl_term={"weight": lambda step: 0.01})

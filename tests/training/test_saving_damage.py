@@ -19,7 +19,7 @@ from credo.models import build_model
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     network = build_model("mlp", inputs=(3,), classes=2, hidden=(4,), seed=0)
-    return credo.save(credo.BBB(network, data_size=10), tmp_path / "p.safetensors")
+    return credo.save(credo.BBB(network, data_size=10, temperature=1.0), tmp_path / "p.safetensors")
 
 
 def test_the_forger_itself_works(path: Path) -> None:

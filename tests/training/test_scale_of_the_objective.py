@@ -44,7 +44,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def bbb(data_size: int, **options: Any) -> credo.BBB:
-    return credo.BBB(nn.Linear(3, 2), data_size=data_size, **options)
+    return credo.BBB(nn.Linear(3, 2), data_size=data_size, temperature=1.0, **options)
 
 
 def fit(posterior: credo.Posterior, loader: Any) -> credo.Posterior:
@@ -58,22 +58,22 @@ def test_the_kl_of_an_epoch_counts_once_or_training_does_not_begin(kind: str) ->
     def note(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
         weights.append(terms.penalty / terms.kl * N)
 
-    wrong = bbb(N, kl_weight="blundell", batches=100)
-    with pytest.raises(ValueError, match=r"expects batches=100.*the loader has 10.*Give batches=10"):
+    wrong = bbb(N, kl_term={"weight": "blundell", "batches": 100})
+    with pytest.raises(ValueError, match=r"expects batches=100.*the loader has 10.*Give kl_term.batches=10"):
         fit(wrong, loader)
     assert wrong.steps == 0
-    right = bbb(N, kl_weight="blundell", batches=10)
+    right = bbb(N, kl_term={"weight": "blundell", "batches": 10})
     credo.fit(right, loader, epochs=1, progress=False, on_step=note)
     assert sum(weights) / len(weights) == pytest.approx(1.0)
 
 
 def test_members_of_an_ensemble_are_asked_too() -> None:
-    members = [bbb(N, kl_weight="blundell", batches=b, seed=b) for b in (10, 11)]
+    members = [bbb(N, kl_term={"weight": "blundell", "batches": b}, seed=b) for b in (10, 11)]
     with pytest.raises(ValueError, match="expects batches=11"):
         fit(credo.Ensemble(members), LOADERS["batches"]())
 
 
-@pytest.mark.parametrize("options", [{"kl_weight": "uniform", "batches": 7}, {"batches": 7}])
+@pytest.mark.parametrize("options", [{"kl_term": {"weight": "uniform", "batches": 7}}, {"kl_term": {"batches": 7}}])
 def test_a_number_of_batches_without_effect_may_be_anything(options: dict[str, Any]) -> None:
     assert fit(bbb(N, **options), LOADERS["batches"]()).steps == 10
 

@@ -88,3 +88,19 @@ def test_the_optimiser_gets_the_scheduled_rate() -> None:
     assert moved == pytest.approx(expected, abs=1e-6)
     # A record names a rate that a step of its epoch had, the last one.
     assert [record.lr_scale for record in records] == pytest.approx([expected[3], expected[7]])
+
+
+def test_by_default_training_warms_up_and_falls_along_a_cosine() -> None:
+    rates = []
+
+    def look(epoch: int, done: int, total: int, terms: credo.Terms) -> None:
+        rates.append(posterior.lr_scale)
+
+    posterior = credo.MAP(nn.Linear(1, 1), data_size=1)
+    loss = lambda net, batch: net(torch.ones(1, 1)).sum()  # noqa: E731
+    credo.fit(posterior, [None] * 20, epochs=2, nll=loss, on_step=look, progress=False)
+    expected = make_schedule("cosine", epochs=2, warmup=0.1)
+    assert rates == pytest.approx([expected(step / 20) for step in range(40)])
+    assert rates[0] == 0
+    assert max(rates) == rates[2] == 1
+    assert rates[-1] < 0.01

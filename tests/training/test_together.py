@@ -161,7 +161,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "checkpoint_every": {"checkpoint_every": 7},
     "checkpoint_minutes": {"checkpoint_minutes": None},
     "monitor": {"monitor": "accuracy"},
-    "schedule": {"schedule": "cosine"},
+    "schedule": {"schedule": "constant"},
     "validation": {"validation": [(SPLIT.x, SPLIT.y)]},
     "validation_draws": {"validation_draws": 9},
     "patience": {"patience": 2, "validation": [(SPLIT.x, SPLIT.y)]},

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import credo
+from credo.core.support.progress import make_progress
 from credo.data import Batches, load_dataset
 from credo.data.splits import Split
 from credo.evaluate import quick_metrics
 from credo.training import EpochRecord
 from credo.training.files.checkpoint import load_checkpoint
-from credo.training.progress import make_progress
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(2, (24,), generator=torch.Generator().manual_seed(1))

@@ -13,6 +13,7 @@ from credo.attacks.common import Logits, OnProgress, answers, attackable, check_
 from credo.core.errors import unknown
 from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
+from credo.predict.moments import tempered
 from credo.predict.run import evaluating
 
 THREATS = {
@@ -58,21 +59,22 @@ class PosteriorLogits:
         self.calls += 1
         with evaluating(self.posterior, _seed(self.seed, self.calls)) as frozen:
             outputs = []
+            temperature = 1.0 if frozen.calibration is None else frozen.calibration.temperature
             for draw in self.fixed_draws if self.fixed_draws is not None else self._fresh(frozen):
                 with frozen.sampled(draw) as net:
-                    outputs.append(self.likelihood.log_probs(net(x.clone())))
+                    outputs.append(tempered(self.likelihood.log_probs(net(x.clone())), temperature))
         together = torch.stack(outputs)
         return together if self.threat == "fresh" else together.logsumexp(0) - math.log(len(together))
 
     def _fresh(self, frozen: Posterior) -> Iterable[dict[str, Tensor]]:
         with torch.no_grad():
             # Before the forward passes: activation noise uses the same generator.
-            return list(frozen.draws(self.draws))
+            return list(frozen.iter_draws(self.draws))
 
     def _fixed(self) -> list[dict[str, Tensor]]:
-        with torch.no_grad(), self.posterior.snapshot(seed=_seed(self.seed, 0)) as frozen:
+        with torch.no_grad(), evaluating(self.posterior, _seed(self.seed, 0)) as frozen:
             # `draw` of a mixture chooses a random member, `draws` cycles through them.
-            draws = [frozen.draw()] if self.threat == "one" else list(frozen.draws(self.draws))
+            draws = [frozen.draw()] if self.threat == "one" else list(frozen.iter_draws(self.draws))
         if self.posterior.is_random and not draws[0]:
             raise ValueError(
                 f"{type(self.posterior).__name__} has no fixed networks: its noise is new in every pass. "

@@ -18,6 +18,7 @@ COMMANDS = {
     "list": "listing",
     "data": "data",
     "train": "train",
+    "calibrate": "calibrate",
     "evaluate": "evaluate",
     "predict": "predict",
     "prune": "prune",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from credo.data import Dataset
+from credo.experiments.options import AUTO
 from credo.experiments.training import Training
 
 _MOST = 5
@@ -38,6 +39,23 @@ def epochs_notes(planned: int, training: Training) -> Iterator[str]:
         f"{more}: the cosine schedule is recomputed, so at epoch {planned} the learning rate is {rate:.2g} of its "
         f"maximum. The result differs from that of a run planned with {training.epochs} epochs."
     )
+
+
+def normalize_notes(settings: Mapping[str, Any], used: Sequence[Any] | None, dataset: Dataset) -> Iterator[str]:
+    """How the network scales its inputs, where the user did not choose it.
+
+    Args:
+        settings: The [model] section as asked for.
+        used: The numbers of the network: (mean, std), or None.
+        dataset: The data.
+    """
+    if settings.get("normalize") != AUTO:
+        return
+    if used is not None:
+        mean, std = (_listed(tuple(f"{v:.4g}" for v in (part if isinstance(part, list) else [part]))) for part in used)
+        yield f"inputs are normalised inside the network: mean {mean}, std {std} (model.normalize=auto)"
+    elif dataset.input_mean is None and settings.get("input_range") is None:
+        yield "inputs are not normalised, as in the run or the weights that this training starts from"
 
 
 def _listed(names: tuple[str, ...]) -> str:

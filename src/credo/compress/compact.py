@@ -17,6 +17,7 @@ from credo.compress.dead_units import Weights, chosen_entries, remove_dead_, sel
 from credo.compress.layer_resizing import resize_
 from credo.compress.prune import check_prunable
 from credo.compress.structure import connections
+from credo.core.arguments import Group
 from credo.core.description import WeightState
 from credo.core.errors import UnsupportedModelError
 from credo.core.network.flat_layout import Layout
@@ -83,10 +84,8 @@ def _smaller(model: nn.Module, weights: Weights) -> tuple[nn.Module, Chosen]:
 def _made_again(posterior: Posterior, model: nn.Module, chosen: Chosen) -> Posterior:
     """A new posterior of the smaller network with the same options."""
     options, about = posterior.config(), posterior.describe()
-    if options.get("optimizer", "") is None:  # a function, which config() cannot hold
-        options["optimizer"] = posterior.arguments["optimizer"]
-    if options.get("kl_weight", "") is None:
-        options["kl_weight"] = about.kl_weight
+    # Groups themselves: they may have functions, which config() cannot hold.
+    options |= {n: value for n, value in posterior.arguments.items() if n in options and isinstance(value, Group)}
     if about.prior is not None and about.layout is not None:
         options["prior"] = _prior(about.prior, options["prior"], about.layout, chosen)
     kind: Any = type(posterior)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from credo.core.kl_schedule import KLWeight
 from credo.core.network.flat_layout import Layout
 from credo.core.prior import Prior
+
+if TYPE_CHECKING:
+    from credo.core.posterior import Posterior
 
 # (values, mean, old variance, new variance) of one parameter tensor -> its new values.
 Refit = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -42,7 +45,6 @@ class Description:
         kl: KL(q ‖ p) in nats, computed when called; None if the method does not compute one of its own.
         kl_weight: Weight of the KL at each step; None for methods without a schedule.
         temperature: Current temperature; None for methods without one.
-        augmentation: Factor by which the method counts each example more than once.
         noise: How training samples the weights: `"weights"`, `"lrt"`, `"flipout"`, `"example"`, `"batch"`.
         rate: Dropout rate that the posterior sets; None without dropout or with the network's own layers.
         spread_count: Numbers that predictions need beside the weights: standard deviations, factors, node moments.
@@ -56,7 +58,6 @@ class Description:
     kl: Callable[[], Tensor] | None = None
     kl_weight: KLWeight | None = None
     temperature: float | None = None
-    augmentation: float = 1.0
     noise: str | None = None
     rate: float | None = None
     spread_count: int = 0
@@ -73,3 +74,26 @@ class HasMoments(Protocol):
 
     def std(self) -> dict[str, Tensor]:
         """Posterior standard deviations."""
+
+
+def parameter_counts(posterior: Posterior) -> dict[str, int]:
+    """Parameters of one network, of all that gradients train, and of all that predictions need."""
+    return {
+        "network": sum(p.numel() for p in posterior.model.parameters()),
+        "trained": sum(p.numel() for p in posterior.parameters() if p.requires_grad),
+        "needed": parameter_count(posterior),
+    }
+
+
+def parameter_count(posterior: Posterior) -> int:
+    """Parameters that a prediction needs, of all members of an ensemble.
+
+    These are the weights that are not pruned, the observation noise, and `Description.spread_count`. State that only
+    training needs (momentum, the curvature of OGN and K-FAC) does not count.
+    """
+    return sum(_weight_count(part) + part.describe().spread_count for part in posterior.parts)
+
+
+def _weight_count(part: Posterior) -> int:
+    unpruned = sum(int(mask.sum()) for mask in part.masks().values())
+    return unpruned + sum(p.numel() for p in part.likelihood.parameters())

@@ -31,6 +31,12 @@ STEPS_ABOVE = 20
 # by at least this many nats: less than 1 % of the probability is left. Even twenty examples give better draws.
 DRAW_ABOVE_MEAN = 3.0
 DRAW_NATS = 5.0
+# Weights are trained if they gain this fraction of the loss of a constant prediction; draws may lose that much of the
+# gain before the first noise is reduced.
+TRAINED = 0.3
+MOST_LOST = 0.2
+FIRST_DRAWS = 2
+SMALLEST_FACTOR = 2.0**-12
 # The suggested noise is a tenth of the current one.
 _LESS_NOISE = 10.0
 
@@ -93,7 +99,7 @@ def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], 
         return
     if not drawn > DRAW_NATS * (1 - 1 / DRAW_ABOVE_MEAN):  # no mean loss, even a negative one, can be so much better
         return
-    mean = _mean_loss(posterior, nll)
+    mean = _loss_at(posterior, nll)
     if mean is None or not drawn - mean > max(DRAW_NATS, DRAW_ABOVE_MEAN * abs(mean)):
         return
     _warn(
@@ -102,14 +108,65 @@ def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], 
     )
 
 
-def _mean_loss(posterior: Posterior, nll: Callable[[nn.Module], Tensor]) -> float | None:
-    """Loss of the mean network on the batch; None if it fails, or if a pass has changed the inputs."""
+def reduce_first_noise(posterior: Posterior, nll: Callable[[nn.Module], Tensor]) -> float:
+    """Before the first step on trained weights, halve the noise until draws keep what the weights have gained.
+
+    Trained are weights whose loss is well below that of weights that are all zero, a constant prediction. Draws may
+    lose `MOST_LOST` of the difference. Costs a few forward passes without gradients; buffers, inputs and random
+    generators are left unchanged. A warning names the factor if it is below 1. Skipped when distributed, since passes
+    may wait for other processes.
+
+    Args:
+        posterior: Before its first step; a method without noise of its own at the start is left alone.
+        nll: The first batch's loss as a function of the network.
+
+    Returns:
+        The factor on the noise's standard deviation.
+    """
+    factor = 1.0
+    if posterior.process_group is not None or not posterior.scale_noise_(1.0):
+        return factor
+    zeros = {name: torch.zeros_like(weight) for name, weight in posterior.model.named_parameters()}
+    mean, constant = _loss_at(posterior, nll), _loss_at(posterior, nll, zeros)
+    if mean is None or constant is None or not constant - mean > TRAINED * abs(constant):
+        return factor
+    limit = mean + MOST_LOST * (constant - mean)
+    while factor > SMALLEST_FACTOR and (drawn := _drawn_loss(posterior, nll)) is not None and not drawn <= limit:
+        posterior.scale_noise_(0.5)
+        factor *= 0.5
+    if factor < 1:
+        _warn(
+            f"The first noise would ruin these trained weights, whose NLL is {mean:.3g}, so it was scaled by "
+            f"{factor:g}. To choose it yourself, set {' or '.join(_less_noise(posterior, 1.0))}."
+        )
+    return factor
+
+
+def _drawn_loss(posterior: Posterior, nll: Callable[[nn.Module], Tensor]) -> float | None:
+    """Mean loss of some draws, each of which is made anew in every call from the same random numbers."""
+    state = posterior.generator.get_state()
+    losses = []
+    try:
+        for _ in range(FIRST_DRAWS):
+            with torch.no_grad():
+                losses.append(_loss_at(posterior, nll, posterior.draw()))
+    finally:
+        posterior.generator.set_state(state)
+    if any(loss is None for loss in losses):
+        return None
+    return sum(loss for loss in losses if loss is not None) / FIRST_DRAWS
+
+
+def _loss_at(
+    posterior: Posterior, nll: Callable[[nn.Module], Tensor], weights: Mapping[str, Tensor] | None = None
+) -> float | None:
+    """Loss of the network with these weights, or of the mean network; None if it fails or changes the inputs."""
     devices = [posterior.device] if posterior.device.type == "cuda" else []
     net = posterior._net
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    buffer_copies = substituted(net, buffers, posterior._aliases)
+    copied = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    tensors = substituted(net, {**copied, **(weights or {})}, posterior._aliases)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), _copied_inputs(net) as copies, buffer_copies:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), _copied_inputs(net) as copies, tensors:
             value = float(nll(net))
     except NotIsolatedError:
         raise
@@ -143,9 +200,11 @@ def _smaller_steps(posterior: Posterior) -> list[str]:
     """Arguments of this posterior that would make its steps smaller."""
     options = posterior.config()
     found = []
-    for name, first in (("clip", 1e-2), ("clip_norm", 1.0)):
-        if name in options:
-            found.append(f"{name}={first if options[name] is None else options[name] / 10:g}")
+    if "clip" in options:
+        found.append(f"clip={1e-2 if options['clip'] is None else options['clip'] / 10:g}")
+    if "optimizer" in options:
+        norm = options["optimizer"]["clip_norm"]
+        found.append(f"optimizer={{'clip_norm': {1.0 if norm is None else norm / 10:g}}}")
     if "damping" in options:
         found.append(f"damping={10 * options['damping'] or 0.1:g}")
     rate = options.get("lr")
@@ -153,19 +212,20 @@ def _smaller_steps(posterior: Posterior) -> list[str]:
 
 
 @torch.no_grad()
-def _less_noise(posterior: Posterior) -> list[str]:
+def _less_noise(posterior: Posterior, divisor: float = _LESS_NOISE) -> list[str]:
     """Arguments of this posterior that would bring its first draws closer to the mean."""
     stds: dict[str, Tensor] = getattr(posterior, "std", dict)()
-    typical = float(torch.cat([std.reshape(-1) for std in stds.values()]).median()) / _LESS_NOISE if stds else 0.0
-    arguments, options = inspect.signature(type(posterior)).parameters, posterior.config()
+    typical = float(torch.cat([std.reshape(-1) for std in stds.values()]).median()) / divisor if stds else 0.0
+    arguments = inspect.signature(type(posterior)).parameters
     found = []
-    if "std_init" in arguments:
-        found.append(f"std_init={typical:.1g}" if stds else "a smaller std_init")
-        return [*found, "a smaller relative_std"] if "relative_std" in arguments else found
-    temperature = float(options.get("temperature", 1.0))
-    if "curvature_init" in arguments and typical > 0:
-        found.append(f"curvature_init={temperature / (posterior.data_size * typical**2):.1g}")
-    return [*found, f"temperature={temperature / _LESS_NOISE**2:g}"]
+    if "init" in arguments:
+        found.append(f"init={typical:.1g}" if stds else "a smaller init.std")
+        is_relative = hasattr(arguments["init"].default, "relative_std")
+        return [*found, "a smaller init.relative_std"] if is_relative else found
+    temperature = float(posterior.describe().temperature or 1.0)
+    if "curvature" in arguments and hasattr(arguments["curvature"].default, "init") and typical > 0:
+        found.append(f"curvature={{'init': {temperature / (posterior.data_size * typical**2):.1g}}}")
+    return [*found, f"temperature={temperature / divisor**2:g}"]
 
 
 def _warn(text: str) -> None:

@@ -42,6 +42,14 @@ class DataWarning(CredoWarning):
     """Some of the data cannot be learned from, such as categories that only test rows have."""
 
 
+class CalibrationWarning(CredoWarning):
+    """A calibration was dropped, because the weights that it was chosen for have changed."""
+
+
+class ReusedRowsWarning(CredoWarning):
+    """Held-out rows are used again for something that needs fresh ones; the message says what to do."""
+
+
 class LostProcessError(CredoError, RuntimeError):
     """Another process of the group was lost or timed out; parameters are those of the last step."""
 

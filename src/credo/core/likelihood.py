@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from credo.core.errors import unknown
 from credo.core.example_counts import EVERY, Counted
-from credo.core.network.flat_layout import inverse_softplus_number
-from credo.core.support.validate import is_number
+from credo.core.network.flat_layout import inverse_softplus, inverse_softplus_number
+from credo.core.support.validate import is_count, is_number
 
 MIN_STD = 1e-4
 
@@ -34,6 +34,24 @@ class Likelihood(nn.Module, ABC):
         Override it in a likelihood that ignores or weights rows; `fit` and `train` pass the result to the method.
         """
         return EVERY
+
+    def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
+        """Set its own parameters to values that suit targets like `y`, where the user gave none.
+
+        Args:
+            y: Targets of the first batch.
+            average: Averages tensors over all processes in place; None: there is one process.
+        """
+
+    def update_(self, step: int) -> bool:
+        """Update its own parameters from their gradients by a rule of its own, and set these to None.
+
+        Returns False, as by default, if they are left to the optimiser.
+
+        Args:
+            step: The number of updates before this one.
+        """
+        return False
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -113,38 +131,64 @@ def _one_logit(outputs: Tensor) -> Tensor:
     raise ValueError(f"Bernoulli needs outputs [batch] or [batch, 1], got {list(outputs.shape)}.")
 
 
+# Weight of a step in the learned variance: at first 3/(step + 3), which averages over the last third of the steps so
+# far, then this one, the mean over some 30 steps. It follows a network that improves, and fluctuates by a few percent.
+NOISE_RATE = 0.03
+
+
 class GaussianNoise(Likelihood):
     """Regression with Gaussian observation noise.
 
+    A learned noise follows the mean squared residuals of training, averaged over the draws of the method: the value
+    that maximises the ELBO, found in closed form, at a rate of its own and alike in every method.
+
     Args:
-        std: Standard deviation of the noise, shared by all outputs, in the targets' units; the initial value if
-            `learn`.
-        learn: Train `std` as a point estimate together with the network.
+        std: Standard deviation of the noise in the targets' units: one number for all outputs, or one for each. None:
+            learned; `fit` starts it at the standard deviation of the first batch's targets (in a loop of your own it
+            is 1 in the first step: give `std` and `learn=True` if targets are far from that).
+        learn: Whether training changes `std`; by default only if it is None.
+        outputs: Learn a noise of its own for each of this many outputs, if `std` is None. One for all by default.
         heteroscedastic: Let the network predict the noise: outputs are [batch, 2·targets], the first half means, the
             second half standard deviations before a softplus.
+        beta: With `heteroscedastic`, weight each entry of the loss by its variance to this power (Seitzer et al. 2022):
+            0 is the likelihood, 1 fits the means as under a constant noise, 0.5 is a good compromise where the plain
+            likelihood neglects regions that it calls noisy.
     """
 
     task = "regression"
 
-    def __init__(self, std: float = 1.0, *, learn: bool = False, heteroscedastic: bool = False) -> None:
+    def __init__(
+        self,
+        std: float | Sequence[float] | None = None,
+        *,
+        learn: bool | None = None,
+        outputs: int | None = None,
+        heteroscedastic: bool = False,
+        beta: float = 0.0,
+    ) -> None:
         super().__init__()
-        if not is_number(std):
-            raise ValueError(
-                f"std={std!r:.80} must be one positive number, the noise of all outputs: a separate one for each is "
-                "not supported yet. Scale the targets to equal noise, or let the network predict it "
-                "(heteroscedastic=True)."
-            )
-        if not (math.isfinite(std) and std > 0):
-            raise ValueError(f"std={std} must be positive.")
-        if learn and heteroscedastic:
+        self.learn = (std is None and not heteroscedastic) if learn is None else learn
+        if self.learn and heteroscedastic:
             raise ValueError("learn and heteroscedastic exclude each other: the network predicts the noise already.")
-        self.learn, self.heteroscedastic = learn, heteroscedastic
-        rho = torch.tensor(inverse_softplus_number(float(std)))
-        self.noise_rho = nn.Parameter(rho, requires_grad=learn)
+        if not (is_number(beta) and 0 <= beta <= 1):
+            raise ValueError(f"beta={beta!r:.80} must lie between 0 (the likelihood) and 1.")
+        if beta and not heteroscedastic:
+            raise ValueError(
+                f"beta={beta} weights the loss by the noise that the network predicts: heteroscedastic=True."
+            )
+        self.heteroscedastic, self.beta = heteroscedastic, float(beta)
+        self._is_given = std is not None
+        self._entries = 0  # of one example's target, as last seen
+        self.noise_rho = nn.Parameter(_first_rho(std, outputs), requires_grad=self.learn)
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the target, each [..., targets]."""
         if not self.heteroscedastic:
+            if self.noise_rho.dim() and outputs.shape[-1:] != self.noise_rho.shape:
+                raise ValueError(
+                    f"The noise has {len(self.noise_rho)} standard deviations, but the network's outputs have shape "
+                    f"{list(outputs.shape)}: give one number for all outputs, or one for each."
+                )
             return outputs, (F.softplus(self.noise_rho) + 0.0).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(f"Heteroscedastic noise needs an even number of outputs, got {outputs.shape[-1]}.")
@@ -152,20 +196,80 @@ class GaussianNoise(Likelihood):
         return mean, F.softplus(raw) + MIN_STD
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Mean over examples of −Σ log N(y; mean, std²)."""
+        """Mean over examples of −Σ log N(y; mean, std²); with `beta`, entries are weighted by std^2β."""
         mean, std = self.moments(outputs)
         if y.shape != mean.shape:
             raise ValueError(
                 f"Targets of shape {list(y.shape)} for predicted means of shape {list(mean.shape)}: they must be equal "
                 "(broadcasting would silently compare every example with every other)."
             )
+        self._entries = y[:1].numel()
         each = 0.5 * ((y - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)
+        if self.beta:
+            each = each * std.detach() ** (2 * self.beta)
         return each.sum() / max(len(y), 1)
+
+    @torch.no_grad()
+    def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
+        """Start a learned noise that was not given at the standard deviation of `y` (0: leave it at 1)."""
+        if not self.learn or self._is_given:
+            return
+        y = y.detach().double().flatten(0, -2) if self.noise_rho.dim() else y.detach().double().flatten()
+        moments = [y.mean(0), y.square().mean(0)]
+        if average is not None:
+            average(moments)
+        variance = moments[1] - moments[0].square()
+        # What is left of a constant by rounding is no spread.
+        self.set_variance_(torch.where(variance > 1e-12 * moments[1], variance, 1.0))
+
+    @torch.no_grad()
+    def set_variance_(self, variance: Tensor) -> None:
+        """Set the variance of the noise, at least that of the smallest standard deviation.
+
+        Args:
+            variance: A number, or one for each output.
+        """
+        std = variance.sqrt().clamp_(min=MIN_STD).to(self.noise_rho)
+        self.noise_rho.copy_(inverse_softplus(std).expand_as(self.noise_rho))
+
+    @torch.no_grad()
+    def update_(self, step: int) -> bool:
+        """Move the variance v towards the mean squared residual r² of this step: v ← v + rate·(r² − v).
+
+        r² comes from the gradient ∂nll/∂v = n/2·(1/v − r²/v²), n the entries of a target that share v, which has been
+        averaged over draws and processes like all others; so the step is the natural gradient's.
+        """
+        gradient = self.noise_rho.grad
+        if not self.learn or gradient is None or not self._entries:
+            return False
+        count = self._entries / self.noise_rho.numel()
+        std = F.softplus(self.noise_rho)
+        by_variance = gradient / (2 * std * torch.sigmoid(self.noise_rho))
+        residual = (std.square() - by_variance * 2 * std**4 / count).clamp_(min=0.0)
+        rate = max(NOISE_RATE, 3 / (step + 3))
+        self.set_variance_(torch.lerp(std.square(), residual, rate))
+        self.noise_rho.grad = None
+        return True
 
     def config(self) -> dict[str, Any]:
         """Kind and options; a learned std is saved with the tensors."""
-        std = float(F.softplus(self.noise_rho.detach()))
-        return {"kind": "gaussian", "std": std, "learn": self.learn, "heteroscedastic": self.heteroscedastic}
+        std = F.softplus(self.noise_rho.detach()).tolist()
+        found = {"kind": "gaussian", "std": std, "learn": self.learn, "heteroscedastic": self.heteroscedastic}
+        return {**found, "beta": self.beta} if self.beta else found
+
+
+def _first_rho(std: float | Sequence[float] | None, outputs: int | None) -> Tensor:
+    """ρ of the first noise: a number, or a vector."""
+    if outputs is not None and (std is not None or not is_count(outputs)):
+        raise ValueError(f"outputs={outputs!r:.80} must be the number of outputs, and needs std=None.")
+    if std is None:
+        return torch.full(() if outputs is None else (outputs,), inverse_softplus_number(1.0))
+    values: Any = [std] if is_number(std) else std
+    is_listed = isinstance(values, Sequence | Tensor) and not isinstance(values, str) and len(values) > 0
+    if not is_listed or not all(is_number(value) and 0 < value < math.inf for value in values):
+        raise ValueError(f"std={std!r:.80} must be positive: one number for all outputs, or a list of one for each.")
+    rho = [inverse_softplus_number(float(value)) for value in values]
+    return torch.tensor(rho[0] if is_number(std) else rho)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {

@@ -18,7 +18,7 @@ from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.network.batchnorm import statistics_kept_on_error
 from credo.core.network.references import NotFollowed
-from credo.core.optimizers import DECAYS, ForgottenOptimizer, OptimizerChoice, make_optimizer
+from credo.core.optimizers import DECAYS, ForgottenOptimizer, Optimizer, Rates, make_optimizer, rates_by_name
 from credo.core.posterior import Nll, Posterior, Terms
 
 
@@ -27,11 +27,9 @@ class OptimizerStep(NotFollowed):
 
     Args:
         parameters: What the optimiser updates, by the name that messages use.
-        optimizer: A key of `OPTIMIZERS`, a function from parameters to an optimiser, or None where it is unknown (a
-            file cannot hold a function): then a step raises ValueError.
-        lr: Learning rate of an optimiser given by name.
-        options: Further arguments of an optimiser given by name.
-        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        optimizer: Optimiser and clipping: an `Optimizer`, or what it is made of (a name, a function, a mapping).
+        lr: Learning rate of an optimiser given by name, or rates by name or glob: names in the network, and those of
+            the posterior's own parameters such as `rho`.
         locate: `locate(name, tensor)` describes for messages where a tensor of that name is not finite.
         undecayed: Names of parameters without weight decay.
     """
@@ -39,26 +37,40 @@ class OptimizerStep(NotFollowed):
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        optimizer: OptimizerChoice | None,
-        lr: float,
-        options: Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
+        optimizer: Optimizer | Mapping[str, Any] | Callable[..., Any] | str | None,
+        lr: Rates,
+        *,
         locate: Callable[[str, Tensor], str] | None = None,
         undecayed: Collection[str] = (),
     ) -> None:
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm={clip_norm} must be positive, or None for no clipping.")
+        given = Optimizer.of(optimizer)
         self.parameters = dict(parameters)
-        self.choice, self.clip_norm = optimizer, clip_norm
+        self.clip_norm = given.clip_norm
         self.locate = locate
         self._process_group: ProcessGroup | None = None
         self._pruned: dict[str, Tensor] = {}
-        decays = callable(optimizer) or (options or {}).get("weight_decay", DECAYS.get(optimizer or ""))
-        spared = undecayed if decays else ()
-        groups = [[p for n, p in self.parameters.items() if (n in spared) == apart] for apart in (False, True)]
-        self.optimizer = make_optimizer(optimizer, groups[0], groups[1], lr, options)
+        self.optimizer = make_optimizer(given, self._groups(given, lr, undecayed), next(iter(_each(lr))))
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    def _groups(self, given: Optimizer, lr: Rates, undecayed: Collection[str]) -> list[dict[str, Any]]:
+        """Parameters as groups, one for each learning rate, with and without weight decay."""
+        if isinstance(lr, Mapping) and callable(given.name):
+            raise ValueError("Rates by name are for optimisers by name; a function gives its groups rates of its own.")
+        rates = rates_by_name(lr, [plain_name(name) for name in self.parameters])
+        named = isinstance(given.name, str)
+        decays = callable(given.name) or given.options.get("weight_decay", DECAYS.get(str(given.name)))
+        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        for apart in (False, True):
+            for name, parameter in self.parameters.items():
+                if (bool(decays) and name in undecayed) != apart:
+                    continue
+                rate = rates[plain_name(name)]
+                group = groups.setdefault((apart, rate), {"params": [], **({"weight_decay": 0.0} if apart else {})})
+                group["params"].append(parameter)
+                if named and isinstance(lr, Mapping):
+                    group["lr"] = rate
+        return [*groups.values()]
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -243,6 +255,7 @@ class GradientPosterior(Posterior):
             yield partial(self._update, self._gradients(nll))
 
     def _update(self, terms: Terms) -> Terms:
+        self.likelihood.update_(self.steps)
         self.optimizer_step.move(scale=self.lr_scale)
         return self._stepped(terms)
 
@@ -255,6 +268,10 @@ def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in posterior.named_parameters() if p.requires_grad}
 
 
+def _each(lr: Rates) -> Collection[float]:
+    return lr.values() if isinstance(lr, Mapping) else (lr,)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all entries are finite."""
     return bool(torch.isfinite(tensor).all())
@@ -265,7 +282,7 @@ def plain_name(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a smaller lr or clip_norm") -> str:
+def loss_message(loss: float, at: int, culprit: str | None, remedy: str = "a smaller lr or optimizer.clip_norm") -> str:
     """The message for a `loss` that is not finite in step `at`.
 
     It names the `culprit`, the first parameter that is not finite either, and as `remedy` the arguments to change.
@@ -291,4 +308,4 @@ def check_dense(gradients: Mapping[str, Tensor | None]) -> None:
             )
 
 
-_ADVICE = "parameters are unchanged. Try a smaller lr or clip_norm, or check the inputs of this batch."
+_ADVICE = "parameters are unchanged. Try a smaller lr or optimizer.clip_norm, or check the inputs of this batch."

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.arguments import as_json, recorded
 from credo.core.description import Description
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
+from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
 from credo.core.pruning import Prunable
+from credo.core.saved_state import Saved
+from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_safety import ThreadSafe, checked_once, exclusively
 
@@ -42,7 +44,7 @@ class Terms:
     kl: float | None = None
 
 
-class Posterior(ThreadSafe, Prunable, ABC):
+class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """A distribution over the weights of `model`, whose own parameters are its mean (or the point weights).
 
     A method implements `draw` and `step` (or `prepared`); its constructor arguments are recorded in `arguments`. It
@@ -57,21 +59,17 @@ class Posterior(ThreadSafe, Prunable, ABC):
     """
 
     likelihood: Likelihood
-    arguments: dict[str, Any]
     process_group: ProcessGroup | None = None
     """The processes that make its steps together, if any (`credo.distribute`)."""
+    calibration: Calibration | None = None
+    """What `credo.calibrate` chose, which predictions apply; draws, steps and `forward` do not."""
+    noise_scale: float = 1.0
+    """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Arguments that are worth tuning, with the lowest and highest value that `credo.tune` tries."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
-    _not_in_config: ClassVar[tuple[str, ...]] = ()
-    """Arguments that only initialise: what they gave is in the tensors."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Record constructor arguments of every method, also one written elsewhere."""
-        super().__init_subclass__(**options)
-        if "__init__" in cls.__dict__:
-            cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
-
-    @recorded
     def __init__(
         self,
         model: nn.Module,
@@ -81,17 +79,16 @@ class Posterior(ThreadSafe, Prunable, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module) or isinstance(model, Posterior):
-            wanted = f"{type(self).__name__} needs a network, an nn.Module instance"
-            raise ValueError(f"{wanted}; got {_name(model)}.{_about_groups(model)}")
-        check_model(model)
+        _check_network(model, type(self).__name__)
         if not is_count(data_size):
             raise ValueError(f"data_size={data_size!r} must be the number of training examples, a positive integer.")
         self.model = model
         self.likelihood = make_likelihood(likelihood)
         self.data_size, self.seed = int(data_size), checked_seed(seed)
         self.steps, self.lr_scale = 0, 1.0
+        self.planned: dict[str, float] = {}
         self._watch = TrainingWatch()
+        self.ledger = Ledger()
         self._aliases = aliases(model)
         self.register_buffer("kept", None)
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -115,36 +112,6 @@ class Posterior(ThreadSafe, Prunable, ABC):
         """Take random numbers from a new generator from here on."""
         self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """While open, randomness comes from a generator of its own. Not for several threads: use a `snapshot` there."""
-        parts = self.all_posteriors()
-        before = [part.generator for part in parts]
-        self.reseed_(seed)
-        try:
-            yield
-        finally:
-            for part, generator in zip(parts, before, strict=True):
-                part._generator = generator
-
-    def _reseed(self, *place: int) -> None:
-        """When distributed, reseed from (seed, step, position, data shard).
-
-        So results do not depend on which rank runs what, also after a restart with more or fewer processes.
-        """
-        if self.process_group is not None:
-            self.generator.manual_seed(self.process_group.seed_for(self.seed, self.steps, *place))
-
-    def _begin_pass(self, count: int, draws: int = 1) -> None:
-        """Reseed for the pass that comes after `count` others of a step; after `draws`, it is for more data."""
-        if self.process_group is not None:
-            part, index = divmod(count, draws)
-            self._reseed(self._draw_number(index, draws), part)
-
-    def _draw_number(self, index: int, draws: int = 1) -> int:
-        """The number of one of our `draws` among those of all processes that see the same data."""
-        return index if self.process_group is None else self.process_group.mc_rank * draws + index
-
     # -- the distribution --------------------------------------------------------------------------------------
 
     @property
@@ -166,12 +133,33 @@ class Posterior(ThreadSafe, Prunable, ABC):
     def draw(self) -> dict[str, Tensor]:
         """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
 
-    def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
         for _ in range(count):
-            yield self.draw()
+            yield self._rescaled(self.draw())
 
-    def noise(self) -> AbstractContextManager[None]:
+    def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
+        scale = self.noise_scale
+        if scale == 1.0:
+            return draw
+        means = dict(self.model.named_parameters())
+        return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
+
+    def uncalibrated(self) -> Self:
+        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
+
+        `posterior.calibration = None` drops it for good.
+        """
+        plain = self.frozen_copy()
+        plain.calibration = None
+        return plain
+
+    def scale_noise_(self, factor: float) -> bool:
+        """Multiply the standard deviation of the posterior's noise by `factor`; False if it has none that is free."""
+        return False
+
+    def activation_noise(self) -> AbstractContextManager[None]:
         """Activation noise that belongs to a pass while open; none by default."""
         return nullcontext()
 
@@ -220,53 +208,32 @@ class Posterior(ThreadSafe, Prunable, ABC):
             self._watch.after_step(terms.nll, self)
         return terms
 
+    def plan_training_(self, *, steps: int, epochs: float) -> None:
+        """Choose arguments that were left open for a training of this length; `fit` calls it before the first step.
+
+        In a loop of your own, call it once; without it they have neutral values, such as a temperature of 1.
+
+        Args:
+            steps: Steps of the training.
+            epochs: Times that every example is seen.
+        """
+
     def describe(self) -> Description:
         """Properties that inspectors read; every method fills in those that it has."""
         return Description()
 
-    # -- saving ------------------------------------------------------------------------------------------------
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior.
-
-        Prior and likelihood are as they are now; functions, which a file cannot hold, are None.
-        """
-        skipped = ("self", "model", "data_size", *self._not_in_config)
-        given = {name: value for name, value in self.arguments.items() if name not in skipped}
-        now = {name: getattr(self, name, None) for name in given}
-        return {n: as_json(now[n] if hasattr(now[n], "config") else value) for n, value in given.items()}
-
     @exclusively
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
         """Continue where `state_dict()` was called."""
+        self.calibration = None  # of other weights; the state may hold its own
         return super().load_state_dict(*args, **options)
 
-    def _use(self, part: Posterior) -> None:
-        """Take the network and likelihood of a part as this posterior's own, without registering them twice."""
-        for name in ("model", "likelihood"):
-            self._modules.pop(name, None)
-            self.__dict__[name] = getattr(part, name)
 
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """What continuing needs beyond tensors by name: generator, step count, optimiser."""
-        optimizer = self._optimizer()
-        return {
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-            "optimizer": optimizer.state_dict() if optimizer else None,
-        }
-
-    def set_extra_state(self, state: Any) -> None:
-        """Continue exactly where `get_extra_state` was called."""
-        self.generator.set_state(state["generator"].cpu())
-        self.steps = int(state["steps"])
-        optimizer = self._optimizer()
-        if optimizer and state["optimizer"] is not None:
-            # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
-            optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+def _check_network(model: Any, method: str) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, Posterior):
+        wanted = f"{method} needs a network, an nn.Module instance"
+        raise ValueError(f"{wanted}; got {_name(model)}.{_about_groups(model)}")
+    check_model(model)
 
 
 def _name(thing: Any) -> str:

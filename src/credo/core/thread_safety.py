@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from credo.core.distributed.wrapped_networks import check_alone
+from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
@@ -26,6 +28,8 @@ _MOST_COPIES = 16
 # Methods that change a posterior or read what a step changes: every implementation of them holds the lock.
 _EXCLUSIVE = ("step", "gather", "update", "draw", "keep_")
 _EXCLUSIVE_CONTEXTS = ("prepared", "trial")
+# Of these, those after which the weights are others.
+_CHANGING = ("step", "update", "keep_")
 
 
 class FairLock:
@@ -249,6 +253,25 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Drop the posterior's calibration, with a warning, once a method has changed its weights."""
+
+    @wraps(method)
+    def changing(self: Posterior, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        if self.calibration is not None:
+            self.calibration = None
+            warnings.warn(
+                "The calibration was chosen for weights that have changed, and is dropped: call credo.calibrate again "
+                "after training.",
+                CalibrationWarning,
+                stacklevel=3,
+            )
+        return result
+
+    return changing
+
+
 class ThreadSafe(nn.Module):
     """What a posterior needs so that several threads may use it.
 
@@ -269,6 +292,7 @@ class ThreadSafe(nn.Module):
         for name in (*_EXCLUSIVE, *_EXCLUSIVE_CONTEXTS):
             if name in cls.__dict__:
                 method = cls.__dict__[name]
+                method = changes_weights(method) if name in _CHANGING else method
                 method = checked_once(method) if name in ("step", "gather", "trial") else method
                 setattr(cls, name, (exclusive_context if name in _EXCLUSIVE_CONTEXTS else exclusively)(method))
 
@@ -281,12 +305,24 @@ class ThreadSafe(nn.Module):
         """Weights of one network, by parameter name."""
 
     @abstractmethod
-    def noise(self) -> AbstractContextManager[Any]:
+    def activation_noise(self) -> AbstractContextManager[Any]:
         """Activation noise that belongs to a pass while open."""
 
     @abstractmethod
     def reseed_(self, seed: int) -> None:
         """Take random numbers from a new generator from here on."""
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """While open, randomness comes from a generator of its own. Not for several threads: use a `snapshot` there."""
+        parts = self.all_posteriors()
+        before = [part.generator for part in parts]
+        self.reseed_(seed)
+        try:
+            yield
+        finally:
+            for part, generator in zip(parts, before, strict=True):
+                part._generator = generator
 
     def all_posteriors(self) -> list[Posterior]:
         """This posterior and those that it is made of."""
@@ -396,7 +432,7 @@ class ThreadSafe(nn.Module):
         """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
         weights = self.draw() if draw is None else draw
         own = self.guard.holding(not self.guard.is_private)
-        with substituted(self.model, weights, self._aliases), self.noise(), own:
+        with substituted(self.model, weights, self._aliases), self.activation_noise(), own:
             yield self.model
 
     @contextmanager

@@ -83,8 +83,11 @@ def suggested_std(measured: Measurements) -> float:
 
 
 def argument(measured: Measurements, name: str, value: Any) -> Arguments:
-    """`{name: value}` if the constructor of the `measured` method takes it."""
-    return {name: value} if name in measured.method.arguments else {}
+    """`{name: value}` if the constructor of the `measured` method takes it; of a group by its field, "init.std"."""
+    if name not in measured.method.arguments:
+        return {}
+    first, _, field = name.partition(".")
+    return {first: {field: value} if field else value}
 
 
 def dropout_rate(measured: Measurements, factor: float) -> Arguments:
@@ -123,10 +126,10 @@ def lower_temperature(measured: Measurements) -> Arguments:
 
 
 def initial_std(measured: Measurements, std: float) -> Arguments:
-    """What makes a method start with this σ: `std_init`, or the curvature that corresponds to it."""
+    """What makes a method start with this σ: `init.std`, or the curvature that corresponds to it."""
     size, temperature = measured.counts.data_size, measured.objective.temperature or 1.0
     curvature = temperature / (size * std**2) if std > 0 else 0.0
-    return argument(measured, "std_init", std) or argument(measured, "curvature_init", _rounded(curvature))
+    return argument(measured, "init.std", std) or argument(measured, "curvature.init", _rounded(curvature))
 
 
 def learned_noise(std: float) -> Arguments:

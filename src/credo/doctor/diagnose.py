@@ -14,6 +14,7 @@ from credo.core.support.renamed import renamed_arguments
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
 from credo.doctor.measure.dispersion import dispersion
 from credo.doctor.measure.gradients import gradient_noise
+from credo.doctor.measure.inputs import input_scale
 from credo.doctor.measure.layers import layer_states, whole_state
 from credo.doctor.measure.monte_carlo import monte_carlo
 from credo.doctor.measure.objective import history_of, objective
@@ -143,6 +144,7 @@ def _measure(
         monte_carlo=monte_carlo(on_test, random=posterior.is_random, seed=seed),
         history=history_of(history),
         epochs=len(history) or round(posterior.steps / train.batches) or None,
+        inputs=input_scale(posterior, train, seed=seed),
     )
 
 
@@ -154,7 +156,7 @@ def not_finite(posterior: Posterior) -> list[str]:
 
 def _diverged(text: str) -> Diagnosis:
     advice = "Training diverged: restart with a smaller learning rate, clip the gradient, and check the inputs."
-    findings = in_order([Finding("not-finite", "alarm", text, advice, {"clip_norm": 1.0})])
+    findings = in_order([Finding("not-finite", "alarm", text, advice, {"optimizer": {"clip_norm": 1.0}})])
     return Diagnosis(verdict_on(findings), findings, {}, ())
 
 

@@ -49,7 +49,7 @@ class Finding:
 
     @property
     def argument(self) -> str | None:
-        """The arguments as Python source, `std_init=0.05`; None if there are none."""
+        """The arguments as Python source, `lr=0.05`; None if there are none."""
         return ", ".join(f"{key}={_in_python(key, value)}" for key, value in self.arguments.items()) or None
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,6 +141,8 @@ def _in_python(key: str, value: Any) -> str:
     """A value as Python source."""
     if value is None:
         return _SUPPLIED[key]
+    if isinstance(value, Mapping) and "kind" not in value:  # fields of a group
+        return "{" + ", ".join(f"{name!r}: {_in_python(name, v)}" for name, v in value.items()) + "}"
     if isinstance(value, Mapping):
         options = ", ".join(f"{name}={_in_python(name, v)}" for name, v in value.items() if name != "kind")
         return f"credo.{LIKELIHOODS[value['kind']].__name__}({options})"

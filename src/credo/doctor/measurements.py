@@ -6,10 +6,12 @@ import inspect
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from credo.core.arguments import argument_names
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import Posterior
 from credo.doctor.measure.dispersion import Dispersion
 from credo.doctor.measure.gradients import GradientNoise
+from credo.doctor.measure.inputs import InputScale
 from credo.doctor.measure.layers import LayerState, gaussian_leaves
 from credo.doctor.measure.monte_carlo import MonteCarlo
 from credo.doctor.measure.objective import History, Objective
@@ -22,8 +24,9 @@ from credo.doctor.no_side_effects import leaves
 class MethodInfo:
     """Properties of the method; for a mixture those of its first member.
 
-    `arguments` are the names of its constructor's, `noise` is how training samples the weights, `fixed_noise_level`
-    whether the likelihood is Gaussian with a fixed standard deviation, `rate` the dropout rate that it sets.
+    `arguments` are the names of its constructor's, also of single fields of groups (`init.std`), `noise` is how
+    training samples the weights, `fixed_noise_level` whether the likelihood is Gaussian with a fixed standard
+    deviation, `rate` the dropout rate that it sets.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Measurements:
     monte_carlo: MonteCarlo | None
     history: History | None
     epochs: int | None = None
+    inputs: InputScale | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
@@ -98,6 +102,7 @@ class Measurements:
             "train_dispersion": self.train_dispersion.to_dict(),
             "monte_carlo": _plain(self.monte_carlo),
             "history": _plain(self.history),
+            "inputs": _plain(self.inputs),
         }
 
 
@@ -116,7 +121,7 @@ def method_info(posterior: Posterior) -> MethodInfo:
         fixed_noise_level=isinstance(likelihood, GaussianNoise)
         and not (likelihood.learn or likelihood.heteroscedastic),
         rate=about.rate,
-        arguments=frozenset(parameters),
+        arguments=frozenset(argument_names(type(first))),
         lr=_number(first.config().get("lr")),
         default_lr=_number(parameters["lr"].default) if "lr" in parameters else None,
     )

@@ -14,6 +14,7 @@ Rule = Callable[[Measurements], Iterator[Finding]]
 CAUSES: tuple[Rule, ...] = (
     training.data_size,
     training.temperature,
+    training.unscaled_inputs,
     training.stale_statistics,
     training.noise_too_large,
     learning.noisy_start,

@@ -135,6 +135,7 @@ def study_batches(
         raise TypeError("Studies of single networks count right labels: they need a class likelihood.")
     loop = None
     with evaluating(posterior, seed) as frozen:
+        temperature = 1.0 if frozen.calibration is None else frozen.calibration.temperature
         for x, y in batches_of(batches, 1024):
             if y is None:
                 raise ValueError("Studies of single networks need batches of (inputs, labels).")
@@ -143,12 +144,14 @@ def study_batches(
                 loop = draw_loop(frozen, x, draws=draws, shared=True)
             with frozen.seeded(seed):
                 loop.begin()
-                see(_pieces(likelihood, loop, x, y, draws))
+                see(_pieces(likelihood, loop, x, y, draws, temperature))
     if loop is None:
         raise ValueError("There was no input.")
 
 
-def _pieces(likelihood: ClassLikelihood, loop: DrawLoop, x: Tensor, y: Tensor, draws: int) -> Iterator[Piece]:
+def _pieces(
+    likelihood: ClassLikelihood, loop: DrawLoop, x: Tensor, y: Tensor, draws: int, temperature: float
+) -> Iterator[Piece]:
     for start in range(0, draws, 10):
-        probs = class_log_probs(likelihood, loop.outputs(x, min(10, draws - start))).exp()
+        probs = class_log_probs(likelihood, loop.outputs(x, min(10, draws - start)), temperature).exp()
         yield probs, class_labels(y, *probs.shape[1:])

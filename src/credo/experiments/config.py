@@ -18,11 +18,13 @@ from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
-from credo.experiments.initial_weights import load_weights_
+from credo.experiments.initial_weights import load_weights_, normalize_of
 from credo.experiments.options import (
+    AUTO,
     blamed_on,
     check_likelihood,
     check_types,
+    current_table,
     data_with_defaults,
     in_words,
     likelihood_kind,
@@ -30,11 +32,12 @@ from credo.experiments.options import (
     method_options,
     method_with_defaults,
     model_with_defaults,
+    with_batches,
 )
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
-from credo.models import build_model
+from credo.models import build_model, input_statistics
 from credo.models.registry import model_options
 
 # Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.
@@ -107,7 +110,17 @@ def in_order(split: Split, batch_size: int = 512) -> Batches:
 
 def read_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
     """Read an experiment from a TOML file (None: digits, MLP, BBB), with `key=value` overrides."""
-    return make_experiment(assigned({} if path is None else read_tables(path), assignments))
+    tables = assigned({} if path is None else read_tables(path), assignments)
+    warn_of_old_names(tables)
+    return make_experiment(tables)
+
+
+def warn_of_old_names(tables: Mapping[str, Any]) -> None:
+    """Warn of options that have a new name; the old one still works."""
+    method = tables.get("method")
+    if isinstance(method, Mapping):
+        for note in current_table({"name": "bbb", **method})[1]:
+            warnings.warn(note, CredoWarning, stacklevel=3)
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -147,7 +160,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
             raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
     data = {"name": "digits", **copy.deepcopy(dict(tables.get("data", {})))}
     model = {"name": "mlp", **copy.deepcopy(dict(tables.get("model", {})))}
-    method = {"name": "bbb", **copy.deepcopy(dict(tables.get("method", {})))}
+    method, _ = current_table({"name": "bbb", **copy.deepcopy(dict(tables.get("method", {})))})
     for section, table in (("data", data), ("model", model), ("method", method)):
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
@@ -160,7 +173,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
 
 
 def _check_types(section: str, table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
-    given = {key: value for key, value in table.items() if not means_none(value, known.get(key))}
+    given = {key: value for key, value in table.items() if value != AUTO and not means_none(value, known.get(key))}
     check_types(section, given, {key: option.default for key, option in known.items()})
 
 
@@ -189,10 +202,7 @@ def prepare(experiment: Experiment) -> Prepared:
     training = experiment.training
     with blamed_on("data", experiment.data):
         dataset = load_dataset(**experiment.data)
-    train, held_out = dataset.train, None
-    if training.validation:
-        size = int(training.validation) if training.validation >= 1 else float(training.validation)
-        train, held_out = split_validation(dataset.train, size=size, seed=training.seed)
+    train, held_out = training_and_validation(dataset, training)
     if training.examples is not None and training.examples != len(train):
         if not 0 < training.examples < len(train):
             raise ValueError(f"training.examples={training.examples}: only {len(train)} are available.")
@@ -200,12 +210,44 @@ def prepare(experiment: Experiment) -> Prepared:
         _, train = split_validation(train, size=training.examples, seed=training.seed, stratify=stratify)
     augment = None if training.augment == "none" else training.augment
     loader = Batches(train, batch_size=training.batch_size, seed=training.seed, augment=augment)
+    experiment = replace(experiment, model=with_normalize(experiment.model, dataset, train))
     posterior = build_posterior(experiment, dataset, data_size=len(train), batches=len(loader))
     return Prepared(dataset, posterior, loader, None if held_out is None else in_order(held_out))
 
 
+def training_and_validation(dataset: Dataset, training: Training) -> tuple[Split, Split | None]:
+    """The training examples, and those held out of them for validation, if any; always the same ones."""
+    if not training.validation:
+        return dataset.train, None
+    size = int(training.validation) if training.validation >= 1 else float(training.validation)
+    return split_validation(dataset.train, size=size, seed=training.seed)
+
+
+def with_normalize(model: Mapping[str, Any], dataset: Dataset, train: Split) -> dict[str, Any]:
+    """The [model] section with the numbers that `normalize="auto"` stands for.
+
+    They are the statistics of the training inputs, in the data's own units. Initial weights bring their own. Inputs
+    that are scaled already (tables, which need float64 for it, or by `input_range`) stay as they are.
+
+    Args:
+        model: The [model] section.
+        dataset: The data.
+        train: The examples that are trained on.
+    """
+    if model.get("normalize") != AUTO:
+        return dict(model)
+    if model.get("weights") is not None:
+        return {**model, "normalize": normalize_of(model["weights"], model["name"])}
+    if dataset.input_mean is not None or model.get("input_range") is not None:
+        return {**model, "normalize": None}
+    return {**model, "normalize": input_statistics(in_order(train))}
+
+
 def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int, batches: int) -> Posterior:
-    """The untrained posterior of `experiment` on `dataset`, with `data_size` examples in `batches` batches."""
+    """The untrained posterior of `experiment` on `dataset`, with `data_size` examples in `batches` batches.
+
+    `model.normalize` holds numbers, see `with_normalize`.
+    """
     options = {key: value for key, value in experiment.method.items() if key != "name"}
     if METHODS[experiment.method["name"]] is not Ensemble:
         return _one(experiment, dataset, data_size, batches)
@@ -222,8 +264,7 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     if options.get("likelihood") is None:
         options["likelihood"] = _likelihood(dataset)
     check_likelihood(options["likelihood"], dataset)
-    if "batches" in inspect.signature(METHODS[name]).parameters:
-        options["batches"] = batches
+    options = with_batches(METHODS[name], options, batches)
     with blamed_on("model", experiment.model):
         network = _network(experiment, dataset, options["likelihood"], index)
     with blamed_on("method", experiment.method):

@@ -27,8 +27,9 @@ from credo.core.prior import Gaussian
 from credo.core.support.files import folder_for, write_json, write_text
 from credo.core.support.json_files import read_toml
 from credo.data import Dataset, load_dataset
-from credo.experiments.config import Experiment, make_experiment
-from credo.experiments.options import check_types
+from credo.experiments.config import Experiment, make_experiment, with_normalize
+from credo.experiments.folders import resumed_normalize
+from credo.experiments.options import check_types, own_normalize
 from credo.experiments.runs import CONFIG, RESULT, versions
 from credo.experiments.toml import dump_toml
 from credo.experiments.training import Training
@@ -108,7 +109,7 @@ def make_continual(tables: Mapping[str, Any]) -> ContinualExperiment:
             )
     others = {key: value for key, value in tables.items() if key != "continual"}
     experiment = make_experiment({**others, "method": {"name": "vogn", **method}})
-    if "prior" not in experiment.method:
+    if "prior" not in experiment.method or "weight_prior" in experiment.method:  # that of node variables
         raise ValueError(f"{experiment.method['name']} takes no prior, so nothing can be carried from task to task.")
     if continual.carry == "posterior" and experiment.method["name"] in ("map", "mc-dropout", "ogn", "kfac"):
         raise ValueError(
@@ -125,18 +126,18 @@ def make_tasks(continual: Continual, dataset: Dataset, seed: int) -> list[Task]:
     return split_tasks(dataset, continual.count, heads="multi" if continual.tasks == "split" else "single")
 
 
-def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
-    """The learner of an experiment."""
+def make_learner(given: ContinualExperiment, dataset: Dataset, first: Task) -> Learner:
+    """The learner of an experiment on `dataset`; inputs are normalised by statistics of the `first` task."""
     continual, experiment = given.continual, given.experiment
-    training = experiment.training
+    training, section = experiment.training, with_normalize(experiment.model, dataset, first.load()[0])
 
     def _build(classes: int) -> nn.Module:
-        options = {key: value for key, value in experiment.model.items() if key not in ("name", "weights")}
+        options = {key: value for key, value in section.items() if key not in ("name", "weights")}
         options = {"inputs": list(dataset.input_shape), "seed": training.seed, **options, "classes": classes}
-        return build_model(experiment.model["name"], **options)
+        return build_model(section["name"], **options)
 
     def _make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
-        unset = ("name", "prior", "prior_precision", "batches")
+        unset = ("name", "prior", "prior_precision")
         options = {key: value for key, value in experiment.method.items() if key not in unset}
         options = {"seed": training.seed, **options, "prior": prior}
         return METHODS[experiment.method["name"]](model, data_size=data_size, **options)
@@ -160,9 +161,10 @@ def make_learner(given: ContinualExperiment, dataset: Dataset) -> Learner:
 def run_continual(given: ContinualExperiment, folder: Path) -> Iterator[SequenceResult]:
     """Learn all tasks, yielding the results after each, and write result.json into the folder at the end."""
     with folder_for(folder):
+        given = _as_begun(given, folder)
         dataset = load_dataset(**given.experiment.data)
         tasks = make_tasks(given.continual, dataset, given.experiment.training.seed)
-        learner = make_learner(given, dataset)
+        learner = make_learner(given, dataset, tasks[0])
         _claim(given, folder)  # only now are the settings known to be valid
         done = SequenceResult()
         for done in run_sequence(learner, tasks, folder):
@@ -189,25 +191,43 @@ def learned_jointly(
 
     Returns its accuracy on each task and the seconds of training.
     """
-    learner = make_learner(given, dataset)
+    learner = make_learner(given, dataset, tasks[0])
     seconds = sum(record.seconds for record in learn_jointly(learner, tasks, checkpoint=folder / "joint.pt"))
     return [learner.accuracy(task) for task in tasks], seconds
 
 
 def _alone(given: ContinualExperiment, dataset: Dataset, tasks: list[Task], index: int, folder: Path) -> float:
     """Accuracy on a task that is learned alone."""
-    learner = make_learner(replace(given, continual=replace(given.continual, coreset=0)), dataset)
+    learner = make_learner(replace(given, continual=replace(given.continual, coreset=0)), dataset, tasks[0])
     *_, only = run_sequence(learner, [tasks[index]], folder / "alone" / str(index))
     return only.matrix[0][0]
 
 
+def _as_begun(given: ContinualExperiment, folder: Path) -> ContinualExperiment:
+    """The same with the normalisation of the sequence in the folder, if it was begun before `"auto"`."""
+    path = folder / CONFIG
+    if not path.exists() or "model" not in (found := read_toml(path)):
+        return given
+    begun = make_experiment({"model": own_normalize(found)["model"]})
+    return replace(given, experiment=resumed_normalize(given.experiment, begun))
+
+
 def _claim(given: ContinualExperiment, folder: Path) -> None:
     path, text = folder / CONFIG, dump_toml(_in_words(given.to_dict()))
-    if path.exists() and read_toml(path) != tomllib.loads(text):
+    if path.exists() and _recorded(path) != tomllib.loads(text):
         raise ValueError(
             f"{folder} holds a sequence with other settings (see its {CONFIG}). Choose another --run folder."
         )
     write_text(path, text)
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """The recorded settings with the names of this version; as they are, if these are no settings of it."""
+    tables = read_toml(path)
+    try:
+        return tomllib.loads(dump_toml(_in_words(make_continual(tables).to_dict())))
+    except ValueError:
+        return tables
 
 
 def _in_words(tables: Mapping[str, Any]) -> dict[str, Any]:

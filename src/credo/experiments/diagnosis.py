@@ -86,7 +86,7 @@ def stored_diagnosis(run: Run, *, baseline: Run | None = None) -> dict[str, Any]
 
 
 def command_options(finding: Mapping[str, Any], method: Mapping[str, Any]) -> str:
-    """A finding's arguments as commands take them: `method.std_init=0.05`, `--draws 64`; empty if there are none.
+    """A finding's arguments as commands take them: `method.init.std=0.05`, `--draws 64`; empty if there are none.
 
     Args:
         finding: `Finding.to_dict()`.

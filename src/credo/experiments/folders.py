@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from credo.core.errors import CredoError, FileFormatError
 from credo.core.support.files import folder_for, kind_of, left_overs, write_text
 from credo.core.support.json_files import read_json, read_toml
 from credo.experiments.config import Experiment, make_experiment
+from credo.experiments.options import AUTO, own_normalize
 from credo.experiments.training import Training
 from credo.training.rank_zero import first_does, is_first
 from credo.training.state import progress_at
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
+LEDGER = "ledger.json"  # uses of held-out rows by other commands; those of training are in the model
 LOCK = ".lock"
 REPORT = "report.html"  # of a sequence of tasks
 # Results of other commands, which are invalid for a new model.
-ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json")
+ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json", LEDGER)
 # Settings that may change when a run resumes: those of the machine, and the number of epochs.
 _FREE = {
     "training.checkpoint_every",
@@ -42,11 +45,22 @@ def recorded(folder: Path) -> Experiment:
     if is_sequence(folder):
         raise ValueError(f"{folder} is a sequence of tasks, not a run: {_about_sequence(folder)}.")
     try:
-        return make_experiment(read_toml(path))
+        return make_experiment(own_normalize(read_toml(path)))
     except FileFormatError:
         raise
     except ValueError as error:
         raise FileFormatError(f"{path} is not a record of a run: {error}") from error
+
+
+def resumed_normalize(experiment: Experiment, begun: Experiment) -> Experiment:
+    """The `experiment` with the `model.normalize` of the run that it resumes, where it only has the default.
+
+    Before there was `"auto"`, networks had a default of their own: the same command resumes such a run.
+    """
+    stored = begun.model.get("normalize", AUTO)
+    if experiment.model.get("normalize") != AUTO or stored == AUTO or begun.model["name"] != experiment.model["name"]:
+        return experiment
+    return replace(experiment, model={**experiment.model, "normalize": stored})
 
 
 def is_sequence(folder: Path) -> bool:
@@ -110,6 +124,18 @@ def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | 
         if is_first(process_group) and not (folder / CHECKPOINT).exists():
             (folder / CONFIG).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Lock a run that exists, so that nothing else writes into it; raises if this is no run.
+
+    Args:
+        folder: The run directory.
+    """
+    recorded(folder)
+    with _locked(folder):
+        yield
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from credo.core.errors import FileFormatError, UnsupportedModelError
+from credo.core.posterior import Posterior
 from credo.data.files import data_roots
+from credo.models.registry import model_options
 from credo.models.weights import load_cifar_resnet_weights
 from credo.training import load
 
@@ -27,6 +30,30 @@ def load_weights_(network: nn.Module, where: str, name: str) -> None:
     if where == "public":
         load_cifar_resnet_weights(network, _public_file(name))
         return
+    given, own = _trained(where).model.state_dict(), network.state_dict()
+    wrong = [
+        key for key in {**own, **given} if key not in own or key not in given or own[key].shape != given[key].shape
+    ]
+    if wrong and all(key.startswith("normalize.") for key in wrong):
+        raise FileFormatError(
+            f"model.weights={where} is of a network with another normalisation of its inputs: leave out "
+            "model.normalize, which then comes with the weights."
+        )
+    if wrong:
+        raise FileFormatError(f"model.weights={where} is of another network: {', '.join(sorted(wrong)[:5])} differ.")
+    network.load_state_dict(given)
+
+
+def normalize_of(where: str, name: str) -> Any:
+    """The option `normalize` of the network that weights belong to; arguments as in `load_weights_`."""
+    if where == "public":
+        return model_options(name)["normalize"].default
+    spec: Any = getattr(_trained(where).model, "credo_spec", None)
+    return None if spec is None else spec["options"].get("normalize")
+
+
+def _trained(where: str) -> Posterior:
+    """The posterior of a run folder or file."""
     path = Path(where) / _MODEL if Path(where).is_dir() else Path(where)
     if not path.exists():
         raise FileNotFoundError(
@@ -36,13 +63,7 @@ def load_weights_(network: nn.Module, where: str, name: str) -> None:
     trained = load(path)
     if len(trained.parts) > 1:
         raise UnsupportedModelError(f"model.weights={where} is an ensemble: start from one network.")
-    given, own = trained.model.state_dict(), network.state_dict()
-    wrong = [
-        key for key in {**own, **given} if key not in own or key not in given or own[key].shape != given[key].shape
-    ]
-    if wrong:
-        raise FileFormatError(f"model.weights={where} is of another network: {', '.join(sorted(wrong)[:5])} differ.")
-    network.load_state_dict(given)
+    return trained
 
 
 def _public_file(name: str) -> Path:

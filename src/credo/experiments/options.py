@@ -10,9 +10,12 @@ import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
+from credo.core.arguments import Group, as_json, current_arguments, group_of
 from credo.core.likelihood import LIKELIHOODS
+from credo.core.posterior import Posterior
 from credo.data import Dataset
 from credo.data.registry import find_spec
 from credo.methods import METHODS, Ensemble
@@ -21,9 +24,11 @@ from credo.models.registry import model_options
 _MEMBERS = 5
 # Filled in by the experiment.
 _FOR_MODELS = {"inputs", "classes", "seed"}
-_FOR_METHODS = {"self", "model", "data_size", "batches"}
+_FOR_METHODS = {"self", "model", "data_size"}
 # TOML has no null.
 NONE = "none"
+# Value of model.normalize: mean and standard deviation of the training inputs.
+AUTO = "auto"
 Options = Mapping[str, inspect.Parameter]
 
 
@@ -34,8 +39,31 @@ def data_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The [model] section with every option of its network."""
-    return _completed(table, model_options(table["name"]), without=_FOR_MODELS)
+    """The [model] section with every option of its network; inputs are normalised by their statistics by default."""
+    options = model_options(table["name"])
+    if "normalize" in options:
+        table = {"normalize": AUTO, **table}
+    completed = _completed(table, options, without=_FOR_MODELS)
+    normalize = completed.get("normalize")
+    if isinstance(normalize, str) and normalize != AUTO:
+        raise ValueError(
+            f"model.normalize={normalize!r}: possible are auto (mean and standard deviation of the training inputs), "
+            "none, or [mean, std], numbers or one for each channel."
+        )
+    return completed
+
+
+def own_normalize(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an experiment, with the network's own default if they lack `model.normalize`.
+
+    This is what it meant in records and recipes from before there was `"auto"`.
+    """
+    model = tables.get("model", {})
+    name = model.get("name", "mlp") if isinstance(model, Mapping) else None
+    option = model_options(name).get("normalize") if isinstance(name, str) else None
+    if option is None:  # what is wrong is raised when the experiment is made
+        return dict(tables)
+    return {**tables, "model": {"normalize": json.loads(json.dumps(option.default)), **model}}
 
 
 def method_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,6 +83,30 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
     return {key: p for key, p in parameters.items() if key not in _FOR_METHODS}
 
 
+def current_table(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The [method] section with the names of this version, and a note about each old name in it."""
+    if not _is_method(table):
+        return dict(table), []
+    try:
+        current, found = current_arguments(METHODS[table["name"]], table)
+    except TypeError as error:
+        raise ValueError(f"[method]: {error}") from error
+    notes = [f"method.{one.old} is now method.{one.key}; the old name goes in {one.until}." for one in found]
+    if METHODS[table["name"]] is Ensemble and isinstance(table.get("of"), Mapping):
+        of, more = current_table({"name": "map", **table["of"]})
+        return {**current, "of": of}, notes + more
+    return current, notes
+
+
+def with_batches(method: type[Posterior], options: Mapping[str, Any], batches: int) -> dict[str, Any]:
+    """Arguments of a constructor in which a KL term knows the number of batches of an epoch, unless it is given."""
+    kind = group_of(inspect.signature(method).parameters.get("kl_term"))
+    if kind is None:
+        return dict(options)
+    fields = kind.given_fields(options.get("kl_term", {}))
+    return {**options, "kl_term": fields if fields.get("batches") is not None else {**fields, "batches": batches}}
+
+
 def means_none(value: Any, option: inspect.Parameter | None) -> bool:
     """Whether an option that may be None is given as None or `"none"`."""
     if value not in (None, NONE) or option is None:
@@ -63,16 +115,36 @@ def means_none(value: Any, option: inspect.Parameter | None) -> bool:
 
 
 def in_words(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A section for TOML, with `"none"` for None."""
-    nested = {key: in_words(value) for key, value in table.items() if key == "of"}
+    """A section for TOML, with `"none"` for None, also in groups of a method's options."""
+    groups = (
+        {key for key, p in method_options(table["name"]).items() if group_of(p)} if _is_method(table) else set[str]()
+    )
+    nested = {key: in_words(table[key]) for key in table if key in {"of", *groups} and isinstance(table[key], Mapping)}
     return {key: NONE if value is None else value for key, value in {**table, **nested}.items()}
+
+
+def _is_method(table: Mapping[str, Any]) -> bool:
+    return isinstance(table.get("name"), str) and table["name"] in METHODS
 
 
 def _completed(table: Mapping[str, Any], options: Options, without: Collection[str] = ()) -> dict[str, Any]:
     """The table with the defaults of options that it does not give, as JSON values."""
     given = {key: None if means_none(value, options.get(key)) else value for key, value in table.items()}
     known = {key: p.default for key, p in options.items() if key not in without and p.default is not p.empty}
-    return {"name": table["name"], **json.loads(json.dumps(known)), **given}
+    whole = {"name": table["name"], **json.loads(json.dumps(as_json(known))), **given}
+    return {key: _completed_group(group_of(options.get(key)), value) for key, value in whole.items()}
+
+
+def _completed_group(kind: type[Group] | None, given: Any) -> Any:
+    """All fields of a group, but for the number of batches, which an experiment fills in."""
+    if kind is None:
+        return given
+    may_be_none = {field.name for field in fields(kind) if "None" in str(field.type)}
+    named = kind.given_fields(given)
+    named = {key: None if value == NONE and key in may_be_none else value for key, value in named.items()}
+    if named.pop("batches", None) is not None:
+        raise ValueError("method.kl_term.batches: leave it out. An experiment knows its number of batches.")
+    return {key: v for key, v in kind.completed(named).items() if key != "batches"}
 
 
 # -- type checks -----------------------------------------------------------------------------------------------------
@@ -85,7 +157,8 @@ def check_types(section: str, options: Mapping[str, Any], defaults: Mapping[str,
     """
     for key, value in options.items():
         wanted = _wanted(defaults.get(key))
-        if wanted and not _fits(value, defaults[key]):
+        # Values by name and groups of their own are tables; the constructor validates them.
+        if wanted and not isinstance(value, Mapping) and not _fits(value, defaults[key]):
             raise ValueError(f"{section}.{key}={value!r} must be {wanted}; the default is {defaults[key]!r}.")
 
 

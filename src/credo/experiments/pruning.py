@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from credo.compress import compact, prune, sweep
-from credo.core.parameter_counts import parameter_counts
+from credo.core.description import parameter_counts
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.data import Dataset
@@ -46,6 +46,7 @@ def prune_run(
     if (out / CONFIG).exists() or (out / MODEL).exists():
         raise ValueError(f"{out} already holds a run: choose another --out folder, or delete it.")
     before, dataset, result = run.posterior(), run.dataset(), run.result()
+    before.calibration = None  # of the weights that pruning removes
     after = copy.deepcopy(before)
     prune(after, **options)
     after = compact(after) if compacted else after
@@ -76,7 +77,9 @@ def sweep_run(run: Run, rates: Sequence[float], *, draws: int = 32, **options: A
         draws: Weight draws of the evaluation.
         **options: Options of `credo.compress.prune`.
     """
-    points = sweep(run.posterior(), in_order(run.dataset().test), rates, draws=draws, **options)
+    posterior = run.posterior()
+    posterior.calibration = None  # of the weights that pruning removes
+    points = sweep(posterior, in_order(run.dataset().test), rates, draws=draws, **options)
     rows = [{"rate": point.rate, "kept": point.kept, **point.metrics} for point in points]
     write_json(run.folder / SWEEP, {"options": {**options, "draws": draws}, "points": rows})
     return rows

@@ -12,19 +12,32 @@ from typing import Any
 
 import torch
 
+from credo.core.description import parameter_counts
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import join
 from credo.core.errors import LostProcessError
-from credo.core.parameter_counts import parameter_counts
+from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import earlier, finite, write_json, write_text
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split, load_dataset
 from credo.evaluate import measure
-from credo.experiments.config import Experiment, Prepared, in_order, prepare
+from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_and_validation
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
-from credo.experiments.folders import ABOUT_MODEL, CHECKPOINT, CONFIG, LOG, MODEL, RESULT, claimed, opened, recorded
+from credo.experiments.folders import (
+    ABOUT_MODEL,
+    CHECKPOINT,
+    CONFIG,
+    LEDGER,
+    LOG,
+    MODEL,
+    RESULT,
+    claimed,
+    opened,
+    recorded,
+    resumed_normalize,
+)
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
@@ -36,6 +49,7 @@ __all__ = [
     "ABOUT_MODEL",
     "CHECKPOINT",
     "CONFIG",
+    "LEDGER",
     "LOG",
     "MODEL",
     "RESULT",
@@ -86,6 +100,8 @@ class Run:
             raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` resumes it.")
         posterior = load(self.folder / MODEL)
         posterior.process_group = self.process_group
+        if (self.folder / LEDGER).exists():
+            posterior.ledger.add(Ledger.from_list(read_json(self.folder / LEDGER, {"uses": list})["uses"]))
         return posterior
 
     def facts(self) -> dict[str, Any]:
@@ -97,13 +113,24 @@ class Run:
         """Load the data of the run."""
         return load_dataset(**self.experiment().data)
 
+    def validation(self) -> Split:
+        """The examples that training held out."""
+        experiment = self.experiment()
+        held_out = training_and_validation(self.dataset(), experiment.training)[1]
+        if held_out is None:
+            raise ValueError(
+                f"{self.folder} was trained without validation examples: training.validation is 0. Train it again with "
+                "training.validation=0.1, say."
+            )
+        return held_out
+
     def train(
         self,
         experiment: Experiment,
         *,
         draws: int = 32,
         stop_on_signals: bool = False,
-        on_data: Callable[[Dataset], None] | None = None,
+        on_prepared: Callable[[Prepared], None] | None = None,
     ) -> Iterator[EpochRecord]:
         """Train or resume this run to its result, yielding a record per epoch.
 
@@ -114,7 +141,7 @@ class Run:
             experiment: The settings; raises if the folder holds a run with others.
             draws: Weight draws for the test metrics.
             stop_on_signals: On SIGTERM or SIGINT save the state of training and raise `TrainingStopped`.
-            on_data: Called with the data before training starts; not for a finished run.
+            on_prepared: Called with data and untrained posterior before training starts; not for a finished run.
         """
         draws = checked_count("draws", draws)
         experiment = self._as_started(experiment)
@@ -127,8 +154,8 @@ class Run:
             if options is not None:
                 resumes = from_first(process_group, (self.folder / CONFIG).exists() or restarted())
                 prepared = prepared.shared(options, resumes=resumes)
-            if on_data is not None:
-                on_data(prepared.dataset)
+            if on_prepared is not None:
+                on_prepared(prepared)
             # Only now: before, there is nothing to save, and waiting for other processes must be interruptible.
             signals = stopping_on_signals() if stop_on_signals else nullcontext(StopRequest())
             with claimed(self.folder, experiment, process_group), signals as stop:
@@ -139,13 +166,20 @@ class Run:
         return self.finished and experiment.training.epochs <= self.experiment().training.epochs
 
     def _as_started(self, experiment: Experiment) -> Experiment:
-        """Add a [distributed] section if torchrun started this process, or if the run has one."""
+        """With what the run has that a command need not repeat: normalisation, and a [distributed] section.
+
+        Also with that section if torchrun started this process.
+        """
+        begun = self.experiment() if (self.folder / CONFIG).exists() else None
+        if begun is not None:
+            experiment = resumed_normalize(experiment, begun)
         if experiment.distributed is not None:
             return experiment
         if started_by_torchrun():
             return replace(experiment, distributed=Distributed())
-        begun = self.experiment().distributed if (self.folder / CONFIG).exists() else None
-        return experiment if begun is None else replace(experiment, distributed=replace(begun, mc_groups=1))
+        if begun is None or begun.distributed is None:
+            return experiment
+        return replace(experiment, distributed=replace(begun.distributed, mc_groups=1))
 
     def _train(
         self, experiment: Experiment, prepared: Prepared, draws: int, stop: StopRequest
@@ -161,6 +195,7 @@ class Run:
             validation_draws=training.validation_draws,
             monitor=training.monitor,
             patience=training.patience,
+            calibrate=training.calibrate,
             schedule=training.make_schedule(),
             checkpoint=self.folder / CHECKPOINT,
             checkpoint_every=training.checkpoint_every,
@@ -175,6 +210,7 @@ class Run:
         prediction = self._predict(prepared, draws, stop)
         if is_first(posterior.process_group):
             metrics = measure(in_target_units(prediction, prepared.dataset))
+            posterior.ledger.record("report", prepared.test_batches())
             save(posterior, self.folder / MODEL, extra=data_facts(prepared.dataset))
             for name in ABOUT_MODEL:
                 (self.folder / name).unlink(missing_ok=True)
@@ -211,9 +247,13 @@ class Run:
 def make_result(
     experiment: Experiment, posterior: Posterior, records: list[EpochRecord], metrics: dict[str, Any], draws: int
 ) -> dict[str, Any]:
-    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`."""
+    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`.
+
+    `normalize` has the numbers by which the network scales its inputs, None if it does not.
+    """
     return {
         "experiment": experiment.to_dict(),
+        "normalize": used_normalize(posterior),
         "seed": experiment.training.seed,
         "epochs": len(records),
         "seconds": sum(record.seconds for record in records),
@@ -222,6 +262,12 @@ def make_result(
         "test": metrics,
         "versions": versions(),
     }
+
+
+def used_normalize(posterior: Posterior) -> list[Any] | None:
+    """The option `normalize` of the network of a `posterior`: [mean, std], or None."""
+    found: list[Any] | None = posterior.parts[0].model.credo_spec["options"].get("normalize")  # type: ignore[union-attr, index]
+    return found
 
 
 def versions() -> dict[str, str]:

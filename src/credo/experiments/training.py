@@ -10,8 +10,9 @@ from credo.core.errors import unknown
 from credo.experiments.options import NONE, check_types
 from credo.training.schedule import Schedule, make_schedule
 
-# Options that are None by default, or whole numbers.
+# Options that are None by default: or whole numbers, or any.
 _COUNTS = ("patience", "examples", "checkpoint_every")
+_NUMBERS = ("warmup",)
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class Training:
     Attributes:
         epochs: Passes over the training data.
         batch_size: Examples in a step, over all processes.
-        schedule: Learning-rate schedule: `"constant"`, `"steps"`, `"cosine"` or `"plateau"`.
+        schedule: Learning-rate schedule: `"cosine"`, `"constant"`, `"steps"` or `"plateau"`.
         milestones: Epochs at which `"steps"` lowers the rate.
         decay: Factor of `"steps"` and `"plateau"`.
         floor: Lowest rate of `"cosine"` and `"plateau"`, as a fraction of `lr`.
-        warmup: Epochs of linear warm-up.
+        warmup: Epochs of linear warm-up; None: a twentieth of `epochs` for `"cosine"`, else 0.
         wait: Epochs without improvement before `"plateau"` lowers the rate.
         augment: Name of a data augmentation, or `"none"`.
         examples: Number of training examples to use, stratified by class; None uses all.
@@ -33,6 +34,7 @@ class Training:
         validation_draws: Weight draws of a validation.
         monitor: Validation metric for early stopping and `"plateau"`.
         patience: Epochs without improvement before early stopping; None trains all epochs.
+        calibrate: Choose the scale of the noise and the temperature on the validation examples after training.
         checkpoint_every: Steps between checkpoints within an epoch; does not change results.
         checkpoint_minutes: Minutes between checkpoints; 0 for none by time.
         seed: Seed of everything.
@@ -40,11 +42,11 @@ class Training:
 
     epochs: int = 20
     batch_size: int = 128
-    schedule: str = "constant"
+    schedule: str = "cosine"
     milestones: list[float] = field(default_factory=list)
     decay: float = 0.1
     floor: float = 0.0
-    warmup: float = 0.0
+    warmup: float | None = None
     wait: int = 6
     augment: str = "none"
     examples: int | None = None
@@ -52,6 +54,7 @@ class Training:
     validation_draws: int = 8
     monitor: str = "nll"
     patience: int | None = None
+    calibrate: bool = False
     checkpoint_every: int | None = None
     checkpoint_minutes: float = 10.0
     seed: int = 0
@@ -77,7 +80,7 @@ def make_training(table: Mapping[str, Any]) -> Training:
     for key in table:
         if key not in known:
             raise ValueError(unknown("training option", key, known))
-    check_types("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1)})
+    check_types("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_NUMBERS, 1.0)})
     training = Training(**table)
     for name in ("epochs", "batch_size"):
         if getattr(training, name) < 1:
@@ -89,4 +92,6 @@ def make_training(table: Mapping[str, Any]) -> Training:
     training.make_schedule()
     if training.schedule == "plateau" and not training.validation:
         raise ValueError("training.schedule=plateau follows validation data: set training.validation above 0.")
+    if training.calibrate and not training.validation:
+        raise ValueError("training.calibrate=true needs validation data: set training.validation above 0.")
     return training

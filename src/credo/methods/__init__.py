@@ -1,16 +1,22 @@
 """All methods by name. To add one: a file here, a line in `METHODS`, a row in the contract test."""
 
+from credo.core.kl_schedule import KLTerm
+from credo.core.optimizers import Optimizer
 from credo.core.posterior import Posterior
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.bbb.bbb import BBB
+from credo.methods.bbb.init import Init
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
+from credo.methods.kfac.groups import KroneckerCurvature
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
 from credo.methods.map import MAP
-from credo.methods.natural.ivon import IVON
+from credo.methods.natural.groups import Curvature, Momentum, Warmup
+from credo.methods.natural.ivon import IVON, IVONCurvature, IVONMomentum
 from credo.methods.natural.ogn import OGN
 from credo.methods.natural.vogn import VOGN
+from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes
 from credo.methods.node.node import NodeBNN
 
 METHODS: dict[str, type[Posterior]] = {
@@ -35,8 +41,20 @@ __all__ = [
     "OGN",
     "VOGN",
     "AdversarialSampling",
+    "Curvature",
     "Ensemble",
+    "IVONCurvature",
+    "IVONMomentum",
+    "Init",
+    "KLTerm",
+    "KroneckerCurvature",
     "MCDropout",
+    "Momentum",
     "NodeBNN",
+    "NodeInit",
+    "NodeKLTerm",
+    "Nodes",
     "NoisyKFAC",
+    "Optimizer",
+    "Warmup",
 ]

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.arguments import Renamed
 from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
@@ -24,14 +25,19 @@ from credo.core.likelihood import Likelihood
 from credo.core.network.layer_table import RULES
 from credo.core.network.selection import Random, join
 from credo.core.network.substitute import Draw
-from credo.core.optimizers import OptimizerChoice
+from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Posterior, Terms
-from credo.core.prior import Prior
+from credo.core.prior import Prior, Value
+from credo.core.support.validate import is_number
 from credo.methods.dropout_masks import MaskSource
 from credo.methods.map import MAP
 
 # Dropout of a tensor with a rate, a generator, and which examples of the batch the tensor has.
 Drop = Callable[[Tensor, float, torch.Generator, Rows], Tensor]
+
+
+# For networks without dropout layers: that of the later layers of most small networks is between 0.05 and 0.3.
+DEFAULT_RATE = 0.1
 
 
 class MCDropout(Posterior):
@@ -43,19 +49,22 @@ class MCDropout(Posterior):
     Args:
         model: The network, which is not changed.
         data_size: Number of training examples, which log p(w) is divided by.
-        rate: None uses the network's own dropout layers. A number replaces them by dropout of that rate before every
-            Linear and Conv layer but the first.
+        rate: A number is the rate of dropout before every Linear and Conv layer but the first, instead of the network's
+            own dropout layers. None: these own layers, or a rate of 0.1 if there are none.
         prior: An object, its description, or a Gaussian's standard deviation; None: maximum likelihood.
+        prior_precision: Precision of a Gaussian prior about zero instead, also by parameter name globs.
         random: Which parameters the prior acts on, as in `random_names`.
-        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
-        lr: Learning rate of an optimiser given by name.
-        optimizer_options: Its further arguments.
-        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
+            `OPTIMIZERS`, or a function from parameters to an optimiser.
+        lr: Learning rate of an optimiser given by name, or rates by parameter name globs.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
 
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "rate": (0.02, 0.4)}
     averages_over_processes = True
+    _not_in_config = ("prior_precision",)
+    _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
 
     def __init__(
         self,
@@ -64,44 +73,46 @@ class MCDropout(Posterior):
         data_size: int,
         rate: float | None = None,
         prior: Prior | Mapping[str, Any] | float | None = None,
+        prior_precision: Value | None = None,
         random: Random = "all",
-        optimizer: OptimizerChoice | None = "adam",
-        lr: float = 1e-3,
-        optimizer_options: Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
+        optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
+        lr: Rates = 1e-3,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, seed=seed)
-        if rate is not None and not 0 < rate < 1:
-            raise ValueError(f"rate={rate} must lie between 0 and 1, or be None for the network's own dropout layers.")
+        if rate is not None and not (is_number(rate) and 0 < rate < 1):
+            raise ValueError(
+                f"rate={rate!r:.80} must be a number between 0 and 1, or None for the network's own dropout layers."
+            )
         self.rate = rate
         _check_reached(model)
         self.point = MAP(
             model,
             data_size=data_size,
             prior=prior,
+            prior_precision=prior_precision,
             random=random,
             optimizer=optimizer,
             lr=lr,
-            optimizer_options=optimizer_options,
-            clip_norm=clip_norm,
             likelihood=likelihood,
             seed=seed,
         )
         self._use(self.point)
         self.arguments.update(prior=self.point.prior, random=self.point.arguments["random"])
+        if rate is None and not self._own(model):
+            self.rate = self.arguments["rate"] = DEFAULT_RATE
         if not self._dropout_layers(model):
             raise UnsupportedModelError(
-                f"{type(model).__name__} has no {'dropout' if rate is None else 'second Linear or Conv'} layer with a "
-                "positive rate; " + ("give rate=0.1, say." if rate is None else "MC-dropout has nowhere to act.")
+                f"{type(model).__name__} has no dropout layer with a positive rate and no second Linear or Conv layer; "
+                "MC-dropout has nowhere to act."
             )
 
     def draw(self) -> dict[str, Tensor]:
         """`{}`: the masks are all that is random."""
         return {}
 
-    def noise(self) -> AbstractContextManager[Any]:
+    def activation_noise(self) -> AbstractContextManager[Any]:
         """Dropout on, whatever mode the network is in; backward through activation checkpoints belongs inside."""
         return self._noise(self.model, WHOLE)
 
@@ -138,7 +149,8 @@ class MCDropout(Posterior):
         """Prepare a step, with `nll`, `examples` and `weights` as in `step`; yields the function that updates."""
         self.point.lr_scale = self.lr_scale
         with ExitStack() as stack:
-            self._begin_pass(0)
+            if self.process_group is not None:
+                self.process_group.begin_pass(self, 0)
             with self._noise(
                 self.point._net, WHOLE if self.process_group is None else self.process_group.rows
             ) as source:
@@ -154,7 +166,7 @@ class MCDropout(Posterior):
     @contextmanager
     def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
         """The network with dropout on. `draw` is not used: masks differ from example to example."""
-        with self.noise():
+        with self.activation_noise():
             yield self.model
 
     def describe(self) -> Description:
@@ -182,13 +194,17 @@ class MCDropout(Posterior):
         output: Tensor,
     ) -> Tensor:
         # The layer's own rate is 0 here, so its output is its input.
-        return drop(output, rate, source.generator(module, self.generator), rows)
+        return self._rescaled_mask(output, drop(output, rate, source.generator(module, self.generator), rows))
 
     def _before(
         self, source: MaskSource, rate: float, rows: Rows, module: nn.Module, inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         dropped = _drop(inputs[0], rate, source.generator(module, self.generator), rows, dims=0)
-        return (dropped, *inputs[1:])
+        return (self._rescaled_mask(inputs[0], dropped), *inputs[1:])
+
+    def _rescaled_mask(self, x: Tensor, dropped: Tensor) -> Tensor:
+        """Dropout with `noise_scale` times its deviation from x, the activation without dropout."""
+        return dropped if self.noise_scale == 1.0 else x + self.noise_scale * (dropped - x)
 
 
 def _drop(x: Tensor, rate: float, generator: torch.Generator, rows: Rows, *, dims: int) -> Tensor:

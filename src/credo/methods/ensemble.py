@@ -57,7 +57,7 @@ class Ensemble(Posterior):
         index = int(torch.randint(len(self.parts), (), generator=self.generator, device=self.device))
         return self._filled(index, self.parts[index].draw())
 
-    def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """Draws of the members in turn, so that as many as there are members give the classical ensemble.
 
         A member that is a mixture goes through its own components.
@@ -66,7 +66,7 @@ class Ensemble(Posterior):
             count: Number of draws.
         """
         members = len(self.parts)
-        sources = [part.draws(-(-count // members)) for part in self.parts]
+        sources = [part.iter_draws(-(-count // members)) for part in self.parts]
         for index in range(count):
             yield self._filled(index % members, next(sources[index % members]))
 
@@ -78,9 +78,9 @@ class Ensemble(Posterior):
         count *= math.lcm(*(part.whole_draws(1) for part in self.parts))
         return -(-wanted // count) * count
 
-    def noise(self) -> AbstractContextManager[None]:
+    def activation_noise(self) -> AbstractContextManager[None]:
         """The members' activation noise, of the same kind for all."""
-        return self.parts[0].noise()
+        return self.parts[0].activation_noise()
 
     def reseed_(self, seed: int) -> None:
         """Restart the random numbers of the ensemble and of each member."""

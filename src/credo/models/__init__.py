@@ -1,6 +1,6 @@
 """Networks by name: small standard ones, and those of the reproduced papers."""
 
-from credo.models.normalize import Normalize
+from credo.models.normalize import Normalize, input_statistics, normalized
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
 from credo.models.weights import load_cifar_resnet_weights, load_named_weights
@@ -11,8 +11,10 @@ __all__ = [
     "Normalize",
     "Summary",
     "build_model",
+    "input_statistics",
     "load_cifar_resnet_weights",
     "load_named_weights",
     "model_names",
+    "normalized",
     "summary",
 ]

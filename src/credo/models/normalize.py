@@ -1,12 +1,14 @@
 """The first layer of every model: scales inputs, which stay in the data's own units."""
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 Stats = tuple[float | Sequence[float], float | Sequence[float]]
+# So many numbers are converted to float64 at once.
+_CHUNK = 2**20
 
 
 class Normalize(nn.Module):
@@ -60,8 +62,9 @@ def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
     """Return the `Normalize` for examples of shape `inputs`, channels first; the identity for None."""
     if normalize is None:
         return Normalize()
-    if not isinstance(normalize, Sequence) or len(normalize) != 2:
-        raise ValueError(f"normalize must be a pair (mean, std) or None, got {normalize!r}.")
+    if not isinstance(normalize, Sequence) or isinstance(normalize, str) or len(normalize) != 2:
+        hint = " Its numbers come from training data: normalize=input_statistics(x)." if normalize == "auto" else ""
+        raise ValueError(f"normalize must be a pair (mean, std) or None, got {normalize!r}.{hint}")
     for values in normalize:
         # A list of one would broadcast over all channels: more likely a mistake.
         if isinstance(values, Sequence) and len(values) != inputs[0]:
@@ -70,6 +73,112 @@ def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
                 "give one for each channel, one plain number for all, or normalize=None."
             )
     return Normalize(*normalize, axes=len(inputs) - 1)
+
+
+def normalized(model: nn.Module, inputs: Tensor | Iterable[Any], *, axes: int | None = None) -> nn.Module:
+    """Put a `Normalize` with the mean and standard deviation of the training inputs before a network of your own.
+
+    Returns `nn.Sequential` of `normalize` and `model`. The statistics are buffers, so they are saved with it, and the
+    inputs of predictions, attacks and corruptions stay in the data's own units. Integer inputs (tokens) are not scaled:
+    the network itself is returned.
+
+    Args:
+        model: The network.
+        inputs: Inputs of training as the network gets them: a tensor [n, channels, ...], or batches of inputs or of
+            (inputs, targets, ...), such as a `DataLoader`.
+        axes: Number of axes after the channels: 2 for images, 0 if features come last ([n, time, features]); by
+            default all axes but the first two.
+    """
+    found = _moments(inputs, axes)
+    if found.is_integer:
+        return model
+    first, like = Normalize(*found.stats(), axes=found.axes or 0), next(model.parameters(), None)
+    network = nn.Sequential()
+    network.add_module("normalize", first if like is None else first.to(like.device, like.dtype))
+    network.add_module("model", model)
+    return network
+
+
+def input_statistics(inputs: Tensor | Iterable[Any]) -> tuple[list[float], list[float]] | None:
+    """Return (means, standard deviations) of the training inputs for each channel; None for integers (tokens).
+
+    Computed in float64, batch by batch. A constant channel has standard deviation 1.
+
+    Args:
+        inputs: As in `normalized`: [n, channels, ...], or batches of them.
+    """
+    found = _moments(inputs)
+    return None if found.is_integer else found.stats()
+
+
+class _Moments:
+    """Mean, sum of squared deviations and range of each channel, merged over batches (Chan et al. 1983).
+
+    Args:
+        axes: Number of axes after the channels; None: all but the first two.
+    """
+
+    def __init__(self, axes: int | None = None) -> None:
+        self.axes, self.count, self.is_integer = axes, 0, False
+        self.mean = self.squares = self.low = self.high = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Add a batch [n, channels, ...]."""
+        if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
+            raise ValueError(f"inputs are {x.dtype}: give them as the network gets them, such as x / 255 for bytes.")
+        if not x.is_floating_point():
+            self.is_integer = True
+            return
+        self.axes = x.dim() - 2 if self.axes is None else self.axes
+        channel = x.dim() - 1 - self.axes
+        if not 0 < channel < x.dim():
+            raise ValueError(
+                f"inputs must be [n, channels, ...] with axes={self.axes} after the channels, got {tuple(x.shape)}."
+            )
+        self._merge(x.detach().movedim(channel, 0).flatten(1).cpu().double())
+
+    def _merge(self, values: Tensor) -> None:
+        count = values.shape[1]
+        if count == 0:
+            return
+        mean = values.mean(1)
+        squares, low, high = (values - mean[:, None]).square().sum(1), values.amin(1), values.amax(1)
+        if self.count == 0:
+            self.count, self.mean, self.squares, self.low, self.high = count, mean, squares, low, high
+            return
+        if len(mean) != len(self.mean):
+            raise ValueError(f"inputs have {len(self.mean)} channels in one batch and {len(mean)} in another.")
+        total, step = self.count + count, mean - self.mean
+        self.squares = self.squares + squares + step.square() * (self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        self.count, self.low, self.high = total, self.low.minimum(low), self.high.maximum(high)
+
+    def stats(self) -> tuple[list[float], list[float]]:
+        """Return means and standard deviations; a constant channel, whose deviations are rounding errors, has 1."""
+        if self.count == 0:
+            raise ValueError("there are no inputs to take the mean and standard deviation of.")
+        std, constant = (self.squares / self.count).sqrt(), self.low == self.high
+        wrong = (~(self.mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
+        if wrong:
+            raise ValueError(f"inputs are NaN or infinite in channel {', '.join(map(str, wrong[:5]))}; clean the data.")
+        return torch.where(constant, self.low, self.mean).tolist(), torch.where(constant, 1.0, std).tolist()
+
+
+def _moments(inputs: Tensor | Iterable[Any], axes: int | None = None) -> _Moments:
+    found = _Moments(axes)
+    for x in _batches(inputs):
+        found.add(x)
+    return found
+
+
+def _batches(inputs: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    if isinstance(inputs, Tensor):
+        inputs = inputs.split(max(1, _CHUNK * len(inputs) // max(1, inputs.numel())))
+    for batch in inputs:
+        x = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(x, Tensor):
+            raise ValueError(f"inputs must be a tensor, or batches of (inputs, targets); got {type(x).__name__}.")
+        yield x
 
 
 def _per_channel(values: float | Sequence[float], axes: int) -> Tensor:

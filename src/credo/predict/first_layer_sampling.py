@@ -48,6 +48,8 @@ class FirstLayer:
         self.posterior, self.before = posterior, before
         self.layer = layer = cast(nn.Linear, posterior.model.get_submodule(path))
         mean, std = posterior.mean(), posterior.std()
+        if posterior.noise_scale != 1.0:
+            std = {name: posterior.noise_scale * value for name, value in std.items()}
         self._own = layer.weight, layer.bias
         self._weight_variance = std.get(join(path, "weight"), torch.zeros_like(layer.weight)).square()
         self._bias_variance = std[join(path, "bias")].square() if join(path, "bias") in std else None
@@ -60,7 +62,7 @@ class FirstLayer:
         self._moments: tuple[Tensor, Tensor] | None = None
         self._outputs: Tensor | None = None
 
-    def draws(self, count: int) -> Iterator[Draw]:
+    def iter_draws(self, count: int) -> Iterator[Draw]:
         """`count` draws of all other random weights, one at a time."""
         return self._draws(count, self.posterior.generator)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import Bernoulli, ClassLikelihood, GaussianNoise, Likelihood
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
 
@@ -44,11 +45,14 @@ class ClassMoments(Moments):
         likelihood: Maps outputs to log probabilities.
         outputs: Of the first draws, [draws, batch, …].
         targets: Labels, if there are any.
+        temperature: Of the log probabilities of each draw.
     """
 
-    def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
-        self.likelihood, self.dtype = likelihood, outputs.dtype
-        log_probs = class_log_probs(likelihood, _wide(outputs))
+    def __init__(
+        self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0
+    ) -> None:
+        self.likelihood, self.temperature, self.dtype = likelihood, temperature, outputs.dtype
+        log_probs = class_log_probs(likelihood, _wide(outputs), temperature)
         first = log_probs[0]
         self.targets = None if targets is None else class_labels(targets, *first.shape)
         self.count = outputs.new_zeros(len(first), dtype=torch.long)
@@ -62,7 +66,7 @@ class ClassMoments(Moments):
 
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
         """Add the class probabilities of further draws."""
-        self._fold(class_log_probs(self.likelihood, _wide(outputs)), rows)
+        self._fold(class_log_probs(self.likelihood, _wide(outputs), self.temperature), rows)
 
     def _fold(self, log_probs: Tensor, rows: Tensor | slice) -> None:
         probs = log_probs.exp()
@@ -129,11 +133,14 @@ class OneClassDraw(Moments):
         likelihood: Maps outputs to log probabilities.
         outputs: Of the only draw, [1, batch, …].
         targets: Labels, if there are any.
+        temperature: Of the log probabilities.
     """
 
-    def __init__(self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None) -> None:
+    def __init__(
+        self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0
+    ) -> None:
         self.likelihood, self.dtype = likelihood, outputs.dtype
-        self.log_probs = class_log_probs(likelihood, _wide(outputs))[0]
+        self.log_probs = class_log_probs(likelihood, _wide(outputs), temperature)[0]
         self.targets = None if targets is None else class_labels(targets, *self.log_probs.shape)
         self.count = torch.ones(len(self.log_probs), dtype=torch.long)
 
@@ -176,14 +183,20 @@ class RegressionMoments(Moments):
         likelihoods: One, or those of a mixture's members, which the draws are of in turn.
         outputs: Of the first draws, [draws, batch, …].
         targets: Targets, if there are any.
+        std_factor: Factor on the noise's standard deviation.
     """
 
-    def __init__(self, likelihoods: Sequence[GaussianNoise], outputs: Tensor, targets: Tensor | None) -> None:
+    def __init__(
+        self,
+        likelihoods: Sequence[GaussianNoise],
+        outputs: Tensor,
+        targets: Tensor | None,
+        std_factor: float = 1.0,
+    ) -> None:
         self.likelihoods, self.targets, self.dtype = likelihoods, targets, outputs.dtype
-        self.draws = 0
+        self.draws, self.std_factor = 0, std_factor
         mean, std = self._moments(outputs)
-        if targets is not None and targets.shape != mean.shape[1:]:
-            raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape[1:])}.")
+        check_targets(targets, mean)
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
         # Deviations from the first draw's mean: sums of squares of large numbers would cancel.
         self.origin = mean[0]
@@ -239,16 +252,9 @@ class RegressionMoments(Moments):
         return (self.squares / n - (self.total / n).square()).clamp_min(0)
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and noise of each draw, by the likelihood of the member that it is of."""
-        wide = _wide(outputs)
-        if len(self.likelihoods) == 1:
-            mean, std = self.likelihoods[0].moments(wide)
-        else:
-            members = [self.likelihoods[(self.draws + i) % len(self.likelihoods)] for i in range(len(wide))]
-            pairs = [member.moments(one) for member, one in zip(members, wide, strict=True)]
-            mean, std = torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
-        self.draws += len(wide)
-        return _wide(mean), _wide(std)
+        mean, std = gaussian_moments(self.likelihoods, outputs, first=self.draws)
+        self.draws += len(outputs)
+        return mean, std if self.std_factor == 1.0 else self.std_factor * std
 
 
 def summable(outputs: Tensor) -> Tensor:
@@ -266,8 +272,38 @@ def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
     return -log_probs.clamp_min(-1e3).mul_(probs).sum(-1)
 
 
-def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
-    """log probabilities [draws, batch, classes] from outputs [draws, batch, ...]."""
+def gaussian_moments(likelihoods: Sequence[GaussianNoise], outputs: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Means and noise of each draw [draws, batch, targets], by the likelihood of the member that it is of.
+
+    Args:
+        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
+        outputs: [draws, batch, …].
+        first: Number of the first of these draws.
+    """
+    wide = _wide(outputs)
+    if len(likelihoods) == 1:
+        mean, std = likelihoods[0].moments(wide)
+    else:
+        members = [likelihoods[(first + i) % len(likelihoods)] for i in range(len(wide))]
+        pairs = [member.moments(one) for member, one in zip(members, wide, strict=True)]
+        mean, std = torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
+    return _wide(mean), _wide(std)
+
+
+def check_targets(targets: Tensor | None, mean: Tensor) -> None:
+    """Raise ValueError unless targets have the shape of each draw's means [draws, batch, …]."""
+    if targets is not None and targets.shape != mean.shape[1:]:
+        raise ValueError(f"Targets of shape {list(targets.shape)} for means of shape {list(mean.shape[1:])}.")
+
+
+def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor, temperature: float = 1.0) -> Tensor:
+    """log probabilities [draws, batch, classes] from outputs [draws, batch, ...].
+
+    Args:
+        likelihood: Maps outputs to log probabilities.
+        outputs: Of one or several draws.
+        temperature: What these log probabilities are divided by before they are normalised again: logits / T.
+    """
     if isinstance(likelihood, Bernoulli):
         # Infinite log-odds are an overflow, not a certainty.
         outputs = outputs.where(outputs.isfinite(), torch.nan)
@@ -276,7 +312,12 @@ def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor) -> Tensor:
     log_probs = likelihood.log_probs(outputs)
     if log_probs.dim() != 3:
         raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")
-    return log_probs
+    return tempered(log_probs, temperature)
+
+
+def tempered(log_probs: Tensor, temperature: float) -> Tensor:
+    """Log probabilities [..., classes] of softmax(log_probs / temperature)."""
+    return log_probs if temperature == 1.0 else (log_probs / temperature).log_softmax(-1)
 
 
 def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
@@ -301,7 +342,12 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
 
 
 def make_moments(
-    likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None, *, single: bool = False
+    likelihoods: Sequence[Likelihood],
+    outputs: Tensor,
+    targets: Tensor | None,
+    *,
+    single: bool = False,
+    calibration: Calibration | None = None,
 ) -> Moments:
     """Start the sums that belong to a likelihood.
 
@@ -310,11 +356,17 @@ def make_moments(
         outputs: Of the first draws, for all rows of a batch: [draws, batch, …].
         targets: Targets of the batch, if there are any.
         single: Whether there is one network only, and no further draw.
+        calibration: Its temperature or factor on the noise is applied to each draw.
     """
-    first = likelihoods[0]
+    first, chosen = likelihoods[0], calibration or Calibration()
     if isinstance(first, ClassLikelihood):
-        return (OneClassDraw if single else ClassMoments)(first, outputs, targets)
+        return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
+    return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor)
+
+
+def gaussian_likelihoods(likelihoods: Sequence[Likelihood]) -> list[GaussianNoise]:
+    """The same likelihoods; raises TypeError unless all are Gaussian."""
     gaussian = [one for one in likelihoods if isinstance(one, GaussianNoise)]
     if len(gaussian) == len(likelihoods):
-        return RegressionMoments(gaussian, outputs, targets)
-    raise TypeError(f"predict supports class and Gaussian likelihoods, not {type(first).__name__}.")
+        return gaussian
+    raise TypeError(f"predict supports class and Gaussian likelihoods, not {type(likelihoods[0]).__name__}.")

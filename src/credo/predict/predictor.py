@@ -17,7 +17,7 @@ from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, concatenate
-from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, run_draws
+from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, noise_scaled, run_draws
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.
@@ -60,9 +60,13 @@ class Predictor:
         check_posterior(posterior)
         if way not in WAYS:
             raise ValueError(unknown("way", str(way), WAYS))
-        self.draws = posterior.whole_draws(checked_count("draws", draws))
+        draws = checked_count("draws", draws)
         self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
+        self.calibration = self._posterior.calibration
+        self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
+        self._is_random = self._posterior.is_random and self._noise_scale != 0.0
+        self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
         self._kept = self._fixed_draws()
         by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None
@@ -91,7 +95,7 @@ class Predictor:
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
-        if isinstance(prediction, ClassPrediction) and not self._posterior.is_random:
+        if isinstance(prediction, ClassPrediction) and not self._is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
@@ -108,14 +112,14 @@ class Predictor:
             self._original.guard.is_isolated = False
             outputs = self._outputs(x)
         likelihoods = [part.likelihood for part in self._posterior.parts]
-        single = self.draws == 1 and not self._posterior.is_random
-        return make_moments(likelihoods, summable(outputs), y, single=single).result()
+        single = self.draws == 1 and not self._is_random
+        return make_moments(likelihoods, summable(outputs), y, single=single, calibration=self.calibration).result()
 
     def _outputs(self, x: Tensor) -> Tensor:
         """Outputs [draws, batch, …] of all networks."""
         # Tensors of the copy never change: threads may share them.
         seed = self.seed if self._posterior.is_random else None
-        with self._posterior.snapshot(seed=seed, copies="none") as view:
+        with self._posterior.snapshot(seed=seed, copies="none") as view, noise_scaled(view, self._noise_scale):
             if view.training:  # the original itself, where no copy is possible
                 view.eval()
             wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH
@@ -126,7 +130,7 @@ class Predictor:
             return self._one_by_one(view, x)
 
     def _one_by_one(self, view: Posterior, x: Tensor) -> Tensor:
-        return run_draws(view, view.draws(self.draws) if self._kept is None else self._kept, x)
+        return run_draws(view, view.iter_draws(self.draws) if self._kept is None else self._kept, x)
 
     def _together(self, view: Posterior, x: Tensor) -> Tensor | None:
         """Outputs of all networks in one pass; None if `vmap` cannot run this network, or gives other outputs."""
@@ -157,12 +161,13 @@ class Predictor:
 
     def _fixed_draws(self) -> list[dict[str, Tensor]] | None:
         """The networks' weights; None if they are too large to keep, or draws are no weights (dropout masks)."""
-        with torch.no_grad(), self._posterior.snapshot(seed=self.seed, copies="none") as view:
+        snapshot = self._posterior.snapshot(seed=self.seed, copies="none")
+        with torch.no_grad(), snapshot as view, noise_scaled(view, self._noise_scale):
             size = sum(tensor.numel() * tensor.element_size() for tensor in view.draw().values())
             if not 0 < size * self.draws <= _MOST_BYTES:
                 return None
             view.reseed_(self.seed)
-            return list(view.draws(self.draws))
+            return list(view.iter_draws(self.draws))
 
 
 def _stacked(draws: list[dict[str, Tensor]] | None) -> dict[str, Tensor] | None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, unknown
-from credo.core.likelihood import Likelihood
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -145,16 +144,16 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            device, likelihoods = frozen.device, [part.likelihood for part in frozen.parts]
+            device, task = frozen.device, self._for(frozen)
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
-                loop = self._draw_loop(frozen, x, group) if loop is None else loop
+                loop = task._draw_loop(frozen, x, group) if loop is None else loop
                 first, row = row, row + len(x)
                 if data_shard is not None and not data_shard.is_ours(index):
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
-                    parts.append(self._batch(loop, likelihoods, x, y))
+                    parts.append(task._batch(loop, frozen, x, y))
                 finite = parts[-1].finite
                 if not bool(finite.all()):
                     bad_inputs |= nonfinite_inputs(x, finite, first)
@@ -165,20 +164,25 @@ class _Task:
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, self.on_nonfinite, bad_inputs)
-        if isinstance(prediction, ClassPrediction) and not self.is_random:
+        if isinstance(prediction, ClassPrediction) and not task.is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _batch(
-        self, loop: DrawLoop | NumberedDraws, likelihoods: list[Likelihood], x: Tensor, y: Tensor | None
-    ) -> Prediction:
+    def _for(self, frozen: Posterior) -> _Task:
+        """The same for a snapshot: without noise, one draw of each part is all."""
+        if frozen.noise_scale != 0.0:
+            return self
+        return replace(self, draws=frozen.whole_draws(1), is_random=False, tolerance=None)
+
+    def _batch(self, loop: DrawLoop | NumberedDraws, frozen: Posterior, x: Tensor, y: Tensor | None) -> Prediction:
         """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
         if not len(x):
             raise ValueError("An empty batch cannot be predicted.")
         chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
         done = min(chunk, self.draws)
         is_single = self.draws == 1 and not self.is_random
-        moments = make_moments(likelihoods, loop.outputs(x, done), y, single=is_single)
+        likelihoods, calibration = [part.likelihood for part in frozen.parts], frozen.calibration
+        moments = make_moments(likelihoods, loop.outputs(x, done), y, single=is_single, calibration=calibration)
         rows = torch.arange(len(x), device=x.device)
         while done < self.draws:
             if self.tolerance is not None:
@@ -259,7 +263,7 @@ class DrawLoop:
         if self._kept is not None:
             self._source = iter(self._kept)
             return
-        made: Iterator[Draw] = (self.first_layer or self.posterior).draws(skip + self.draws)
+        made: Iterator[Draw] = (self.first_layer or self.posterior).iter_draws(skip + self.draws)
         if self.keep:
             first = next(made)
             size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
@@ -358,9 +362,33 @@ def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
     # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
     # else can be using it; beside other threads that would take numbers from theirs.
     alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
-    with posterior.snapshot(seed=seed) as frozen, alone:
+    with posterior.snapshot(seed=seed) as frozen, alone, noise_scaled(frozen):
         frozen.eval()
         yield frozen
+
+
+@contextmanager
+def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None]:
+    """While open, draws of a snapshot have `scale` times their noise.
+
+    Args:
+        frozen: A snapshot, used by this thread alone.
+        scale: The factor; None takes it from the calibration.
+    """
+    if scale is None:
+        scale = 1.0 if frozen.calibration is None else frozen.calibration.noise_scale
+    if scale == frozen.noise_scale:
+        yield
+        return
+    parts = frozen.all_posteriors()
+    before = [part.noise_scale for part in parts]
+    try:
+        for part in parts:
+            part.noise_scale = scale
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            part.noise_scale = own
 
 
 def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[Batch]:

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from credo.core.description import parameter_counts
 from credo.core.errors import CredoError, NonFiniteError
-from credo.core.parameter_counts import parameter_counts
+from credo.core.held_out.calibration import Calibration
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split
@@ -44,6 +45,7 @@ class RunContent:
         samples: Study of sampled networks by `credo evaluate --samples`, if any.
         diagnosis: Findings of the doctor, if requested.
         baseline: Name of the deterministic run that the doctor compared it with.
+        calibration: What was chosen on held-out rows, which the predictions apply, if anything.
     """
 
     name: str
@@ -59,6 +61,7 @@ class RunContent:
     samples: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
     baseline: str | None = None
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def _content(
         metrics=metrics,
         intervals={**metrics["intervals"], **further_intervals(prediction, ood)},
         samples=_evaluation(run).get("samples"),
+        calibration=posterior.calibration,
     )
 
 

@@ -105,7 +105,20 @@ def _about(run: RunContent) -> str:
     hidden = experiment.model.get("hidden")
     if isinstance(hidden, list) and hidden:
         network += f" {'-'.join(map(str, hidden))}"
-    return ", ".join([f"{method['name']}{of}", network, *options])
+    return ", ".join([f"{method['name']}{of}", network, *options, *_calibrated(run)])
+
+
+def _calibrated(run: RunContent) -> list[str]:
+    """What the calibration chose, and what it gained on the held-out rows."""
+    found = run.calibration
+    if found is None:
+        return []
+    if not found.changes:
+        return [f"calibrated on {count(found.rows)} rows: no gain"]
+    numbers = {"noise": found.noise_scale, "temperature": found.temperature, "std": found.std_factor}
+    chosen = " ".join(f"{name} × {number(value)}" for name, value in numbers.items() if value != 1.0)
+    gain = number(found.nll_before - found.nll_after)
+    return [f"calibrated on {count(found.rows)} rows: {chosen}, NLL lower by {gain} (cross-fitted)"]
 
 
 def _alarms(run: RunContent) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from credo.core.arguments import current_arguments
 from credo.core.errors import unknown
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
 from credo.experiments.config import MEMBER_SEEDS
-from credo.experiments.options import method_options
+from credo.experiments.options import method_options, with_batches
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 from credo.models.blocks import init_from
@@ -90,7 +92,7 @@ def make_posterior(
         likelihood: Makes a likelihood; called once for each member.
         seed: Seed of the posterior.
     """
-    _check_options(name, options)
+    options = _current_options(name, options)
     if METHODS[name] is Ensemble:
         member, of = member_of(options)
         if member == name:
@@ -99,9 +101,10 @@ def make_posterior(
         build = partial(make_posterior, member, of, common, network=network, likelihood=likelihood)
         return Ensemble([build(seed=one) for one in seeds])
     model = network(seed)
+    options = with_batches(METHODS[name], options, common.batches)
     arguments = {**_PREFERRED.get(name, {}), **_common_options(name, common), **_dropout_rate(name, model)}
-    if any(key in options for key in ("prior", "weight_decay")):  # alternatives to the precision
-        arguments.pop("prior_precision", None)
+    if any(key in options for key in ("prior", "prior_precision", "weight_decay")):  # each replaces the others
+        arguments = {key: value for key, value in arguments.items() if key not in ("prior", "prior_precision")}
     return METHODS[name](model, **{**arguments, "seed": seed, "likelihood": likelihood(), **options})
 
 
@@ -109,17 +112,23 @@ def member_of(options: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """Name and options of one member, from an ensemble's options."""
     of = (options or {}).get("of", {})
     if not isinstance(of, Mapping):
-        raise ValueError(f"of={of!r} must be a dict such as {{'name': 'bbb', 'std_init': 0.05}}: one member.")
+        raise ValueError(f"of={of!r} must be a dict such as {{'name': 'bbb', 'init': 0.05}}: one member.")
     return str(of.get("name", "map")), {key: value for key, value in of.items() if key != "name"}
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
+def _current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by their names of this version; raises ValueError for one that the method does not have."""
     if name not in METHODS:
         raise ValueError(unknown("method", str(name), METHODS))
+    options, old_names = current_arguments(METHODS[name], options)
+    for one in old_names:
+        text = f"method_options={{{one.old!r}: …}} is now {one.python}; the old name goes in {one.until}."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
     known = method_options(name)
     for key in options:
         if key not in known:
             raise ValueError(unknown(f"option of {name} in method_options", str(key), known))
+    return options
 
 
 def _common_options(name: str, common: Common) -> dict[str, Any]:
@@ -127,9 +136,12 @@ def _common_options(name: str, common: Common) -> dict[str, Any]:
     known = inspect.signature(METHODS[name]).parameters
     lr = next((rate for key, rate in common.rates.items() if key in known), None) if common.lr is None else common.lr
     taken = {key: value for key, value in {**vars(common), "lr": lr}.items() if key in known and value is not None}
-    if "prior" in known and "prior_precision" not in known:
+    if "weight_prior" in known:  # the prior is that of node variables
+        taken.pop("prior_precision")
+    elif "prior" in known and not ("prior_precision" in known and "temperature" in known):
         # Without a temperature, the precision scales the prior's term of the loss.
-        precision = common.prior_precision * (1.0 if "temperature" in known else common.temperature)
+        precision = taken.pop("prior_precision", common.prior_precision)
+        precision *= 1.0 if "temperature" in known else common.temperature
         taken["prior"] = Gaussian(std=precision**-0.5) if precision else None
     return taken
 

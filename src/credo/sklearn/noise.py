@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional as F
 
 from credo.core.errors import unknown
 from credo.core.likelihood import GaussianNoise
-from credo.core.network.flat_layout import inverse_softplus
 from credo.core.support.validate import is_number
 
 NOISES = ("learned", "heteroscedastic")
 # Initial value of learned noise, as a fraction of the targets' standard deviation.
 _START = 0.5
-
-
-class OutputNoise(GaussianNoise):
-    """`GaussianNoise` with a separate standard deviation for each output; `credo.load` cannot rebuild it.
-
-    Args:
-        stds: Standard deviation of each output.
-        learn: Whether training changes them.
-    """
-
-    def __init__(self, stds: Sequence[float], *, learn: bool = False) -> None:
-        super().__init__(1.0, learn=learn)
-        self.noise_rho = nn.Parameter(inverse_softplus(torch.tensor(stds)), requires_grad=learn)
-
-    def config(self) -> dict[str, Any]:
-        """As in `GaussianNoise`, with a list of standard deviations."""
-        stds = F.softplus(self.noise_rho.detach()).tolist()
-        return {"kind": "gaussian", "std": stds, "learn": self.learn, "heteroscedastic": False}
 
 
 def make_noise(choice: str | float, spread: NDArray[Any], unit: NDArray[Any]) -> GaussianNoise:
@@ -58,4 +35,4 @@ def make_noise(choice: str | float, spread: NDArray[Any], unit: NDArray[Any]) ->
             raise ValueError(f"noise={choice} must be positive: a standard deviation in the units of the targets.")
         stds = choice / unit
     learn = isinstance(choice, str)
-    return OutputNoise(stds.tolist(), learn=learn) if len(stds) > 1 else GaussianNoise(float(stds[0]), learn=learn)
+    return GaussianNoise(stds.tolist() if len(stds) > 1 else float(stds[0]), learn=learn)

@@ -28,6 +28,19 @@ def likelihood_nll(posterior: Posterior) -> BatchNll:
     return nll
 
 
+def start_likelihoods_(posterior: Posterior, batch: Any) -> None:
+    """Let a learned noise that the user did not give start from the spread of the first batch's targets.
+
+    Args:
+        posterior: Before its first step.
+        batch: Inputs and targets.
+    """
+    if _is_pair(batch) and isinstance(batch[1], Tensor):
+        group = posterior.process_group
+        for part in posterior.all_posteriors():
+            part.likelihood.start_(batch[1].to(posterior.device), None if group is None else group.average_)
+
+
 def batch_counts(
     posterior: Posterior,
     nll: BatchNll | None,

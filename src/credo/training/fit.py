@@ -10,11 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from credo.calibration import calibrate as calibrated
+from credo.core.divergence import reduce_first_noise
 from credo.core.errors import CredoError, unknown
 from credo.core.likelihood import Categorical
 from credo.core.posterior import Posterior, Terms
 from credo.core.support.validate import checked_count
-from credo.training.batch_loss import BatchCounts, BatchNll, batch_counts, likelihood_nll
+from credo.training.batch_loss import BatchCounts, BatchNll, batch_counts, likelihood_nll, start_likelihoods_
 from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
@@ -76,7 +78,8 @@ def train(
     validation_draws: int = 8,
     monitor: str = "nll",
     patience: int | None = None,
-    schedule: str | Schedule = "constant",
+    calibrate: bool = False,
+    schedule: str | Schedule = "cosine",
     checkpoint: Path | str | None = None,
     checkpoint_every: int | None = None,
     checkpoint_minutes: float | None = 10.0,
@@ -105,8 +108,10 @@ def train(
         validation_draws: Draws for these predictions; few make the choice of the best epoch noisy.
         monitor: Metric for `patience` and the plateau schedule: "nll", "accuracy" or "rmse".
         patience: Stop if `monitor` has not improved for so many epochs, and restore the best epoch's state.
-        schedule: "constant", "cosine", "plateau", or a function of the time in epochs (see `make_schedule`) that
-            returns the factor on the learning rate.
+        calibrate: After the last epoch, choose the scale of the noise and the temperature on `validation`
+            (`credo.calibrate`).
+        schedule: "cosine" (after a warm-up over a twentieth of the training), "constant", "plateau", or a function of
+            the time in epochs (see `make_schedule`) that returns the factor on the learning rate.
         checkpoint: File for the whole state, written after each epoch.
         checkpoint_every: Also write it after every so many steps.
         checkpoint_minutes: Also write it after so many minutes; None: not.
@@ -126,15 +131,18 @@ def train(
     # Ignored labels are few, so the number of rows still tells what data_size should be about.
     counted = counts is not None and type(posterior.likelihood) is not Categorical
     counted = counted or examples is not None or weights is not None
-    all_do(process_group, lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted))
+    all_do(
+        process_group,
+        lambda: _check(posterior, loader, epochs, validation, monitor, patience, calibrate, schedule, counted),
+    )
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
-    options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
+    options |= {"calibrate": calibrate, "patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
     options["schedule"] = schedule if isinstance(schedule, str) else "your own"
     given = {"checkpoint": checkpoint, "validation": validation, "examples": examples, "weights": weights}
     options |= {name: "none" if value is None else "given" for name, value in given.items()}
     check_alike(process_group, options)
-    chosen = make_schedule(schedule, epochs=epochs) if isinstance(schedule, str) else schedule
+    chosen = make_schedule(schedule, epochs=epochs, warmup=None) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
     timer = CheckpointTimer(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
@@ -144,10 +152,16 @@ def train(
             f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: it "
             "can be raised to resume, not lowered below what is done."
         )
+    if patience is not None and validation is not None and epochs > 0:
+        posterior.ledger.record("early stopping", validation)
     for earlier in progress.records:
         yield EpochRecord(**earlier)
     loss = nll or likelihood_nll(posterior)
-    training = _Training(posterior, loader, loss, counts, checkpoints, timer, progress, seed, on_step)
+    if posterior.steps == 0:
+        for part in posterior.all_posteriors():
+            part.plan_training_(steps=epochs * len(loader), epochs=epochs)
+    starts = nll is None
+    training = _Training(posterior, loader, loss, counts, checkpoints, timer, progress, seed, on_step, starts)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
@@ -164,6 +178,8 @@ def train(
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
+    if calibrate and validation is not None:
+        calibrated(posterior, validation, progress=False)
 
 
 @dataclass
@@ -179,6 +195,8 @@ class _Training:
     progress: Progress
     seed: int
     on_step: OnStep | None
+    starts: bool
+    """Whether the likelihood's own parameters start from the targets of the first batch."""
 
     def epoch(self, scale: Schedule) -> Terms:
         """Make the remaining steps of the epoch; return the means of the terms over all its steps."""
@@ -205,10 +223,19 @@ class _Training:
             posterior.lr_scale = scale(progress.epoch + (progress.step - 1) / total)
         while (batch := next_batch(batches, group, self.seed, progress.epoch, progress.step)) is not END:
             posterior.lr_scale = scale(progress.epoch + progress.step / total)
+            if posterior.steps == 0:
+                self._start_with(batch)
             counted = {} if self.counts is None else self.counts(batch).given()
             terms = posterior.step(lambda net, batch=batch: self.nll(net, batch), **counted)
             progress.add_step(terms)
             self._after_step(terms)
+
+    def _start_with(self, batch: Any) -> None:
+        """Before the first step, let what the user did not give suit the first batch."""
+        if self.starts:
+            start_likelihoods_(self.posterior, batch)
+        for part in self.posterior.parts:
+            reduce_first_noise(part, lambda net: self.nll(net, batch))
 
     def _after_step(self, terms: Terms) -> None:
         """Write a checkpoint if one is due, and raise TrainingStopped if training was asked to stop."""
@@ -249,6 +276,7 @@ def _check(
     validation: Iterable[Any] | None,
     monitor: str,
     patience: int | None,
+    calibrate: bool,
     schedule: str | Schedule,
     counted: bool,
 ) -> None:
@@ -258,6 +286,8 @@ def _check(
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:
         raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if calibrate and validation is None:
+        raise ValueError("calibrate=True needs validation data: rows that training has not seen.")
     if (schedule == "plateau" or isinstance(schedule, Plateau)) and validation is None:
         raise ValueError("schedule='plateau' needs validation data: without it nothing says when the rate must fall.")
     if patience is not None:

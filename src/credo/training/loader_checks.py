@@ -13,6 +13,7 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import DataSizeWarning
+from credo.core.kl_schedule import KLTerm
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches
 from credo.data import Batches
@@ -43,11 +44,11 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
         counted: Whether losses are means over something else than the loader's rows; then there is no warning.
     """
     for part in posterior.parts:
-        options = part.config()
-        if options.get("kl_weight") == "blundell" and options["batches"] != len(loader):
+        term = part.arguments.get("kl_term")
+        if isinstance(term, KLTerm) and term.weight == "blundell" and term.batches != len(loader):
             raise ValueError(
-                f"kl_weight='blundell' expects batches={options['batches']} per epoch, the loader has "
-                f"{len(loader)}: the KL would not count once an epoch. Give batches={len(loader)}."
+                f"kl_term.weight='blundell' expects batches={term.batches} per epoch, the loader has {len(loader)}: "
+                f"the KL would not count once an epoch. Give kl_term.batches={len(loader)}."
             )
     known = None if counted else known_size(loader)
     if known is None or not any(part.describe().has_prior for part in posterior.parts):

@@ -5,29 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from credo.core.posterior import Posterior, Terms
+from credo.core.support.progress import make_progress
 from credo.training.epoch_batches import Loader
 from credo.training.fit import EpochRecord, OnStep, train
 from credo.training.rank_zero import is_first
-
-
-def make_progress(console: Console | None = None) -> Progress:
-    """Return a bar on stderr with counts, elapsed and remaining time, and a text at the end."""
-    console = console or Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
 
 
 def shown(

@@ -21,6 +21,9 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "cosine": ("floor",),
     "plateau": ("decay", "wait", "floor"),
 }
+# Warm-up of the cosine schedule where none is given, as a fraction of the training: the first steps of a method that
+# estimates a curvature are its worst.
+WARMUP = 0.05
 _UNUSED = {"milestones": [], "decay": 0.1, "floor": 0.0, "wait": 6}
 
 
@@ -75,7 +78,7 @@ def make_schedule(
     milestones: Sequence[float] = (),
     decay: float = 0.1,
     floor: float = 0.0,
-    warmup: float = 0.0,
+    warmup: float | None = 0.0,
     wait: int = 6,
 ) -> Schedule:
     """Return the factor on the learning rate as a function of the time in epochs.
@@ -87,7 +90,8 @@ def make_schedule(
         milestones: Epochs at which the rate drops.
         decay: Factor of one drop.
         floor: Smallest factor of "cosine" and "plateau".
-        warmup: Epochs of linear growth from 0 at the beginning of any of them.
+        warmup: Epochs of linear growth from 0 at the beginning of any of them; None: a twentieth of `epochs` for
+            "cosine", none for the others.
         wait: Epochs without a gain that "plateau" tolerates.
     """
     if name not in SCHEDULES:
@@ -102,6 +106,8 @@ def make_schedule(
                 f"schedule={name!r} has no {option}, and {option}={value} was given: leave it out, or choose "
                 f"schedule={' or '.join(others)}."
             )
+    if warmup is None:
+        warmup = WARMUP * epochs if name == "cosine" else 0.0
     if not 0 <= warmup <= epochs:
         raise ValueError(f"warmup={warmup} must lie between 0 and epochs={epochs}.")
     if name == "plateau":

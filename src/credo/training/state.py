@@ -166,6 +166,11 @@ def set_global_generators(states: list[Tensor], device: torch.device) -> None:
 def _settings(posterior: Posterior) -> dict[str, Any]:
     """Return what a checkpoint must match: method, options, members, and shapes of the network's tensors."""
     options = json.loads(json.dumps(posterior.config()))
+    for name in posterior.planned:  # chosen for the length of the training, and in the state
+        group, _, field = name.replace("prior_precision", "prior").partition(".")
+        options[group] = {**options[group], field: None} if field else None
+    if all(posterior.arguments.get(name, 0) is None for name in ("prior", "prior_precision")):
+        options["prior"] = None  # may be chosen
     likelihood = options.get("likelihood") or {}
     if likelihood.get("learn"):
         del likelihood["std"]  # moves with training

@@ -34,7 +34,7 @@ def loss(net: nn.Module) -> Tensor:
 @pytest.fixture
 def posterior() -> credo.Posterior:
     torch.manual_seed(0)
-    return credo.BBB(ByGlobal(), data_size=6, std_init=0.5)
+    return credo.BBB(ByGlobal(), data_size=6, init=0.5)
 
 
 def plain() -> credo.Posterior:
@@ -42,7 +42,7 @@ def plain() -> credo.Posterior:
     torch.manual_seed(0)
     net = nn.Sequential()
     net.add_module("layer", nn.Linear(4, 3))
-    return credo.BBB(net, data_size=6, std_init=0.5)
+    return credo.BBB(net, data_size=6, init=0.5)
 
 
 def test_it_predicts_as_a_plain_network_does(posterior: credo.Posterior) -> None:

@@ -35,11 +35,11 @@ from credo.cli.attack_options import (
 )
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.posterior import Posterior
+from credo.core.support.progress import make_progress
 from credo.data import Dataset, as_float
 from credo.evaluate import accuracy, sample_study
 from credo.experiments.runs import MODEL, Run
 from credo.predict.run import predict_classes
-from credo.training.progress import make_progress
 
 app = new_app()
 

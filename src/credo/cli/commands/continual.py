@@ -9,7 +9,7 @@ import torch
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
-from credo.experiments.config import assigned, read_tables
+from credo.experiments.config import assigned, read_tables, warn_of_old_names
 from credo.experiments.continual import make_continual, run_continual
 from credo.experiments.folders import sequence_result
 from credo.report.continual import NAMES, write_continual_report
@@ -78,11 +78,13 @@ def _tables(arguments: list[str]) -> dict[str, Any]:
     named = [a.partition("=")[2] for a in arguments if a.startswith("method.name=")]
     if named in ([], ["vogn"]):
         # Settings with which the default network learns the permuted digits.
-        curvature = {"damping": 0.0, "curvature_init": 0.1, "curvature_decay": 0.98}
+        curvature = {"damping": 0.0, "curvature": {"init": 0.1, "decay": 0.98}}
         tables["method"] = {"name": "vogn", "lr": 0.01, **curvature}
     if files:
         tables = read_tables(files[0])
-    return assigned(tables, [a for a in arguments if "=" in a])
+    tables = assigned(tables, [a for a in arguments if "=" in a])
+    warn_of_old_names(tables)
+    return tables
 
 
 def _print(title: str, result: dict[str, Any]) -> None:

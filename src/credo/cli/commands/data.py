@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.core.support.progress import make_progress
 from credo.data import data_status, dataset_status, download
 from credo.data.files import data_roots, missing_files, missing_message
 from credo.data.registry import find_spec
 from credo.data.status import DatasetStatus
-from credo.training.progress import make_progress
 
 app = new_app()
 

@@ -22,17 +22,19 @@ OOD_DATA = "photo-patches"
 DRAWS = 50
 SAMPLES = 100
 
-# The same network and number of epochs for all, so that the table compares methods.
+# The same network and number of epochs for all, and defaults otherwise, so that the table compares methods.
 _COMMON: dict[str, Any] = {
     "data": {"name": "digits"},
-    "model": {"name": "mlp", "hidden": [128, 128], "dropout": 0.1},
-    "training": {"epochs": 40, "batch_size": 64, "schedule": "cosine", "seed": 0, "validation": 0.1},
+    "model": {"name": "mlp", "hidden": [128, 128]},
+    "training": {"epochs": 40, "batch_size": 64, "seed": 0, "validation": 0.1},
 }
 _METHODS: dict[str, dict[str, Any]] = {
-    "map": {"name": "map", "lr": 2e-3},
-    "mc-dropout": {"name": "mc-dropout", "lr": 2e-3},
-    "ensemble": {"name": "ensemble", "members": 5, "of": {"name": "map", "lr": 2e-3}},
-    "bbb": {"name": "bbb", "lr": 5e-3, "prior": 0.3, "temperature": 0.1, "std_init": 0.05},
+    "map": {"name": "map"},
+    "mc-dropout": {"name": "mc-dropout"},
+    "bbb": {"name": "bbb"},
+    "vogn": {"name": "vogn"},
+    "noisy-kfac": {"name": "noisy-kfac"},
+    "ensemble": {"name": "ensemble", "members": 5, "of": {"name": "map"}},
 }
 
 
@@ -41,7 +43,7 @@ def _command(
     folder: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a deterministic network and three Bayesian ones on the bundled digits, and compare them in a report.
+    """Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.
 
     Takes a minute or two, without preparation:
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from credo.cli.output import EXIT_FAILED, errors_explained, new_app, print_json, print_table, say_stored
+from credo.core.support.progress import make_progress
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
 from credo.doctor.findings import SEVERITIES, score_rows
 from credo.experiments.diagnosis import DIAGNOSIS, command_options, diagnose_run
 from credo.experiments.runs import Run
-from credo.training.progress import make_progress
 
 app = new_app()
 

@@ -13,14 +13,15 @@ from credo.core.distributed.setup import join
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
+from credo.core.support.progress import make_progress
 from credo.data import SEVERITIES, Split, as_float, corruption_kinds
 from credo.evaluate import measure, sample_study
+from credo.experiments.calibration import record_report
 from credo.experiments.config import in_order
 from credo.experiments.corruption_study import check_shift, shift_rows, shift_run
 from credo.experiments.distributed import started_by_torchrun
 from credo.experiments.runs import Run, evaluate_run
 from credo.predict import predict
-from credo.training.progress import make_progress
 
 app = new_app()
 
@@ -83,6 +84,7 @@ def _command(
         if samples:  # only the first process, and it may take long: after everything that processes do together
             metrics["samples"] = _sample_numbers(run, samples)
         every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
+        record_report(run)
         path = run.folder / "evaluation.json"
         replaced = _lost(path, every)
         error = _store(path, every)

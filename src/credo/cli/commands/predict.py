@@ -14,6 +14,7 @@ from torch import Tensor
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.support.files import finite, write_json, write_text
+from credo.core.support.progress import make_progress
 from credo.data import as_float
 from credo.data.formats.arrays import read_array
 from credo.data.tables.columns import Columns
@@ -23,7 +24,6 @@ from credo.experiments.runs import Run
 from credo.experiments.units import in_target_units, network_inputs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.predict.run import check_on_nonfinite
-from credo.training.progress import make_progress
 
 app = new_app()
 

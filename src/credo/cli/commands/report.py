@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, say
+from credo.core.support.progress import make_progress
 from credo.experiments.folders import REPORT, is_sequence, sequence_result
 from credo.report import Content, gather, write_report
 from credo.report.compare import judged, metrics_of
 from credo.report.content import OnProgress
 from credo.report.continual import write_continual_report
-from credo.training.progress import make_progress
 
 app = new_app()
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from credo.cli.notes import epochs_notes, table_notes
+from credo.cli.notes import epochs_notes, normalize_notes, table_notes
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, say
-from credo.data import Dataset
-from credo.experiments.config import Experiment, read_experiment
+from credo.experiments.config import Experiment, Prepared, read_experiment
 from credo.experiments.distributed import first_here
-from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run
+from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run, used_normalize
 from credo.training import TrainingStopped
 
 app = new_app()
@@ -119,18 +119,24 @@ def _command(
 def _train(run: Run, experiment: Experiment, draws: int) -> None:
     planned = run.experiment().training.epochs if (run.folder / CONFIG).exists() else experiment.training.epochs
 
-    def on_data(dataset: Dataset) -> None:
-        for note in (*epochs_notes(planned, experiment.training), *table_notes(experiment.data, dataset)):
-            _say_once(note)
+    def on_prepared(prepared: Prepared) -> None:
+        _say_all(epochs_notes(planned, experiment.training))
+        _say_all(table_notes(experiment.data, prepared.dataset))
+        _say_all(normalize_notes(experiment.model, used_normalize(prepared.posterior), prepared.dataset))
 
     try:
-        for record in run.train(experiment, draws=draws, stop_on_signals=True, on_data=on_data):
+        for record in run.train(experiment, draws=draws, stop_on_signals=True, on_prepared=on_prepared):
             values = {"loss": record.loss, "nll": record.nll, **{f"val {k}": v for k, v in record.validation.items()}}
             text = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             _say_once(f"epoch {record.epoch:>3}  {text}  {record.seconds:.1f} s{'  *' if record.best else ''}")
     except TrainingStopped as stopped:
         _say_once(str(stopped))
         raise typer.Exit(128 + (stopped.signal or signal.SIGTERM)) from None
+
+
+def _say_all(notes: Iterable[str]) -> None:
+    for note in notes:
+        _say_once(note)
 
 
 def _say_once(text: str) -> None:

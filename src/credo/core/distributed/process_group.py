@@ -100,6 +100,22 @@ class ProcessGroup:
         digest = hashlib.sha256((" ".join(map(str, position)) + own).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
+    def reseed(self, posterior: Posterior, *position: int) -> None:
+        """Reseed a posterior from (its seed, its step, position, data shard).
+
+        So results do not depend on which rank runs what, also after a restart with more or fewer processes.
+        """
+        posterior.generator.manual_seed(self.seed_for(posterior.seed, posterior.steps, *position))
+
+    def begin_pass(self, posterior: Posterior, count: int, draws: int = 1) -> None:
+        """Reseed for the pass that comes after `count` others of a step; after `draws`, it is for more data."""
+        part, index = divmod(count, draws)
+        self.reseed(posterior, self.draw_number(index, draws), part)
+
+    def draw_number(self, index: int, draws: int = 1) -> int:
+        """The number of one of our `draws` among those of all processes that see the same data."""
+        return self.mc_rank * draws + index
+
     # -- collectives ------------------------------------------------------------------------------------------
 
     def average_(self, tensors: Sequence[Tensor], numbers: Sequence[float] = ()) -> list[float]:

@@ -31,7 +31,7 @@ from credo.core.per_example.layer_rules import computes_gradient_of
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.plan import PerExamplePlan
 
-_ADVICE = "Give such parameters a diagonal: diagonal=[{names}]"
+_ADVICE = "Give such parameters a diagonal: curvature={{'diagonal': [{names}]}}"
 
 
 class CurvaturePlan:

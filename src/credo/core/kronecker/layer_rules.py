@@ -53,7 +53,7 @@ def kronecker_layers(
         aliases: All names of each parameter.
         diagonal: Names or globs of parameters that get no factors.
     """
-    free = {*names} - {*chosen_names(names, diagonal, "parameter or glob in diagonal=")}
+    free = {*names} - {*chosen_names(names, diagonal, "parameter or glob in curvature.diagonal")}
     modules = dict(model.named_modules(remove_duplicate=False))
     found = []
     for name in names:

@@ -1,11 +1,11 @@
-"""Accept argument names of 0.1 until 0.3."""
+"""Accept names of arguments and methods of 0.1 until 0.3."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,3 +29,32 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
         return call
 
     return decorate
+
+
+class RenamedMethods:
+    """Methods of posteriors under their names of 0.1, for callers and for subclasses that override them."""
+
+    _renamed_methods: ClassVar[dict[str, str]] = {"draws": "iter_draws", "noise": "activation_noise"}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a subclass that overrides a method by its old name override the new one."""
+        super().__init_subclass__(**options)
+        for old, new in cls._renamed_methods.items():
+            if old in cls.__dict__ and new not in cls.__dict__:
+                _warn(f"{cls.__name__}.{old}", new)
+                setattr(cls, new, cls.__dict__[old])
+
+    def draws(self, count: int) -> Any:
+        """`iter_draws` under its old name."""
+        _warn("draws", "iter_draws")
+        return getattr(self, "iter_draws")(count)  # noqa: B009
+
+    def noise(self) -> Any:
+        """`activation_noise` under its old name."""
+        _warn("noise", "activation_noise")
+        return getattr(self, "activation_noise")()  # noqa: B009
+
+
+def _warn(old: str, new: str) -> None:
+    text = f"The method {old}() is now {new}(); the old name goes in 0.3."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)

@@ -26,7 +26,7 @@ class Objective:
         penalty: KL term of the loss.
         temperature: Temperature.
         kl_weight: Weight of the KL, averaged over one epoch.
-        effective_temperature: temperature · kl_weight · examples / data_size (times the augmentation factor): how much
+        effective_temperature: temperature · kl_weight · examples / data_size: how much
             more the KL weighs than in the exact posterior.
         noise_cost: Increase of the NLL if all σ grow by a small fraction t, in nats per t.
         noise_pull: Decrease of the KL if all σ grow by a small fraction t, in nats per t.
@@ -56,7 +56,7 @@ def objective(
     described = [leaf.describe() for leaf in parts]
     temperature = _mean([about.temperature for about in described])
     weight = _mean([kl_weight(about, steps, batches) for about in described])
-    data_size = posterior.data_size * (_mean([about.augmentation for about in described]) or 1.0)
+    data_size = posterior.data_size
     scale = None if temperature is None or weight is None else temperature * weight
     effective = None if scale is None else scale * examples / data_size
     pull = _mean([noise_pull(leaf) for leaf in gaussian_leaves(posterior)])

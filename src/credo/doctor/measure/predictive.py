@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.run import draw_loop
+from credo.predict.run import draw_loop, noise_scaled
 
 _BATCH, _CHUNK = 256, 10
 
@@ -143,7 +144,7 @@ def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int
     """
     draws = posterior.whole_draws(draws)
     batches = []
-    with without_side_effects(posterior, seed):
+    with without_side_effects(posterior, seed), noise_scaled(posterior):
         loop = None
         for x, _ in subset.split(_BATCH):
             x = x.to(posterior.device)
@@ -153,7 +154,8 @@ def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int
                 loop.begin()
                 counts = [min(_CHUNK, draws - start) for start in range(0, draws, _CHUNK)]
                 batches.append(torch.cat([loop.outputs(x, count).cpu() for count in counts]))
-    return make_predictive([part.likelihood for part in posterior.parts], torch.cat(batches, dim=1), subset.y.cpu())
+    likelihoods, outputs = [part.likelihood for part in posterior.parts], torch.cat(batches, dim=1)
+    return make_predictive(likelihoods, outputs, subset.y.cpu(), posterior.calibration)
 
 
 @torch.no_grad()
@@ -161,14 +163,20 @@ def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Pred
     """Predict `subset` with the posterior's mean weights and no noise; `seed` as in `predict_draws`."""
     with without_side_effects(posterior, seed):
         outputs = [summable(posterior.model(x.to(posterior.device))).cpu() for x, _ in subset.split(_BATCH)]
-    return make_predictive([posterior.likelihood], torch.cat(outputs).unsqueeze(0), subset.y.cpu())
+    together = torch.cat(outputs).unsqueeze(0)
+    return make_predictive([posterior.likelihood], together, subset.y.cpu(), posterior.calibration)
 
 
-def make_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> Predictive:
-    """The predictive distribution of `outputs` [draws, n, ...] for targets `y`; draws cycle through `likelihoods`."""
-    first, strata = likelihoods[0], len(likelihoods)
+def make_predictive(
+    likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor, calibration: Calibration | None = None
+) -> Predictive:
+    """The predictive distribution of `outputs` [draws, n, ...] for targets `y`; draws cycle through `likelihoods`.
+
+    A `calibration` applies its temperature, or its factor on the noise.
+    """
+    first, strata, chosen_on_rows = likelihoods[0], len(likelihoods), calibration or Calibration()
     if isinstance(first, ClassLikelihood):
-        log_probs = class_log_probs(first, outputs)
+        log_probs = class_log_probs(first, outputs, chosen_on_rows.temperature)
         labels = class_labels(y, *log_probs.shape[1:])
         chosen = log_probs.gather(-1, labels.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
         return ClassPredictive(chosen.double(), strata, log_probs.exp(), labels)
@@ -176,7 +184,7 @@ def make_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tenso
         raise TypeError(f"The doctor supports class and Gaussian likelihoods, not {type(first).__name__}.")
     pairs = [_moments(likelihoods[i % strata], one) for i, one in enumerate(outputs)]
     mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
-    y = y.double()
+    std, y = chosen_on_rows.std_factor * std, y.double()
     if y.shape != mean.shape[1:]:
         raise ValueError(f"Targets of shape {list(y.shape)} for means of shape {list(mean.shape[1:])}.")
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)

@@ -107,7 +107,7 @@ def noisy_start(measured: Measurements) -> Iterator[Finding]:
         f"The NLL of the first epoch was {first:.3g}, that of a constant prediction is {chance:.3g}: training started "
         "with weights that were mostly noise, and spent its first epochs on reducing it.",
         "Start with a smaller σ"
-        + (" (a larger curvature)" if "curvature_init" in measured.method.arguments else "")
+        + (" (a larger curvature)" if "curvature.init" in measured.method.arguments else "")
         + ", or lower the temperature. If σ did start small, the learning rate is too large.",
         initial_std(measured, std) or lower_temperature(measured),
     )

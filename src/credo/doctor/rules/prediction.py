@@ -149,15 +149,14 @@ def dispersion(measured: Measurements) -> Iterator[Finding]:
 def _against_overconfidence(measured: Measurements) -> tuple[str, Arguments]:
     """Advice and arguments for predictions that are too confident."""
     method = measured.method
-    scaling = ", or scale its outputs on held-out data: credo.evaluate.temperature_scale(logits, labels)"
-    scaling = scaling if measured.scores.metric == "accuracy" else ""
+    scaling = ", or calibrate it on held-out data: credo.calibrate(posterior, validation)"
     prior = {} if method.has_prior else argument(measured, "prior", 1.0)
     if not method.random and method.members == 1:
         advice = "A point estimate has no uncertainty about its weights: try credo.BBB or an ensemble, or stop earlier"
         return f"{advice}{scaling}.", prior
     if method.dropout_masks:
-        advice = "Increase the dropout rate, or stop earlier: the training data are overfitted."
-        return advice, dropout_rate(measured, 2.0)
+        advice = "The training data are overfitted: increase the dropout rate, stop earlier"
+        return f"{advice}{scaling}.", dropout_rate(measured, 2.0)
     heat = (measured.objective.effective_temperature or 1.0) < 1
     hotter = min(1.0, 10 * (measured.objective.temperature or 1.0))
     advice = "The training data are overfitted: strengthen the prior, add members, or stop earlier"

@@ -52,7 +52,7 @@ def temperature(measured: Measurements) -> Iterator[Finding]:
     scale = given * weight
     if scale >= limits.TEMPERATURE_WARNING:
         by_schedule = weight > limits.TEMPERATURE_WARNING
-        schedule = argument(measured, "kl_weight", "constant") if by_schedule else {}
+        schedule = argument(measured, "kl_term.weight", "constant") if by_schedule else {}
         serious = scale >= limits.TEMPERATURE_ALARM or failed(measured)
         yield Finding(
             "prior-too-strong",
@@ -77,6 +77,25 @@ def temperature(measured: Measurements) -> Iterator[Finding]:
             f"Training ended during the warm-up of the KL, at {weight:.2g} of its weight.",
             "Train longer, or shorten the warm-up.",
         )
+
+
+def unscaled_inputs(measured: Measurements) -> Iterator[Finding]:
+    """Inputs far from mean 0 and standard deviation 1."""
+    found = measured.inputs
+    if found is None:
+        return
+    low, high = limits.INPUT_STD
+    if low <= found.std <= high and found.mean <= limits.INPUT_OFFSET * found.std:
+        return
+    yield Finding(
+        "unscaled-inputs",
+        "note" if measured.scores.learned >= limits.LEARNED_WELL else "warning",
+        f"The inputs of {found.layer or 'the network'}, the first layer with weights, have mean {found.mean:.3g} and "
+        f"standard deviation {found.std:.3g} (root mean squares over channels). Rates, priors and initial weights are "
+        "made for inputs near mean 0 and standard deviation 1.",
+        "Scale them inside the network: model = credo.models.normalized(model, train_inputs); for `credo train` "
+        "model.normalize=auto.",
+    )
 
 
 def stale_statistics(measured: Measurements) -> Iterator[Finding]:
@@ -167,7 +186,7 @@ def no_uncertainty(measured: Measurements) -> Iterator[Finding]:
     if balance is not None and not known_small:
         return  # certainty that the data justify
     # Steps of VOGN and IVON are divided by the curvature: one that is too large also stops learning.
-    stuck = known_small and fraction < limits.EPISTEMIC_NONE and "curvature_init" in measured.method.arguments
+    stuck = known_small and fraction < limits.EPISTEMIC_NONE and "curvature.init" in measured.method.arguments
     if (measured.scores.learned < limits.LEARNED_LITTLE or _near_uniform(measured)) and not stuck:
         return
     if measured.weights is not None and suggested_std(measured) <= limits.STD_NEAR * measured.weights.std:

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.arguments import Renamed
 from credo.core.description import Description, WeightState
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
 from credo.core.kernels import flat
-from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
+from credo.core.kl_schedule import RENAMED_KL, KLTerm, constant
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.flat_layout import Layout
@@ -30,10 +31,10 @@ from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, plain_name, trainable
-from credo.core.optimizers import OptimizerChoice
+from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import GaussianPosterior, Nll, Terms
-from credo.core.prior import Gaussian, Prior
-from credo.core.support.validate import checked_count
+from credo.core.prior import PRECISION, Gaussian, Prior
+from credo.core.support.validate import checked_count, is_number
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
 from credo.methods.adversarial_sampling import (
     AdversarialSampling,
@@ -44,10 +45,11 @@ from credo.methods.adversarial_sampling import (
 )
 from credo.methods.bbb.activation_noise import NOISES, noisy_loss
 from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
-from credo.methods.bbb.init import MeanInit, initial_rho, initialise_mean_
+from credo.methods.bbb.init import Init, initial_rho, initialise_mean_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
+from credo.methods.planning import planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
@@ -61,33 +63,39 @@ class BBB(GradientPosterior, GaussianPosterior):
     Args:
         model: The network; its own parameters are the means μ.
         data_size: Number of training examples, which the KL is divided by.
-        prior: An object, its description, or a Gaussian's standard deviation; None: N(0, 1).
+        prior: An object, its description, or a Gaussian's standard deviation; None: N(0, 1). `prior_precision=`, a
+            Gaussian's precision about zero, is accepted instead.
         noise: How training samples: `"weights"` takes one draw for the batch. `"lrt"` and `"flipout"` give each example
             noise of its own, with less gradient variance; layers not covered, tied or reused take the weight draw.
             `AdversarialSampling(...)` adds the worst weights near each draw.
         draws: Passes a step, averaged; more of them lower the gradient variance at their cost.
-        temperature: Factor on the KL: 1 is the Bayes posterior, less is a cold one.
-        kl: `"auto"`: closed form where the prior has one; `"closed"` requires it; `"monte-carlo"`: log q(w) − log p(w)
-            at the draws; `"ard"`: ½Σ log(1 + μ²/σ²), the KL from N(0, s²) with the best s for each weight.
+        temperature: Factor on the KL: 1 is the Bayes posterior, less is a cold one. None: `fit` chooses it for the task
+            and the number of epochs (`credo.methods.planning`); 1 in a loop of your own.
+        kl_term: How the KL is computed and weighted: a `KLTerm`, a mapping of its fields, or the name of an estimator
+            (`"auto"`, `"closed"`, `"monte-carlo"`, `"ard"`).
         spread: `"free"`: σ = softplus(ρ). `"relative"`: σ = √α·|μ| with a learned α of each weight, `"relative-layer"`
             of each tensor (Shridhar et al. 2019).
-        kl_weight: Factor on the KL at each step: a name of `KL_WEIGHTS` or a function of the step.
-        batches: Batches an epoch, for the weights `"blundell"` and `"uniform"`.
-        warmup_steps: Steps until the full KL counts, for the weight `"warmup"`.
         random: Which parameters have a posterior, as in `random_names`; all others are trained as points.
-        mean_init: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
-        std_init: First σ; 0.02 by default, small enough not to drown the signal of usual initialisations.
-        relative_std: First σ as a fraction of |μ|, for pretrained networks. Excludes `std_init`.
-        rho_init: First ρ (log α if relative), or mean and std of a normal. Excludes the other two.
-        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
-        lr: Learning rate of an optimiser given by name.
-        optimizer_options: Its further arguments. A weight decay leaves ρ out.
-        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        init: Means and standard deviations before training: an `Init`, a mapping of its fields, or the first σ.
+        optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
+            `OPTIMIZERS`, or a function from parameters to an optimiser. A weight decay leaves ρ out.
+        lr: Learning rate of an optimiser given by name, or rates by parameter name globs, among them `"rho"` and
+            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
 
-    _not_in_config = ("mean_init", "std_init", "relative_std", "rho_init")
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.01, 1.0)}
+    _not_in_config = ("init",)
+    _renamed_arguments: ClassVar[Renamed] = {
+        "mean_init": "init.mean",
+        "std_init": "init.std",
+        "relative_std": "init.relative_std",
+        "rho_init": "init.rho",
+        **RENAMED_KL,
+        **RENAMED_OPTIMIZER,
+        "prior_precision": PRECISION,
+    }
 
     def __init__(
         self,
@@ -97,21 +105,13 @@ class BBB(GradientPosterior, GaussianPosterior):
         prior: Prior | Mapping[str, Any] | float | None = None,
         noise: Noise = "weights",
         draws: int = 1,
-        temperature: float = 1.0,
-        kl: str = "auto",
+        temperature: float | None = None,
+        kl_term: KLTerm | Mapping[str, Any] | str = KLTerm(),
         spread: str = "free",
-        kl_weight: str | KLWeight | None = "constant",
-        batches: int | None = None,
-        warmup_steps: int | None = None,
         random: Random = "all",
-        mean_init: MeanInit = "keep",
-        std_init: float | None = None,
-        relative_std: float | None = None,
-        rho_init: float | tuple[float, float] | None = None,
-        optimizer: OptimizerChoice | None = "adam",
-        lr: float = 1e-3,
-        optimizer_options: Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
+        init: Init | Mapping[str, Any] | float = Init(),
+        optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
+        lr: Rates = 1e-2,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -120,25 +120,22 @@ class BBB(GradientPosterior, GaussianPosterior):
         self.attack = make_attack(noise) if is_attack(noise) else None
         self.arguments["noise"] = self.attack or noise
         self.noise_name = "weights" if self.attack is not None else str(noise)
-        self.step_draws, self.temperature = int(draws), temperature
-        self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
+        self.step_draws, self.temperature = int(draws), 1.0 if temperature is None else temperature
+        kl_term, init = KLTerm.of(kl_term), Init.of(init)
+        self.kl_weight = kl_term.schedule()
         parameters = parameters_at(model, random_names(model, random))
         self.layout = Layout(parameters, known=all_names(model))
         self.arguments["random"] = list(self.layout.names)
         device = one_device(parameters)
-        self.prior = prior_for(kl, prior).bind(self.layout, data_size=self.data_size, device=device)
-        self.kl_name, self.spread = kl, make_spread(spread)
+        self.prior = prior_for(kl_term.estimator, prior).bind(self.layout, data_size=self.data_size, device=device)
+        self.kl_name, self.spread = kl_term.estimator, make_spread(spread)
         like = torch.empty(self.layout.size, device=self.device, dtype=self.layout.dtype)
-        self.closed_form = uses_closed_form(self.prior, kl, like)
-        initialise_mean_(parameters, mean_init, self.prior, self.layout, self.generator)
+        self.closed_form = uses_closed_form(self.prior, self.kl_name, like)
+        initialise_mean_(parameters, init.mean, self.prior, self.layout, self.generator)
         mean = self.layout.flatten(parameters).detach()
-        self.rho = nn.Parameter(
-            initial_rho(self.spread, mean, std_init, relative_std, rho_init, self.generator, self.layout)
-        )
+        self.rho = nn.Parameter(initial_rho(self.spread, mean, init, self.generator, self.layout))
         self._by_weight: set[str] = set()
-        self.optimizer_step = OptimizerStep(
-            trainable(self), optimizer, lr, optimizer_options, clip_norm, locate=self._locate, undecayed=("rho",)
-        )
+        self.optimizer_step = OptimizerStep(trainable(self), optimizer, lr, locate=self._locate, undecayed=("rho",))
 
     @classmethod
     def from_pretrained(cls, model: nn.Module, *, relative_std: float | None = None, **options: Any) -> BBB:
@@ -146,12 +143,16 @@ class BBB(GradientPosterior, GaussianPosterior):
 
         Args:
             model: The trained network; its running statistics stay.
-            relative_std: First σ/|μ|; a tenth unless `options` have `std_init` or `rho_init`.
+            relative_std: First σ/|μ|; a tenth unless `options` have an `init` of their own.
             options: Further arguments of `BBB`.
         """
-        if relative_std is None and options.get("std_init") is None and options.get("rho_init") is None:
-            relative_std = 0.1
-        return cls(model, relative_std=relative_std, **options)
+        own = {"init", "std_init", "rho_init"} & {*options}
+        if own and relative_std is not None:
+            raise ValueError(f"relative_std and {', '.join(own)} were given: they exclude each other.")
+        first: dict[str, Any] = (
+            {} if own else {"init": Init(relative_std=0.1 if relative_std is None else relative_std)}
+        )
+        return cls(model, **first, **options)
 
     # -- the distribution ------------------------------------------------------------------------------------
 
@@ -172,6 +173,12 @@ class BBB(GradientPosterior, GaussianPosterior):
         """Posterior standard deviations, softplus(ρ) or √α·|μ|."""
         with torch.no_grad():
             return self.layout.split(self._moments()[1])
+
+    @torch.no_grad()
+    def scale_noise_(self, factor: float) -> bool:
+        """Multiply every σ by `factor`."""
+        self.rho.copy_(self.spread.scaled(self.rho, factor))
+        return True
 
     def kl(self) -> Tensor:
         """KL(q ‖ p) in nats, summed over all random weights; one Monte-Carlo draw where no closed form is used."""
@@ -213,6 +220,15 @@ class BBB(GradientPosterior, GaussianPosterior):
 
     # -- training --------------------------------------------------------------------------------------------
 
+    def plan_training_(self, *, steps: int, epochs: float) -> None:
+        """Choose the temperature, if it was left open, for `epochs` epochs, however many `steps` they have."""
+        if self.arguments["temperature"] is None:
+            self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+
+    def _set_planned(self, name: str, value: float) -> None:
+        super()._set_planned(name, value)
+        self.temperature = value
+
     def _gradients(self, nll: Nll) -> Terms:
         """Set the gradients of the negative ELBO per example, averaged over the draws.
 
@@ -235,7 +251,7 @@ class BBB(GradientPosterior, GaussianPosterior):
                 weights = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
             else:
                 if self.process_group is not None:
-                    self._begin_pass(index, draws)
+                    self.process_group.begin_pass(self, index, draws)
                 weights = gradients.draw(generator)
             std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
             data_term += fraction * self._pass(nll, net, weights, std, fraction, frozen=frozen)
@@ -324,7 +340,9 @@ class BBB(GradientPosterior, GaussianPosterior):
             frozen=not attack.attack_statistics,
             process_group=self.process_group,
         )
-        self._reseed(self._draw_number(index, self.step_draws), 1)  # a stream beside those of the plain draws
+        group = self.process_group
+        if group is not None:  # a stream beside those of the plain draws
+            group.reseed(self, group.draw_number(index, self.step_draws), 1)
         return attack.worst_noise(self._normal(), *gradients.moments(), by_weights, self.layout)
 
     def _locate(self, name: str, gradient: Tensor) -> str:
@@ -368,9 +386,11 @@ class BBB(GradientPosterior, GaussianPosterior):
         self._by_weight = set(state["by_weight"])
 
 
-def _check_choices(noise: Noise, draws: int, temperature: float) -> None:
+def _check_choices(noise: Noise, draws: int, temperature: float | None) -> None:
     if not is_attack(noise) and noise not in NOISE_NAMES:
         raise unknown_noise(noise, NOISE_NAMES)
     checked_count("draws", draws, what="draws a step")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature={temperature} must be finite and not negative; 1 is the exact posterior.")
+    if temperature is not None and not (is_number(temperature) and 0 <= temperature < float("inf")):
+        raise ValueError(
+            f"temperature={temperature!r:.80} must be one number, finite and not negative; 1 is the exact posterior."
+        )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.arguments import Group
 from credo.core.errors import unknown
 from credo.core.network.flat_layout import Layout, inverse_softplus
 from credo.core.prior import Prior
+from credo.core.support.validate import is_number
 from credo.methods.bbb.std_parameterization import RelativeStd, StdParameterization
 
-MeanInit = str | float
-RhoInit = float | tuple[float, float] | None
 MEAN_INITS = ("keep", "prior", "he")
 DEFAULT_STD = 0.02
 DEFAULT_LOG_ALPHA = -10.0  # Shridhar et al. 2019
@@ -22,10 +24,51 @@ DEFAULT_LOG_ALPHA = -10.0  # Shridhar et al. 2019
 _SMALLEST_FRACTION = 1e-3
 
 
+@dataclass(frozen=True)
+class Init(Group):
+    """Means and standard deviations before training. At most one of `std`, `relative_std` and `rho` can be given.
+
+    Attributes:
+        mean: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
+        std: First σ; 0.02 by default, small enough not to drown the signal of usual initialisations.
+        relative_std: First σ as a fraction of |μ|, for pretrained networks.
+        rho: First ρ (log α for a relative spread), or mean and std of a normal.
+    """
+
+    argument: ClassVar[str] = "init"
+    short: ClassVar[str] = "std"
+
+    mean: str | float = "keep"
+    std: float | None = None
+    relative_std: float | None = None
+    rho: float | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mean, str) and self.mean not in MEAN_INITS:
+            raise ValueError(unknown("init.mean", self.mean, MEAN_INITS) + " Or a number: the std of a normal.")
+        if not isinstance(self.mean, str) and not _in_range(self.mean, least=0):
+            choices = ", ".join(MEAN_INITS)
+            raise ValueError(f"init.mean={self.mean!r:.80} must be a finite std, 0 or more, or one of {choices}.")
+        for name in ("std", "relative_std"):
+            value = getattr(self, name)
+            if value is not None and not (_in_range(value, least=0) and value > 0):
+                raise ValueError(f"init.{name}={value!r:.80} must be a positive and finite number.")
+        numbers = [*self.rho] if isinstance(self.rho, list | tuple) else [self.rho] * 2
+        if self.rho is not None and not (len(numbers) == 2 and all(map(_in_range, numbers))):
+            raise ValueError(f"init.rho={self.rho!r:.80} must be finite: a number, or mean and std of a normal.")
+        given = [name for name in ("std", "relative_std", "rho") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"init has {' and '.join(given)}: they exclude each other.")
+
+
+def _in_range(value: Any, least: float = -math.inf) -> bool:
+    return is_number(value) and math.isfinite(value) and value >= least
+
+
 @torch.no_grad()
 def initialise_mean_(
     parameters: Mapping[str, nn.Parameter],
-    choice: MeanInit,
+    choice: str | float,
     prior: Prior,
     layout: Layout,
     generator: torch.Generator,
@@ -42,10 +85,6 @@ def initialise_mean_(
     """
     if choice == "keep":
         return
-    if isinstance(choice, str) and choice not in MEAN_INITS:
-        raise ValueError(unknown("mean_init", choice, MEAN_INITS) + " Or a number: the std of a normal.")
-    if not isinstance(choice, str) and not 0 <= choice < math.inf:
-        raise ValueError(f"mean_init={choice} must be a finite std, 0 or more, or one of {', '.join(MEAN_INITS)}.")
     device = next(iter(parameters.values())).device
     z = torch.empty(layout.size, device=device, dtype=layout.dtype)
     if choice == "he":
@@ -70,60 +109,37 @@ def _he(name: str, parameter: Tensor, z: Tensor) -> Tensor:
 
 
 def initial_rho(
-    parameterization: StdParameterization,
-    mean: Tensor,
-    std_init: float | None,
-    relative_std: float | None,
-    rho_init: RhoInit,
-    generator: torch.Generator,
-    layout: Layout,
+    parameterization: StdParameterization, mean: Tensor, init: Init, generator: torch.Generator, layout: Layout
 ) -> Tensor:
-    """ρ before training, from at most one of `std_init`, `relative_std` and `rho_init`.
+    """ρ before training.
 
     Args:
         parameterization: How σ follows from ρ.
         mean: μ before training, flat.
-        std_init: σ itself; 0.02 if nothing is given. Not for a relative parameterisation.
-        relative_std: σ/|μ|.
-        rho_init: ρ itself (log α if it is relative, −10 if nothing is given), or mean and std of a normal.
+        init: The first σ, σ/|μ| or ρ. A relative parameterisation takes no σ; its first log α is −10 by default.
         generator: Source of random numbers.
         layout: Which entries belong to which tensor.
     """
     is_relative = isinstance(parameterization, RelativeStd)
-    if is_relative and std_init is not None:
+    if is_relative and init.std is not None:
         raise ValueError(
-            f"std_init={std_init}: with spread='relative' σ follows from μ. Give relative_std, the first σ/|μ|, "
-            "or rho_init, the first log α."
+            f"init.std={init.std}: with spread='relative' σ follows from μ. Give init.relative_std, the first σ/|μ|, "
+            "or init.rho, the first log α."
         )
-    given = {"std_init": std_init, "relative_std": relative_std, "rho_init": rho_init}
-    chosen = [name for name, value in given.items() if value is not None]
-    if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} were given: they exclude each other.")
-    if relative_std is not None:
-        _check_positive("relative_std", relative_std)
     if is_relative:
         like = mean if parameterization.per_weight else mean.new_empty(len(layout.names))
-        default = DEFAULT_LOG_ALPHA if relative_std is None else 2 * math.log(relative_std)
-        return _normal_or_number(like, default if rho_init is None else rho_init, generator)
-    if rho_init is not None:
-        return _normal_or_number(mean, rho_init, generator)
-    if relative_std is not None:
+        default = DEFAULT_LOG_ALPHA if init.relative_std is None else 2 * math.log(init.relative_std)
+        return _normal_or_number(like, default if init.rho is None else init.rho, generator)
+    if init.rho is not None:
+        return _normal_or_number(mean, init.rho, generator)
+    if init.relative_std is not None:
         floor = _SMALLEST_FRACTION * mean.abs().mean().clamp_min(1e-8)
-        return inverse_softplus(relative_std * mean.abs().clamp_min(floor))
-    std = DEFAULT_STD if std_init is None else std_init
-    _check_positive("std_init", std)
-    return inverse_softplus(torch.full_like(mean, std))
+        return inverse_softplus(init.relative_std * mean.abs().clamp_min(floor))
+    return inverse_softplus(torch.full_like(mean, DEFAULT_STD if init.std is None else init.std))
 
 
-def _normal_or_number(like: Tensor, given: float | tuple[float, float], generator: torch.Generator) -> Tensor:
+def _normal_or_number(like: Tensor, given: float | Sequence[float], generator: torch.Generator) -> Tensor:
     """A vector of that number, or of draws from a normal with that mean and std."""
-    centre, std = (given, 0.0) if isinstance(given, int | float) else given
-    if not (math.isfinite(centre) and math.isfinite(std)):
-        raise ValueError(f"rho_init={given} must be finite: a number, or mean and std of a normal.")
+    centre, std = given if isinstance(given, Sequence) else (given, 0.0)
     noise = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
     return torch.full_like(like, float(centre)) + (std * noise if std else 0.0)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name}={value} must be positive and finite.")

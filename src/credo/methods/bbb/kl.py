@@ -23,13 +23,13 @@ def uses_closed_form(prior: Prior, choice: str, like: Tensor) -> bool:
         like: A vector with the entries of the random weights.
     """
     if choice not in KL_NAMES:
-        raise ValueError(unknown("kl", choice, KL_NAMES))
+        raise ValueError(unknown("kl_term.estimator", choice, KL_NAMES))
     if isinstance(prior, LayerL2):
         raise ValueError("LayerL2 is a penalty, not a distribution: use it with MAP, or give BBB a Gaussian prior.")
     one = torch.ones_like(like)
     has_closed_form = prior.kl(one, one) is not None
     if choice == "closed" and not has_closed_form:
-        raise ValueError(f"{type(prior).__name__} has no closed-form KL: use kl='auto' or 'monte-carlo'.")
+        raise ValueError(f"{type(prior).__name__} has no closed-form KL: use kl_term='auto' or 'monte-carlo'.")
     return has_closed_form and choice != "monte-carlo"
 
 
@@ -70,14 +70,14 @@ class FittedPrior(Prior):
         raise _nothing_fixed("standard deviation")
 
     def config(self) -> dict[str, Any]:
-        """Its kind; it is made by `kl="ard"`."""
+        """Its kind; it is made by `kl_term="ard"`."""
         return {"kind": "fitted"}
 
 
 def _nothing_fixed(what: str) -> ValueError:
     return ValueError(
-        f"kl='ard' fits a prior to each weight, so the prior has no {what} before the weights are initialised: give "
-        "mean_init='he' or a number, or choose a prior and kl='auto'."
+        f"kl_term='ard' fits a prior to each weight, so the prior has no {what} before the weights are initialised: "
+        "give init={'mean': 'he'} or a number there, or choose a prior and kl_term='auto'."
     )
 
 
@@ -86,7 +86,7 @@ def prior_for(choice: str, given: Any) -> Prior:
     if choice != "ard":
         return make_prior(given)
     if given is not None:
-        raise ValueError("kl='ard' fits a prior to each weight: leave prior out, or choose kl='auto'.")
+        raise ValueError("kl_term='ard' fits a prior to each weight: leave prior out, or choose kl_term='auto'.")
     return FittedPrior()
 
 

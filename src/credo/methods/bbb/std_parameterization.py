@@ -6,6 +6,7 @@ noise of Shridhar et al. (2019); `"relative-layer"`: one α for each tensor of t
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -40,6 +41,10 @@ class StdParameterization(Protocol):
         """ρ of each weight that gives these standard deviations at these means."""
         ...
 
+    def scaled(self, rho: Tensor, factor: float) -> Tensor:
+        """ρ of standard deviations that are `factor` times as large."""
+        ...
+
 
 class SoftplusStd:
     """σ = softplus(ρ), independent of μ."""
@@ -57,6 +62,10 @@ class SoftplusStd:
     def rho_for(self, mean: Tensor, std: Tensor) -> Tensor:
         """softplus⁻¹(σ)."""
         return inverse_softplus(std)
+
+    def scaled(self, rho: Tensor, factor: float) -> Tensor:
+        """softplus⁻¹(factor·softplus(ρ))."""
+        return inverse_softplus(factor * F.softplus(rho))
 
 
 class RelativeStd:
@@ -83,6 +92,10 @@ class RelativeStd:
     def rho_for(self, mean: Tensor, std: Tensor) -> Tensor:
         """log(σ²/μ²), finite also where μ is zero: there σ is lost."""
         return 2 * (std.clamp_min(SMALLEST_STD) / mean.abs().clamp_min(SMALLEST_STD)).log()
+
+    def scaled(self, rho: Tensor, factor: float) -> Tensor:
+        """log(factor²·α)."""
+        return rho + 2 * math.log(factor)
 
     def log_alpha(self, rho: Tensor, layout: Layout) -> Tensor:
         """log α for each weight."""

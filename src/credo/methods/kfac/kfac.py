@@ -7,16 +7,19 @@ by its outputs, a step is W ← W − lr·G⁻¹ m A⁻¹, m the momentum of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
+from credo.core.arguments import Renamed
 from credo.core.likelihood import Likelihood
 from credo.core.network.selection import Random
+from credo.core.optimizers import Rates
 from credo.core.prior import Prior, Value
+from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
 from credo.methods.kfac.noisy_kfac import KroneckerStepper
-from credo.methods.kfac.validate import check_options
+from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.point_estimate import PointEstimate
 
 
@@ -27,49 +30,37 @@ class KFAC(PointEstimate, KroneckerStepper):
         model: The network.
         data_size: The number of training examples N.
         lr: Learning rate, or rates by parameter name globs.
-        prior_precision: Precision δ of the Gaussian prior about zero, also by parameter name globs.
-        prior: The Gaussian prior instead: an object, its standard deviation or its description. Default: N(0, 1).
-        momentum: Weight of the old momentum.
-        curvature_decay: Weight of the old factors, after the first ones.
+        prior: The Gaussian prior: an object, its standard deviation or its description; None: N(0, 1).
+        prior_precision: Precision δ of a Gaussian prior about zero instead, also by parameter name globs.
+        momentum: Weight of the old momentum, a `Momentum`, or a mapping of its fields.
+        curvature: Weight of the old factors, a `KroneckerCurvature`, or a mapping of its fields.
         damping: Added to the factors.
         clip: Bound on about twice the KL between a step's old and new predictions; None: no bound.
-        factor_every: Steps between new factors.
-        inverse_every: Steps between new inverses; the first as many steps make one each.
-        fisher: `"empirical"`, or `"sampled"`: labels drawn from the network's outputs by `likelihood`, which must be
-            that of the loss, at the cost of a second pass.
-        diagonal: Names or globs of parameters that get a diagonal instead of factors.
-        temperature: Factor of the prior's precision.
-        augmentation: Factor of N that data augmentation is worth.
-        momentum_correction: Rescale the momentum when the learning rate changes.
+        temperature: Factor of the prior's precision, a `Warmup`, or a mapping of its fields.
         random: Which parameters have a prior, as in NoisyKFAC.
         likelihood: How outputs are distributed, `"categorical"` by default.
         seed: Start of the random numbers, for `fisher="sampled"` only.
     """
+
+    _renamed_arguments: ClassVar[Renamed] = RENAMED
 
     def __init__(
         self,
         model: nn.Module,
         *,
         data_size: int,
-        lr: float | Mapping[str, float] = 3e-3,
-        prior_precision: Value | None = None,
+        lr: Rates = 3e-3,
         prior: Prior | Mapping[str, Any] | float | None = None,
-        momentum: float = 0.9,
-        curvature_decay: float = 0.95,
+        prior_precision: Value | None = None,
+        momentum: Momentum | Mapping[str, Any] | float = Momentum(),
+        curvature: KroneckerCurvature | Mapping[str, Any] | float = KroneckerCurvature(),
         damping: float = 1e-3,
         clip: float | None = 1e-2,
-        factor_every: int = 1,
-        inverse_every: int = 10,
-        fisher: str = "empirical",
-        diagonal: str | Sequence[str] = (),
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        momentum_correction: bool = True,
+        temperature: Warmup | Mapping[str, Any] | float = 1.0,
         random: Random = "all",
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self.arguments["diagonal"] = [diagonal] if isinstance(diagonal, str) else list(diagonal)
-        check_options(self.arguments, self.likelihood)
+        self._set_groups(momentum, curvature, damping, clip, temperature)
         self._make_state(lr, prior, prior_precision, random)

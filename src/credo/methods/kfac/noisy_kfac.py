@@ -1,8 +1,8 @@
 """Noisy K-FAC: a matrix normal for each layer, by natural gradients with Kronecker factors as curvature.
 
 With a layer's weight and bias as one matrix W, inputs a (a 1 behind them) and gradients g of single examples by the
-outputs, A = E[a aᵀ] and G = E[g gᵀ] are running averages. N counts the data (times an augmentation factor), δ is the
-prior's precision, τ the temperature, δ̃ = τδ/N, γ the damping, γ' = γ + δ̃. Each step, at draws of W,
+outputs, A = E[a aᵀ] and G = E[g gᵀ] are running averages. N counts the data, δ is the prior's precision, τ the
+temperature, δ̃ = τδ/N, γ the damping, γ' = γ + δ̃. Each step, at draws of W,
 
     m ← β₁m + ∇ + δ̃(M − M₀),    M ← M − lr·G'⁻¹ m A'⁻¹,    A' = A + π√γ'·I,    G' = G + √γ'/π·I
 
@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.arguments import Renamed
 from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
@@ -31,12 +32,17 @@ from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
 from credo.core.network.substitute import parameters_at
+from credo.core.optimizers import Rates
 from credo.core.prior import Gaussian, Prior, Value
+from credo.core.support.validate import checked_count
 from credo.methods.kfac.blocks import Block, Change, make_blocks
-from credo.methods.kfac.sampled_fisher import recorded_calls, sampled_curvature
-from credo.methods.kfac.validate import check_options, check_steps
+from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
+from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
+from credo.methods.kfac.validate import check_steps
+from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper, Pass
-from credo.methods.natural.validate import check_finite
+from credo.methods.natural.validate import check_clip, check_damping, check_finite
+from credo.methods.planning import TEMPERATURES
 
 
 @dataclass(frozen=True)
@@ -87,25 +93,39 @@ class KroneckerStepper(NaturalStepper, ABC):
     checks_first_draw = False
     renewals: Tensor
 
+    def _set_groups(
+        self,
+        momentum: Momentum | Mapping[str, Any] | float,
+        curvature: KroneckerCurvature | Mapping[str, Any] | float,
+        damping: float,
+        clip: float | None,
+        temperature: Warmup | Mapping[str, Any] | float | None,
+    ) -> None:
+        """Validate and keep the numbers of the update rule."""
+        check_damping(damping)
+        check_clip(clip)
+        self.damping, self.clip = damping, clip
+        momentum, found = Momentum.of(momentum), KroneckerCurvature.of(curvature)
+        if momentum.averaged:
+            raise ValueError("momentum.averaged=True: K-FAC's momentum is a sum. Leave it out, or use VOGN or OGN.")
+        self._set_momentum(momentum)
+        self._set_temperature(temperature)
+        self.curvature_decay, self.fisher = found.decay, found.fisher
+        self.factor_every, self.inverse_every, self.diagonal = found.factor_every, found.inverse_every, found.diagonal
+        if self.fisher == "sampled":
+            check_can_sample(self.likelihood)
+
     def _make_state(
         self,
-        lr: float | Mapping[str, float],
+        lr: Rates,
         prior: Prior | Mapping[str, Any] | float | None,
         prior_precision: Value | None,
         random: Random,
     ) -> None:
-        """Make blocks, momentum and curvature; options are checked."""
-        options = self.arguments
-        self.effective_size = self.data_size * options["augmentation"]
-        self.momentum_decay, self.curvature_decay = options["momentum"], options["curvature_decay"]
-        self.damping, self.clip, self.fisher = options["damping"], options["clip"], options["fisher"]
-        self.factor_every, self.inverse_every = options["factor_every"], options["inverse_every"]
-        self.momentum_correction, self.final_temperature = options["momentum_correction"], options["temperature"]
-        self.temperature_start = options.get("temperature_start")
-        self.warmup_steps = options.get("warmup_steps", 0)
+        """Make blocks, momentum and curvature."""
         device = self._set_up(lr, prior, prior_precision, random)
         names, aliases = self.vector.names, self._aliases
-        plan, blocks = make_blocks(self.model, names, self.vector.random, aliases, options["diagonal"])
+        plan, blocks = make_blocks(self.model, names, self.vector.random, aliases, self.diagonal)
         self.plan: CurvaturePlan = plan.on(self._net)
         self._blocks = nn.ModuleList(blocks)
         self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
@@ -265,60 +285,52 @@ class NoisyKFAC(KroneckerStepper):
         model: The network; its parameters become the posterior mean.
         data_size: The number of training examples N.
         lr: Learning rate, or rates by parameter name globs.
-        prior_precision: Precision δ of the Gaussian prior about zero, also by parameter name globs.
-        prior: The Gaussian prior instead: an object, its standard deviation or its description. Default: N(0, 1).
-        momentum: Weight β₁ of the old momentum.
-        curvature_decay: Weight of the old factors, after the first ones.
+        prior: The Gaussian prior: an object, its standard deviation or its description; None: N(0, 1), or
+            what `fit` chooses.
+        prior_precision: Precision δ of a Gaussian prior about zero instead, also by parameter name globs.
+        momentum: Weight β₁ of the old momentum, a `Momentum`, or a mapping of its fields.
+        curvature: Weight of the old factors, a `KroneckerCurvature`, or a mapping of its fields.
         damping: γ, added to the factors; part of the noise's precision, too.
         clip: Bound on lr²·mᵀF⁻¹m, about twice the KL between a step's old and new predictions; None: no bound.
-        factor_every: Steps between new factors.
-        inverse_every: Steps between new inverses; the first as many steps make one each.
-        fisher: `"empirical"`, or `"sampled"`: labels drawn from the network's outputs by `likelihood`, which must be
-            that of the loss, at the cost of a second pass.
-        diagonal: Names or globs of parameters that get a diagonal instead of factors.
         draws: Draws a step, whose gradients are averaged.
-        temperature: τ; below 1 the posterior is narrower, 1 is the exact one.
-        temperature_start: τ at the first step, from where it rises linearly.
-        warmup_steps: Steps until `temperature` is reached.
-        augmentation: Factor of N that data augmentation is worth.
-        momentum_correction: Rescale the momentum when the learning rate changes.
+        temperature: τ; below 1 the posterior is narrower, 1 is the exact one. None: `fit` chooses it for the task and
+            the number of epochs; 1 in a loop of your own. A `Warmup`, or a mapping of its fields,
+            rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
         random: Which parameters are random: `"all"` but the affine ones of normalisation layers, `"weights"`, `"last"`,
             name globs, or a predicate of name and parameter.
         likelihood: How outputs are distributed, `"categorical"` by default.
         seed: Start of the random numbers.
     """
 
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.05, 1.0)}
+    _renamed_arguments: ClassVar[Renamed] = RENAMED
+
     def __init__(
         self,
         model: nn.Module,
         *,
         data_size: int,
-        lr: float | Mapping[str, float] = 3e-3,
-        prior_precision: Value | None = None,
+        lr: Rates = 1e-2,
         prior: Prior | Mapping[str, Any] | float | None = None,
-        momentum: float = 0.9,
-        curvature_decay: float = 0.95,
-        damping: float = 1e-3,
-        clip: float | None = 1e-2,
-        factor_every: int = 1,
-        inverse_every: int = 10,
-        fisher: str = "empirical",
-        diagonal: str | Sequence[str] = (),
+        prior_precision: Value | None = None,
+        momentum: Momentum | Mapping[str, Any] | float = Momentum(),
+        curvature: KroneckerCurvature | Mapping[str, Any] | float = KroneckerCurvature(),
+        damping: float = 1e-2,
+        clip: float | None = 3e-3,
         draws: int = 1,
-        temperature: float = 1.0,
-        temperature_start: float | None = None,
-        warmup_steps: int = 0,
-        augmentation: float = 1.0,
-        momentum_correction: bool = True,
+        temperature: Warmup | Mapping[str, Any] | float | None = None,
         random: Random = "all",
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self.arguments["diagonal"] = [diagonal] if isinstance(diagonal, str) else list(diagonal)
-        check_options(self.arguments, self.likelihood)
-        self.step_draws = int(draws)
+        self._set_groups(momentum, curvature, damping, clip, temperature)
+        self.step_draws = checked_count("draws", draws, what="draws a step")
         self._make_state(lr, prior, prior_precision, random)
+
+    def _planned_temperature(self, epochs: float) -> float:
+        # It learns fast also in noise, and overfits fast without: warmer, and the same for short trainings.
+        return 0.75 if self.likelihood.task == "regression" else TEMPERATURES.get(self.likelihood.task, 1.0)
 
     def draw(self) -> dict[str, Tensor]:
         """Means plus correlated noise for every random parameter; the mean before the first step."""
@@ -341,7 +353,6 @@ class NoisyKFAC(KroneckerStepper):
         return Description(
             prior=self.prior,
             temperature=self.temperature,
-            augmentation=self.arguments["augmentation"],
             spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith("root")),
             has_curvature=self.has_curvature,
         )

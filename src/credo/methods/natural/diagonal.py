@@ -27,6 +27,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import is_finite
+from credo.core.optimizers import Rates
 from credo.core.posterior import GaussianPosterior
 from credo.core.prior import Gaussian, Prior, Value
 from credo.methods.natural.stepper import NaturalStepper
@@ -194,9 +195,9 @@ class DiagonalStepper(NaturalStepper, ABC):
     progress: Tensor
     has_curvature = True
 
-    def _make_state(
+    def _make_vectors(
         self,
-        lr: float | Mapping[str, float],
+        lr: Rates,
         prior: Prior | Mapping[str, Any] | float | None,
         prior_precision: Value | None,
         random: Random,
@@ -369,7 +370,6 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
-            augmentation=self.arguments.get("augmentation", 1.0),
             spread_count=self.layout.size,
             has_curvature=self.has_curvature,
             state={

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random, all_names, random_names
 from credo.core.network.substitute import parameters_at
-from credo.core.prior import Gaussian, Prior, Value, make_prior
-from credo.core.support.validate import is_number
+from credo.core.optimizers import check_rates
+from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 
 
 class ParameterVector:
@@ -46,9 +46,7 @@ class ParameterVector:
 
     def rates(self, lr: float | Mapping[str, float]) -> float | Tensor:
         """One rate, or a vector of rates from values by name glob. Raises ValueError if one is negative."""
-        values = [*lr.values()] if isinstance(lr, Mapping) else [lr]
-        if not all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values):
-            raise ValueError(f"lr={lr} must be a non-negative number, or such numbers by parameter name.")
+        check_rates(lr)
         return self.layout.fill(lr, what="lr")
 
 
@@ -87,27 +85,10 @@ def gaussian_prior(
         data_size: The number of training examples.
         device: Where the parameters are.
     """
-    if prior is not None and precision is not None:
-        raise ValueError("prior and prior_precision were given: they exclude each other.")
     if isinstance(precision, Mapping):
         vector.layout.check_names(precision, what="prior_precision")
-    if precision is not None:
-        prior = Gaussian(0.0, _each(precision, lambda value: value**-0.5))
+    prior = one_prior(prior, precision)
     bound = make_prior(prior).bind(vector.random_layout, data_size=data_size, device=device)
     if type(bound) is not Gaussian:
         raise ValueError(f"Natural-gradient methods need a Gaussian prior; got {type(bound).__name__}.")
     return bound
-
-
-def _each(value: Value, function: Any) -> Value:
-    for entry in value.values() if isinstance(value, Mapping) else (value,):
-        if not (is_number(entry) or isinstance(entry, Tensor)):
-            raise ValueError(
-                f"prior_precision={value!r:.80} must be a positive number, a tensor with an entry for each random "
-                "weight, or such values by parameter name, {'*.bias': 1.0, '*': 10.0}."
-            )
-        if not bool((torch.as_tensor(entry) > 0).all()):
-            raise ValueError(f"prior_precision={value} must be positive.")
-    if isinstance(value, Mapping):
-        return {name: function(entry) for name, entry in value.items()}
-    return function(value)  # type: ignore[no-any-return]

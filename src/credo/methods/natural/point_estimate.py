@@ -36,7 +36,7 @@ class PointEstimate(NaturalStepper, ABC):
         return {}
 
     def _ready(self) -> Callable[[], Terms]:
-        penalty = self._half_squares() * self.temperature / self.effective_size
+        penalty = self._half_squares() * self.temperature / self.data_size
         return partial(self._without_kl, super()._ready(), penalty)
 
     @staticmethod

@@ -25,11 +25,13 @@ from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import OptimizerStep
+from credo.core.optimizers import Rates
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value
 from credo.methods.adversarial_sampling import AdversarialSampling
+from credo.methods.natural.groups import Momentum, Warmup, make_temperature
 from credo.methods.natural.likelihood_params import (
     likelihood_optimizer,
     likelihood_restored_on_error,
@@ -38,6 +40,7 @@ from credo.methods.natural.likelihood_params import (
 )
 from credo.methods.natural.parameter_vector import ParameterVector, gaussian_prior, rescaled_last_step
 from credo.methods.natural.validate import check_finite_loss, check_loss
+from credo.methods.planning import PRIOR_PRECISION, planned_decay, planned_temperature
 
 
 @dataclass
@@ -165,12 +168,10 @@ class NaturalStepper(Posterior, ABC):
     noisy = True
     attack: AdversarialSampling | None = None
     has_curvature: bool
-    final_temperature: float
-    temperature_start: float | None = None
-    warmup_steps = 0
-    effective_size: float
+    momentum_decay: float
+    averaged: bool
     momentum_correction: bool
-    _not_in_config = ("prior_precision",)
+    _not_in_config: ClassVar[tuple[str, ...]] = ("prior_precision",)
     _last_scale: float | Tensor | None = None
     _prior_numbers: tuple[float, float] | None = None
 
@@ -204,16 +205,18 @@ class NaturalStepper(Posterior, ABC):
 
     @property
     def temperature(self) -> float:
-        """τ at the current step: it rises linearly from `temperature_start` over `warmup_steps`, if these are given."""
-        if self.temperature_start is None:
-            return self.final_temperature
-        reached = min(1.0, self.steps / self.warmup_steps)
-        return float(self.temperature_start + (self.final_temperature - self.temperature_start) * reached)
+        """τ at the current step, which rises linearly if a `Warmup` was given."""
+        given = self._temperature
+        if not isinstance(given, Warmup):
+            return given
+        assert given.start is not None  # as its validation ensures
+        reached = min(1.0, self.steps / given.steps)
+        return float(given.start + (given.to - given.start) * reached)
 
     @property
     def variance_scale(self) -> float:
         """τ/N: the variance is this over curvature, prior and damping."""
-        return self.temperature / self.effective_size
+        return self.temperature / self.data_size
 
     def _penalty(self, kl: float) -> float:
         """The KL's part of the mean loss, τ/N·KL."""
@@ -226,9 +229,44 @@ class NaturalStepper(Posterior, ABC):
 
     # -- construction --------------------------------------------------------------------------------------------
 
+    def _set_momentum(self, momentum: Momentum) -> None:
+        self.momentum_decay, self.averaged = momentum.decay, momentum.averaged
+        self.momentum_correction = momentum.correction
+
+    def _set_temperature(self, temperature: Warmup | Mapping[str, Any] | float | None) -> None:
+        made = self.arguments["temperature"] = make_temperature(temperature)
+        self._temperature = 1.0 if made is None else made
+
+    def plan_training_(self, *, steps: int, epochs: float) -> None:
+        """Choose temperature, curvature decay and prior, as far as they were left open, for `steps` and `epochs`."""
+        given = self.arguments
+        if "temperature" not in given:  # a point estimate
+            return
+        if given["temperature"] is None:
+            self._set_planned("temperature", self._planned_temperature(epochs))
+        if given["curvature"].decay is None:
+            self._set_planned("curvature.decay", self._planned_decay(steps))
+        if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
+            self._set_planned("prior_precision", PRIOR_PRECISION)
+
+    def _planned_temperature(self, epochs: float) -> float:
+        return planned_temperature(self.likelihood.task, epochs)
+
+    def _planned_decay(self, steps: int) -> float:
+        return planned_decay(steps)
+
+    def _set_planned(self, name: str, value: float) -> None:
+        super()._set_planned(name, value)
+        if name == "temperature":
+            self._temperature = value
+        elif name == "curvature.decay":
+            self.curvature_decay = value
+        else:
+            self._set_prior(gaussian_prior(None, value, self.vector, self.data_size, self.device))
+
     def _set_up(
         self,
-        lr: float | Mapping[str, float],
+        lr: Rates,
         prior: Prior | Mapping[str, Any] | float | None,
         prior_precision: Value | None,
         random: Random,
@@ -345,7 +383,7 @@ class NaturalStepper(Posterior, ABC):
         self._gathered.check_free()
         self._gathered.relative_size(counted)
         if self.process_group is not None:
-            self._begin_pass(self._gathered.count, self.step_draws)
+            self.process_group.begin_pass(self, self._gathered.count, self.step_draws)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         """The passes of one draw under `attack`, as one; for methods that accept an attack."""
@@ -419,7 +457,7 @@ class NaturalStepper(Posterior, ABC):
     def _finish(self, write: Callable[[], float]) -> Terms:
         found = self._gathered
         kl = write()
-        if self.likelihood_step is not None:
+        if self.likelihood_step is not None and not self.likelihood.update_(self.steps):
             move_likelihood(self.likelihood_step, scale=self.lr_scale)
         self._last_scale = self.lr_scale
         nll, penalty = found.loss / found.size, self._penalty(kl)

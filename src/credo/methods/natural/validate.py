@@ -11,55 +11,23 @@ from torch import Tensor
 from credo.core.errors import NonFiniteError
 from credo.core.optimizer_step import is_finite, loss_message, plain_name
 from credo.core.posterior import Posterior
-from credo.core.support.validate import checked_count, is_number
+from credo.core.support.validate import is_number
 
 _ADVICE = "parameters are still those before it. Try a smaller lr, more damping, or look at the inputs of this batch."
 
 
-def check_warmup(start: float | None, steps: int) -> None:
-    """Raise ValueError for an impossible warm-up of the temperature."""
-    checked_count("warmup_steps", steps, least=0, what="steps")
-    if start is not None and not 0 < start < math.inf:
-        raise ValueError(f"temperature_start={start} must be positive and finite.")
-    if (start is None) != (steps == 0):
-        raise ValueError(
-            f"temperature_start={start} and warmup_steps={steps} belong together: give both (and at least one step) or "
-            "neither."
-        )
-
-
-def check_augmentation(factor: float) -> None:
-    """Raise ValueError for an impossible factor of the data's size."""
-    if not 0 < factor < math.inf:
-        raise ValueError(f"augmentation={factor} must be positive and finite.")
-
-
-def check_numbers(*, momentum: float, decay: float, damping: float, draws: int, temperature: float) -> None:
-    """Raise ValueError for impossible hyper-parameters.
-
-    Args:
-        momentum: The argument of that name.
-        decay: The argument `curvature_decay`.
-        damping: The argument of that name.
-        draws: The argument of that name.
-        temperature: The argument of that name.
-    """
-    for name, value in {
-        "momentum": momentum,
-        "curvature_decay": decay,
-        "damping": damping,
-        "temperature": temperature,
-    }.items():
-        if not is_number(value):
-            raise ValueError(f"{name}={value!r:.80} must be one number.")
-    for name, value in (("momentum", momentum), ("curvature_decay", decay)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}={value} must lie in [0, 1).")
+def check_damping(damping: float) -> None:
+    """Raise ValueError unless the damping is a number, finite and not negative."""
+    if not is_number(damping):
+        raise ValueError(f"damping={damping!r:.80} must be one number.")
     if not 0 <= damping < math.inf:
         raise ValueError(f"damping={damping} must not be negative.")
-    checked_count("draws", draws, what="draws a step")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature={temperature} must be positive and finite; 1 is the exact posterior.")
+
+
+def check_clip(clip: float | None) -> None:
+    """Raise ValueError unless the bound on a step is None or a positive number."""
+    if clip is not None and not (is_number(clip) and clip > 0):
+        raise ValueError(f"clip={clip!r:.80} must be a positive number, or None for no clipping.")
 
 
 def check_finite(total: float, gathered: Sequence[Mapping[str, Tensor]], at: int) -> None:

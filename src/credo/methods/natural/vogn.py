@@ -1,38 +1,50 @@
 """VOGN: variational inference by natural gradients, with squared per-example gradients as curvature.
 
-q(w) = N(μ, σ²), σ² = τ/(N(s + δ̃ + γ)), δ̃ = τδ/N; N counts the data (times an augmentation factor), δ is the prior's
-precision, τ the temperature, γ the damping. Each step, with per-example gradients gᵢ at draws w ~ q,
+q(w) = N(μ, σ²), σ² = τ/(N(s + δ̃ + γ)), δ̃ = τδ/N; N counts the data, δ is the prior's precision, τ the temperature, γ
+the damping. Each step, with per-example gradients gᵢ at draws w ~ q,
 
     m ← β₁m + mean gᵢ + δ̃(μ − μ₀),    s ← βs + (1 − β)·mean gᵢ²,    μ ← μ − lr·m/(s + δ̃ + γ)
 
-(Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1).
+(Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1). All depends on
+τ/N alone: their factor k of N for data augmentation is a temperature of τ/k.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.arguments import Renamed
 from credo.core.example_counts import Counted
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.network.selection import Random
+from credo.core.optimizers import Rates
 from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
 from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
+from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.adversarial_pass import attack_of, mixed_pass
 from credo.methods.natural.diagonal import Coefficients, DiagonalStepper, NaturalGaussian
+from credo.methods.natural.groups import (
+    PAPER_TAU,
+    RENAMED_CURVATURE,
+    RENAMED_MOMENTUM,
+    RENAMED_TEMPERATURE,
+    Curvature,
+    Momentum,
+    Warmup,
+)
 from credo.methods.natural.stepper import GradientAccumulator, Pass
-from credo.methods.natural.validate import check_augmentation, check_numbers, check_warmup
+from credo.methods.natural.validate import check_damping
 
 
 class GaussNewton(DiagonalStepper, ABC):
@@ -40,10 +52,39 @@ class GaussNewton(DiagonalStepper, ABC):
 
     nonnegative = ("curvature",)
     plan: PerExamplePlan
-    momentum_decay: float
-    averaged: bool
     curvature_decay: float
+    curvature_init: float | None
     damping: float
+
+    def _set_groups(
+        self,
+        momentum: Momentum | Mapping[str, Any] | float,
+        curvature: Curvature | Mapping[str, Any] | float,
+        damping: float,
+        temperature: Warmup | Mapping[str, Any] | float | None,
+    ) -> None:
+        """Validate and keep the numbers of the update rule."""
+        check_damping(damping)
+        self.damping = damping
+        self._set_momentum(Momentum.of(momentum))
+        self._set_temperature(temperature)
+        found = Curvature.of(curvature)
+        self.arguments["curvature"] = found
+        self.curvature_decay = 0.999 if found.decay is None else found.decay
+        self.curvature_init = found.init
+
+    def _make_state(
+        self,
+        lr: Rates,
+        prior: Prior | Mapping[str, Any] | float | None,
+        prior_precision: Value | None,
+        random: Random,
+    ) -> None:
+        """Make momentum, curvature and the plan of per-example gradients."""
+        # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
+        self._make_vectors(lr, prior, prior_precision, random, self.curvature_init or 0.0, progress=(2,))
+        self.has_curvature = self.curvature_init is not None
+        self.plan = PerExamplePlan(self._net, self.vector.names, self._aliases)
 
     # -- q(w) = N(μ, σ²), σ² = τ/(N(s + δ̃ + γ)) ----------------------------------------------------------------
 
@@ -123,72 +164,57 @@ class VOGN(GaussNewton, NaturalGaussian):
         model: The network; its parameters become the posterior mean.
         data_size: The number of training examples N.
         lr: Learning rate, or rates by parameter name globs.
-        prior_precision: Precision δ of the Gaussian prior about zero, also by parameter name globs.
-        prior: The Gaussian prior instead: an object, its standard deviation or its description. Default: N(0, 1).
-        momentum: Weight β₁ of the old momentum.
-        averaged: Make the momentum an average (with debiasing) instead of a sum.
-        curvature_decay: Weight β of the *old* curvature, as in Adam (the paper's β₂ is one minus it: its CIFAR runs
-            have 0.001 here, its ImageNet run 0.1).
-        curvature_init: The first curvature s. None: the first step is taken at the mean and finds it.
+        prior: The Gaussian prior: an object, its standard deviation or its description; None: N(0, 1), or
+            what `fit` chooses.
+        prior_precision: Precision δ of a Gaussian prior about zero instead, also by parameter name globs.
+        momentum: Weight β₁ of the old momentum, a `Momentum`, or a mapping of its fields.
+        curvature: Weight β of the old curvature, a `Curvature`, or a mapping of its fields.
         damping: γ, added to the curvature; part of the noise's precision, too.
         draws: Draws a step, whose gradients are averaged.
         noise: `"weights"`, or an `AdversarialSampling`, which mixes the gradients at a draw with those at the worst
             weights near another (an experiment).
-        temperature: τ; below 1 the posterior is narrower, 1 is the exact one.
-        temperature_start: τ at the first step, from where it rises linearly.
-        warmup_steps: Steps until `temperature` is reached.
-        augmentation: Factor of N that data augmentation is worth.
-        momentum_correction: Rescale the momentum when the learning rate changes.
-        paper_tau: Removed; raises ValueError if True.
+        temperature: τ; below 1 the posterior is narrower, 1 is the exact one. None: `fit` chooses it for the task and
+            the number of epochs; 1 in a loop of your own. A `Warmup`, or a mapping of its fields,
+            rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
         random: Which parameters are random: `"all"` but the affine ones of normalisation layers, `"weights"`, `"last"`,
             name globs, or a predicate of name and parameter.
         likelihood: How outputs are distributed, `"categorical"` by default.
         seed: Start of the random numbers.
     """
 
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.02, 1.0)}
+
+    _renamed_arguments: ClassVar[Renamed] = {
+        **RENAMED_MOMENTUM,
+        **RENAMED_CURVATURE,
+        **RENAMED_TEMPERATURE,
+        "paper_tau": PAPER_TAU,
+    }
+
     def __init__(
         self,
         model: nn.Module,
         *,
         data_size: int,
-        lr: float | Mapping[str, float] = 1e-2,
-        prior_precision: Value | None = None,
+        lr: Rates = 5e-3,
         prior: Prior | Mapping[str, Any] | float | None = None,
-        momentum: float = 0.9,
-        averaged: bool = False,
-        curvature_decay: float = 0.999,
-        curvature_init: float | None = None,
-        damping: float = 0.1,
+        prior_precision: Value | None = None,
+        momentum: Momentum | Mapping[str, Any] | float = Momentum(),
+        curvature: Curvature | Mapping[str, Any] | float = Curvature(),
+        damping: float = 0.05,
         draws: int = 1,
         noise: AdversarialSampling | Mapping[str, Any] | str = "weights",
-        temperature: float = 1.0,
-        temperature_start: float | None = None,
-        warmup_steps: int = 0,
-        augmentation: float = 1.0,
-        momentum_correction: bool = True,
-        paper_tau: bool = False,
+        temperature: Warmup | Mapping[str, Any] | float | None = None,
         random: Random = "all",
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        check_numbers(momentum=momentum, decay=curvature_decay, damping=damping, draws=draws, temperature=temperature)
-        check_augmentation(augmentation)
-        if curvature_init is not None and not 0 <= curvature_init < math.inf:
-            raise ValueError(f"curvature_init={curvature_init} must not be negative.")
-        check_warmup(temperature_start, warmup_steps)
-        if paper_tau:
-            raise ValueError("paper_tau=True was removed: it made the noise of the paper's text, not of its code.")
+        self._set_groups(momentum, curvature, damping, temperature)
+        self.step_draws = checked_count("draws", draws, what="draws a step")
         self.attack = attack_of(noise)
         self.arguments["noise"] = self.attack or "weights"
-        self.momentum_decay, self.averaged, self.curvature_decay = momentum, averaged, curvature_decay
-        self.damping, self.step_draws, self.effective_size = damping, int(draws), data_size * augmentation
-        self.final_temperature, self.momentum_correction = temperature, momentum_correction
-        self.temperature_start, self.warmup_steps = temperature_start, int(warmup_steps)
-        # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
-        self._make_state(lr, prior, prior_precision, random, curvature_init or 0.0, progress=(2,))
-        self.has_curvature = curvature_init is not None
-        self.plan = PerExamplePlan(self._net, self.vector.names, self._aliases)
+        self._make_state(lr, prior, prior_precision, random)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         assert self.attack is not None

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from credo.core.errors import UnsupportedModelError, unknown
+from credo.core.errors import UnsupportedModelError
 from credo.core.network.layer_hooks import covered_layers
 from credo.core.network.layer_table import RULES
 from credo.core.network.selection import join
 from credo.core.network.substitute import aliases
 from credo.core.support.name_patterns import chosen_names
-
-SIDES = ("in", "out", "both")
-Layers = str | Sequence[str]
+from credo.methods.node.groups import Nodes
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class NodeLayer:
         return slice(own[0].start, own[-1].stop)
 
 
-def node_layers(model: nn.Module, *, side: str, bias_scale: bool, layers: Layers) -> dict[str, NodeLayer]:
+def node_layers(model: nn.Module, given: Nodes) -> dict[str, NodeLayer]:
     """The node variables of the chosen Linear and Conv layers, by path.
 
     Layers whose weights are tied or computed from other parameters are left out: their scale could not be folded into
@@ -43,20 +41,15 @@ def node_layers(model: nn.Module, *, side: str, bias_scale: bool, layers: Layers
 
     Args:
         model: The network.
-        side: `"in"`, `"out"` or `"both"`: which nodes have a scale.
-        bias_scale: Whether each bias has a scale, too.
-        layers: `"all"`, or globs of layer paths.
+        given: Which nodes of which layers have a scale.
     """
-    if side not in SIDES:
-        raise ValueError(unknown("side", str(side), SIDES))
-    if not isinstance(bias_scale, bool):
-        raise ValueError(f"bias_scale={bias_scale!r} must be True or False: whether biases have a scale, too.")
-    chosen = _chosen(model, layers)
+    side = given.side
+    chosen = _chosen(model, given.layers)
     found: dict[str, NodeLayer] = {}
     end = 0
     for path, layer in chosen.items():
         inputs, outputs = layer_sizes(layer)
-        has_bias = bias_scale and layer.bias is not None
+        has_bias = given.bias_scale and layer.bias is not None
         sizes = (inputs if side != "out" else 0, outputs if side != "in" else 0, int(has_bias))
         parts = []
         for size in sizes:
@@ -119,7 +112,7 @@ def node_dtype(model: nn.Module, nodes: Mapping[str, NodeLayer]) -> torch.dtype:
     return widest
 
 
-def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
+def _chosen(model: nn.Module, layers: str | Sequence[str]) -> dict[str, nn.Module]:
     tied = {name for group in aliases(model).values() if len(group) > 1 for name in group}
     possible = covered_layers(model, tied)
     if not possible:
@@ -132,7 +125,9 @@ def _chosen(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         return possible
     patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Sequence) else None
     if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f"layers={layers!r} must be 'all', or globs of layer paths such as {next(iter(possible))!r}.")
+        raise ValueError(
+            f"nodes.layers={layers!r} must be 'all', or globs of layer paths such as {next(iter(possible))!r}."
+        )
     if not patterns:
-        raise ValueError(f"layers={layers} names no layer. Possible: {', '.join(possible)}, or 'all'.")
-    return {path: possible[path] for path in chosen_names(possible, patterns, "layer or glob in layers=")}
+        raise ValueError(f"nodes.layers={layers} names no layer. Possible: {', '.join(possible)}, or 'all'.")
+    return {path: possible[path] for path in chosen_names(possible, patterns, "layer or glob in nodes.layers")}

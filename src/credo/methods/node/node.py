@@ -3,7 +3,7 @@
 h = W(f ∘ z) + b, or (Wf + b) ∘ s, with z ~ q = 1/K Σ_k N(μ_k, σ_k²): K Gaussians over all nodes of the network, one
 component for all layers of a draw (Trinh et al. 2020: iBNN; Trinh et al. 2022). Each step minimises
 
-    mean NLL + (temperature · weight(step) / data_size) · (CE[q, p] − (1+γ)·H[q]),       p = N(1, prior_std²),
+    mean NLL + (temperature · weight(step) / data_size) · (CE[q, p] − (1+γ)·H[q]),       p = N(1, prior²),
 
 with nodes of its own for each example; H by the lower bound of Kolchinsky and Tracey (2017). γ > 0 is a hotter
 posterior, which the authors found to be better on corrupted inputs.
@@ -15,17 +15,20 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.arguments import Renamed, Replaced
 from credo.core.description import Description
 from credo.core.divergence import compare_draw
+from credo.core.errors import unknown
 from credo.core.kernels import flat
-from credo.core.kl_schedule import KLWeight, constant, make_kl_weight
+from credo.core.kl_schedule import RENAMED_KL, constant
 from credo.core.likelihood import Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.flat_layout import Layout
@@ -33,14 +36,39 @@ from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import all_names, random_names
 from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import GradientPosterior, trainable
-from credo.core.optimizers import OptimizerChoice
+from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.support.validate import checked_count, is_count
 from credo.methods.node.elbo_terms import TERMS
-from credo.methods.node.layers import Layers, folded, node_layers
+from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes, check_number
+from credo.methods.node.layers import folded, node_layers
 from credo.methods.node.noise import ExampleNoise
-from credo.methods.node.setup import check_choices, initial_nodes, node_optimizer_step
+from credo.methods.node.setup import initial_nodes, node_optimizer_step
+
+NOISES = ("example", "batch")
+_PRIOR_STD = 0.3
+
+
+def _place_node_lr(arguments: dict[str, Any], rate: float | None) -> None:
+    if rate is not None:
+        arguments["lr"] = {"nodes.*": rate, "*": arguments.get("lr", 1e-3)}
+
+
+def _place_node_options(arguments: dict[str, Any], options: Mapping[str, Any] | None) -> None:
+    if options:
+        fields = Optimizer.given_fields(arguments.get("optimizer", "adam"))
+        arguments["optimizer"] = {**fields, "options": {**(fields.get("options") or {}), "nodes": dict(options)}}
+
+
+def _node_std(prior: float | None, precision: float | None) -> float:
+    """Standard deviation of the nodes' prior."""
+    if prior is not None and precision is not None:
+        raise ValueError("prior and prior_precision were given: they exclude each other.")
+    for name, value in (("prior", prior), ("prior_precision", precision)):
+        if value is not None:
+            check_number(name, value, positive=True)
+    return precision**-0.5 if precision is not None else _PRIOR_STD if prior is None else prior
 
 
 class NodeBNN(GradientPosterior):
@@ -52,33 +80,42 @@ class NodeBNN(GradientPosterior):
         model: The network.
         data_size: Number of training examples, which the KL is divided by.
         components: Number K of Gaussians in the mixture.
-        side: Which nodes of Linear and Conv layers have a scale: `"in"`, `"out"` or `"both"`.
-        bias_scale: Whether each layer's bias has a scale, too (iBNN has it, with `side="in"`).
-        layers: `"all"` Linear and Conv layers, or globs of their paths.
-        prior_std: Standard deviation of the nodes' prior N(1, prior_std²).
-        spread: Standard deviation of the components' first means around 1.
-        std_init: First standard deviation of the nodes, up to 10 % noise.
+        nodes: Which nodes have a scale: `Nodes`, a mapping of its fields, or a side, `"in"`, `"out"` or `"both"`.
+        prior: Standard deviation of the nodes' prior N(1, prior²), 0.3 by default.
+        prior_precision: Precision of the nodes' prior instead.
+        weight_prior: Prior of the point weights: an object, its description, or a Gaussian's std; None: none.
+        init: Gaussians before training: a `NodeInit`, a mapping of its fields, or the nodes' first std.
         draws: Passes a step, averaged, each with new nodes for each example.
         noise: `"example"`: nodes of its own for each example. `"batch"`: one draw for the batch, for any network.
-        kl: `"bound"`: the entropy bound over all layers together. `"layer-bound"`: summed over layers as in the
-            authors' code, which counts the gain of up to log K once for each layer and so is no bound. `"mean"` and
-            `"full"`: those of iBNN.
-        gamma: Factor γ on the additional entropy; above 0 the posterior is hotter.
         temperature: Factor on the KL: 1 is the Bayes posterior.
-        kl_weight: Factor on the KL at each step: a name of `KL_WEIGHTS` or a function of the step.
-        batches: Batches an epoch, for the weights `"blundell"` and `"uniform"`.
-        warmup_steps: Steps until the full KL counts, for the weight `"warmup"`.
-        weight_prior: Prior of the point weights: an object, its description, or a Gaussian's std; None: none.
-        optimizer: A name of `OPTIMIZERS`, or a function from parameters to an optimiser.
-        lr: Learning rate of the weights.
-        node_lr: Learning rate of the nodes, `lr` by default. Under `sgd` it is taken K times, since a component sees
-            1/K of the examples.
-        optimizer_options: Further arguments of an optimiser given by name. A weight decay leaves the nodes out.
-        node_options: The same for the nodes.
-        clip_norm: Largest norm of the gradient over all parameters; None: no clipping.
+        kl_term: How the KL is computed and weighted: a `NodeKLTerm`, a mapping of its fields, or an estimator
+            (`"bound"`, `"layer-bound"`, `"mean"`, `"full"`).
+        optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
+            `OPTIMIZERS`, or a function from parameters to an optimiser. The option `nodes` has options for the nodes
+            alone; a weight decay leaves them out.
+        lr: Learning rate of an optimiser given by name, or rates by parameter name globs, among them `"nodes.*"`:
+            `{"nodes.*": 1e-2, "*": 1e-3}`. Under `sgd` that of the nodes is taken K times, since a component sees 1/K
+            of the examples.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
+
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "temperature": (0.05, 5.0)}
+
+    _not_in_config = ("prior_precision",)
+    _renamed_arguments: ClassVar[Renamed] = {
+        "side": "nodes.side",
+        "bias_scale": "nodes.bias_scale",
+        "layers": "nodes.layers",
+        "prior_std": "prior",
+        "spread": "init.spread",
+        "std_init": "init.std",
+        "gamma": "kl_term.gamma",
+        **RENAMED_KL,
+        **RENAMED_OPTIMIZER,
+        "node_options": Replaced("optimizer={'nodes': …}", _place_node_options),
+        "node_lr": Replaced("lr={'nodes.*': …, '*': …}", _place_node_lr),
+    }
 
     def __init__(
         self,
@@ -86,55 +123,42 @@ class NodeBNN(GradientPosterior):
         *,
         data_size: int,
         components: int = 4,
-        side: str = "in",
-        bias_scale: bool = False,
-        layers: Layers = "all",
-        prior_std: float = 0.3,
-        spread: float = 0.3,
-        std_init: float = 0.1,
+        nodes: Nodes | Mapping[str, Any] | str = Nodes(),
+        prior: float | None = None,
+        prior_precision: float | None = None,
+        weight_prior: Prior | Mapping[str, Any] | float | None = None,
+        init: NodeInit | Mapping[str, Any] | float = NodeInit(),
         draws: int = 1,
         noise: str = "example",
-        kl: str = "bound",
-        gamma: float = 0.0,
         temperature: float = 1.0,
-        kl_weight: str | KLWeight | None = "constant",
-        batches: int | None = None,
-        warmup_steps: int | None = None,
-        weight_prior: Prior | Mapping[str, Any] | float | None = None,
-        optimizer: OptimizerChoice | None = "adam",
-        lr: float = 1e-3,
-        node_lr: float | None = None,
-        optimizer_options: Mapping[str, Any] | None = None,
-        node_options: Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
+        kl_term: NodeKLTerm | Mapping[str, Any] | str = NodeKLTerm(),
+        optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
+        lr: Rates = 1e-3,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         self.components = checked_count("components", components, what="components")
         self.step_draws = checked_count("draws", draws, what="draws a step")
-        check_choices(
-            noise,
-            kl,
-            gamma,
-            {"prior_std": prior_std, "std_init": std_init},
-            {"spread": spread, "temperature": temperature},
-        )
-        self.nodes = node_layers(model, side=side, bias_scale=bias_scale, layers=layers)
-        self.arguments["layers"] = list(self.nodes)
-        self.prior_std, self.gamma, self.temperature, self.noise_name = prior_std, gamma, temperature, noise
-        self.kl_weight = make_kl_weight(kl_weight, batches=batches, warmup_steps=warmup_steps)
-        self._terms = TERMS[kl]
-        self._spans = [slice(None)] if kl == "bound" else [node.span for node in self.nodes.values()]
+        if noise not in NOISES:
+            raise ValueError(unknown("noise", str(noise), NOISES))
+        check_number("temperature", temperature)
+        self.prior_std = self.arguments["prior"] = _node_std(prior, prior_precision)
+        chosen, kl_term, init = Nodes.of(nodes), NodeKLTerm.of(kl_term), NodeInit.of(init)
+        self.nodes = node_layers(model, chosen)
+        self.arguments["nodes"] = replace(chosen, layers=tuple(self.nodes))
+        self.gamma, self.temperature, self.noise_name = kl_term.gamma, temperature, noise
+        self.kl_weight = kl_term.schedule()
+        self._terms = TERMS[kl_term.estimator]
+        is_joint = kl_term.estimator == "bound"
+        self._spans = [slice(None)] if is_joint else [node.span for node in self.nodes.values()]
         self._tried: set[str] = set()  # frozen layers that were not called, and not used otherwise
         self._bind_weight_prior(weight_prior)
-        first = initial_nodes(model, self.nodes, self.components, spread, std_init, self.generator)
+        first = initial_nodes(model, self.nodes, self.components, init, self.generator)
         self.loc, self.rho = (nn.Parameter(values) for values in first)
         parameters = trainable(self)
-        nodes = {name: parameters.pop(name) for name in ("loc", "rho")}
-        self.optimizer_step = node_optimizer_step(
-            parameters, nodes, optimizer, lr, node_lr, optimizer_options, node_options, clip_norm
-        )
+        own = {f"nodes.{name}": parameters.pop(name) for name in ("loc", "rho")}
+        self.optimizer_step = node_optimizer_step(parameters, own, Optimizer.of(optimizer), lr)
 
     # -- the distribution ------------------------------------------------------------------------------------
 
@@ -142,7 +166,7 @@ class NodeBNN(GradientPosterior):
         """Weights with one draw of all nodes folded in; the component is chosen at random."""
         return self._component_draw(self._random_component())
 
-    def draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """Draws of the components in turn, so that a multiple of their number has equally many of each."""
         for index in range(count):
             yield self._component_draw(index % self.components)
@@ -179,7 +203,7 @@ class NodeBNN(GradientPosterior):
         return network.eval()
 
     def kl(self) -> Tensor:
-        """The estimate of KL(q ‖ p) in nats, summed over all nodes: an upper bound for `kl="bound"`."""
+        """The estimate of KL(q ‖ p) in nats, summed over all nodes: an upper bound for `kl_term="bound"`."""
         return self._terms(self.loc, F.softplus(self.rho), self.prior_std, 0.0, self._spans)[1]
 
     # -- training --------------------------------------------------------------------------------------------
@@ -190,7 +214,7 @@ class NodeBNN(GradientPosterior):
         if draws > 1:
             nll = same_inputs(nll)
         if self.process_group is not None:
-            self._reseed()
+            self.process_group.reseed(self)
         first, net = self._random_component(), self._net
         data_term, called = 0.0, set[str]()
         for index in range(draws):
@@ -207,8 +231,8 @@ class NodeBNN(GradientPosterior):
     def _pass(self, nll: Nll, net: nn.Module, first: int, index: int, called: set[str]) -> float:
         """The batch's NLL under new nodes; adds this pass's part of all gradients, and the layers that were called."""
         if self.process_group is not None:
-            index = self._draw_number(index, self.step_draws)
-            self._reseed(index)
+            index = self.process_group.draw_number(index, self.step_draws)
+            self.process_group.reseed(self, index)
         backward = partial(self.optimizer_step.backward, at=self.steps, fraction=1 / self.step_draws)
         if self.noise_name == "batch":
             # The weights are leaves of the loss's graph: reentrant checkpoints make a backward pass of their own for
@@ -262,6 +286,7 @@ class NodeBNN(GradientPosterior):
 
     def _component_draw(self, component: int) -> dict[str, Tensor]:
         std = F.softplus(self.rho[component])
+        std = std if self.noise_scale == 1.0 else self.noise_scale * std
         values = torch.addcmul(self.loc[component], std, self._normal(self.loc.shape[1]))
         return folded(self.model, self.nodes, values)
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from credo.core.arguments import current_config
 from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, why_torch
 from credo.core.support.files import earlier, left_overs, require_file, write_atomically
 from credo.core.support.tensor_files import parse_archive
+from credo.methods import METHODS
 
 FORMAT = 3
 # Format 1 counts epochs from 0, 2 has no state within an epoch; the reader converts both.
@@ -135,7 +137,19 @@ def check_fingerprint(
         files: All checkpoints that would have to be deleted.
     """
     if fingerprint is not None:
-        _compare(path, state.get("fingerprint") or {}, fingerprint, files or [path])
+        stored = dict(state.get("fingerprint") or {})
+        if "posterior" in stored:
+            stored["posterior"] = _current_settings(stored["posterior"])
+        _compare(path, stored, fingerprint, files or [path])
+
+
+def _current_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a posterior, also those that 0.1 wrote, with the names of this version."""
+    method = next((cls for cls in METHODS.values() if cls.__name__ == settings.get("method")), None)
+    if method is None:  # of somebody else
+        return settings
+    members = {index: _current_settings(member) for index, member in settings.get("members", {}).items()}
+    return {**settings, "options": current_config(method, settings["options"]), "members": members}
 
 
 def check_kernels(path: Path, state: dict[str, Any]) -> None:

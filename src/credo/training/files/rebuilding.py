@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from credo.compress.layer_resizing import resize_
+from credo.core.arguments import current_arguments, merged
 from credo.core.errors import CredoError, FileFormatError, unknown
 from credo.core.likelihood import LIKELIHOODS
 from credo.core.posterior import Posterior
@@ -100,14 +102,23 @@ def rebuild(
             parts.append(rebuild(member, architecture, own, changes, path))
         return Ensemble(parts)
     network = _network(architecture, model, path)
-    options = {**about["options"], **changes}
+    method = METHODS[about["method"]]
+    options = merged(method, current_arguments(method, about["options"])[0], _current_changes(method, changes))
     kind = (about["options"].get("likelihood") or {}).get("kind", "categorical")
     if "likelihood" not in changes and kind not in LIKELIHOODS:
         raise FileFormatError(
             f"{path} holds a posterior with the likelihood {kind!r}, which is not Credo's: pass likelihood=, a new "
             f"instance of it (Credo's own are {', '.join(LIKELIHOODS)})."
         )
-    return METHODS[about["method"]](network, data_size=about["data_size"], **options)
+    return method(network, data_size=about["data_size"], **options)
+
+
+def _current_changes(method: type[Posterior], changes: Mapping[str, Any]) -> dict[str, Any]:
+    current, old_names = current_arguments(method, changes)
+    for one in old_names:
+        text = f"credo.load({one.old}=…) is now {one.python}; the old name goes in {one.until}."
+        warnings.warn(text, DeprecationWarning, stacklevel=4)
+    return current
 
 
 def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:

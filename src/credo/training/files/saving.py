@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError, NonFiniteError
+from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
-from credo.core.support.files import write_atomically
+from credo.core.support.files import finite, write_atomically
 from credo.core.support.finite_state import listed, unsound, without_std
 from credo.core.support.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
@@ -28,7 +30,7 @@ PRUNED_FORMAT = 2
 
 
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
-    """Write weights, posterior, prior, buffers and the description to rebuild them; return the path.
+    """Write weights, posterior, prior, buffers, calibration and the description to rebuild them; return the path.
 
     Optimizer and generator states belong to checkpoints, not here. Equal posteriors give equal bytes, with the same
     versions of Credo and torch.
@@ -50,6 +52,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         "torch": torch.__version__,
         "posterior": _description(posterior),
         "architecture": _architecture(posterior.model),
+        **_from_held_out(posterior),
         "extra": dict(extra or {}),
     }
     text = json.dumps(about)  # unsorted: of several globs for a rate or prior the first match wins
@@ -61,7 +64,8 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
 def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
     """Return the posterior in a file that `save` wrote, in eval mode.
 
-    An `optimizer` or `kl_weight` that was a function is not in the file: training needs it again, prediction does not.
+    An optimiser or a weight of the KL that was a function is not in the file: training needs it again, prediction does
+    not. Of a group of arguments, a mapping changes only the fields that it names: `kl_term={"weight": ...}`.
 
     Args:
         path: The file.
@@ -82,6 +86,9 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         _raise_if(path, unsound(posterior, tensors))
         posterior.load_state_dict(tensors, strict=False)
         _raise_if(path, without_std(posterior))
+        if about.get("calibration") is not None:
+            posterior.calibration = Calibration.from_dict(about["calibration"])
+        posterior.ledger = Ledger.from_list(about.get("ledger", ()))
     return posterior.eval()
 
 
@@ -91,7 +98,7 @@ def _raise_if(path: Path, problems: list[str]) -> None:
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """Return the JSON description in a saved file: versions, method, hyper-parameters, architecture, `extra`."""
+    """Return the JSON description in a file: versions, method, hyper-parameters, network, calibration, `extra`."""
     return _read(Path(path))[0]
 
 
@@ -120,6 +127,16 @@ def _description(posterior: Posterior) -> dict[str, Any]:
     if isinstance(posterior, Ensemble):
         about["members"] = [_description(part) for part in posterior.parts]
     return about
+
+
+def _from_held_out(posterior: Posterior) -> dict[str, Any]:
+    """The calibration and the uses of held-out rows, where there are any."""
+    found: dict[str, Any] = {}
+    if posterior.calibration is not None:
+        found["calibration"] = finite(posterior.calibration.to_dict())
+    if posterior.ledger.uses:
+        found["ledger"] = posterior.ledger.to_list()
+    return found
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What users get who set nothing: every method with its defaults, beside plain networks and other libraries."""

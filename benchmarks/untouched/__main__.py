@@ -1,0 +1,107 @@
+"""What users get who set nothing: every method with its defaults, beside plain networks and other libraries.
+
+    python -m benchmarks.untouched --tasks all --contenders all
+
+Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
+was chosen for one by one. One record for each task is written after each run, and a run that was stopped goes on from
+it; the losses of single rows, for paired intervals, are beside them in losses/ and not committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import Run as Record
+from benchmarks.report import count, names_of, say
+from benchmarks.untouched.contenders import CALIBRATED, OURS, PLAIN, Run
+from benchmarks.untouched.peers import PEERS
+from benchmarks.untouched.table import Losses, summary, text
+from benchmarks.untouched.tasks import TASKS, Problem
+from credo.core.support.files import write_json
+from credo.data import DataMissingError
+
+FOLDER = Path("results/benchmarks/untouched")
+CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **PEERS}
+
+
+def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None:
+    """Run every contender and seed of a task that its record does not have yet."""
+    path = folder / f"{name}.json"
+    rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["numbers"] if path.exists() else {}
+    record = Record("untouched", {"task": TASKS[name].title}, threads=1)
+    for seed in range(seeds):
+        problem: Problem | None = None
+        for contender in contenders:
+            key = f"{contender}, seed {seed}"
+            if key in rows and (folder / "losses" / name / f"{key}.npy").exists():
+                continue
+            problem = problem or TASKS[name].make(seed)
+            say(f"{name}: {key}")
+            rows[key] = _run(problem, contender, seed, folder / "losses" / name / f"{key}.npy")
+            write_json(path, record.record(rows))
+
+
+def _run(problem: Problem, contender: str, seed: int, losses: Path) -> dict[str, Any]:
+    start = time.process_time()
+    result = CONTENDERS[contender](problem, seed)
+    seconds = time.process_time() - start
+    losses.parent.mkdir(parents=True, exist_ok=True)
+    temporary = losses.with_suffix(f".{os.getpid()}.part")
+    with temporary.open("wb") as file:
+        np.save(file, result.losses.numpy())
+    temporary.replace(losses)
+    inside = float(result.correct.double().mean())
+    scores = {"coverage": inside, "rmse": result.error} if problem.is_regression else {"accuracy": inside}
+    ece = {} if result.ece is None else {"ece": result.ece}
+    return {"nll": float(result.losses.mean()), **scores, **ece, "rows": len(result.losses), "seconds": seconds}
+
+
+def stored_losses(folder: Path) -> Losses:
+    """The losses of all rows, by task and contender, for each seed."""
+    found: Losses = {}
+    for path in sorted((folder / "losses").glob("*/*.npy")):
+        contender, _, _ = path.stem.rpartition(", seed ")
+        found.setdefault((path.parent.name, contender), []).append(np.load(path))
+    return found
+
+
+def _available(names: list[str]) -> Iterator[str]:
+    for name in names:
+        try:
+            TASKS[name].check()
+        except DataMissingError as error:
+            say(f"left out: {name}. {error}")
+        else:
+            yield name
+
+
+def main(given: list[str] | None = None) -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.untouched", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", type=names_of("task", TASKS), default=list(TASKS), metavar="NAMES")
+    parser.add_argument("--contenders", type=names_of("contender", CONTENDERS), metavar="NAMES")
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="splits and initial weights (default: 3)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=f"records (default: {FOLDER})")
+    chosen = parser.parse_args(given)
+    contenders = chosen.contenders or [*PLAIN, *OURS, *CALIBRATED]
+    torch.set_num_threads(1)
+    for name in _available(chosen.tasks):
+        run_task(name, contenders, chosen.seeds, chosen.folder)
+    made = summary(stored_losses(chosen.folder))
+    write_json(chosen.folder / "summary.json", made)
+    print(text(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""`calibrate`: the scale s of a posterior's noise and the temperature T of its outputs, by held-out NLL.
+
+Draws μ + s·(w − μ) and log-probabilities / T (regression: a factor on the noise's std) contain the network at the mean
+with temperature scaling at s = 0 (Guo et al. 2017). Of all rows but one fold, and of all rows for the final choice,
+
+    Σ NLL(s, T) + ½·κ·(log² s + log² T)
+
+is minimised, where NLL is that of the average over draws and κ = 4 weighs as much as a few rows, so that a handful of
+rows cannot choose an extreme. Every s is tried with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credo.calibration.minimise import golden_section, vertex
+from credo.calibration.rows import HeldOut, held_out
+from credo.core.errors import NonFiniteError
+from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.ledger import Digests, row_digests
+from credo.core.likelihood import ClassLikelihood
+from credo.core.posterior import Posterior
+from credo.core.support.validate import checked_count, checked_seed
+from credo.predict.moments import gaussian_likelihoods
+from credo.predict.run import check_posterior, evaluating
+
+SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
+_LARGEST = 6.0
+# How often the scale is refined between its neighbours.
+_ROUNDS = 2
+# κ: the curvature of the prior on (log s, log T), that of about so many rows.
+_PRIOR = 4.0
+# log s counts down to this one: s = 0 is possible.
+_SMALLEST = math.log(1 / 8)
+# The temperatures that bracket the minimum, as logarithms; 0 is among them.
+_GRID = [step * math.log(32) / 14 for step in range(-14, 15)]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One scale of the noise, with the best temperature.
+
+    Attributes:
+        noise_scale: The scale s.
+        log_scale: Log of the best temperature (regression: factor on the std) for all rows.
+        cost: NLL of all rows plus the prior's term there.
+        nll: Mean NLL of all rows at temperature 1.
+        fold_costs: For each fold, the cost of all other rows at their best temperature.
+        fold_nlls: For each fold, the sum of its NLL at that temperature.
+    """
+
+    noise_scale: float
+    log_scale: float
+    cost: float
+    nll: float
+    fold_costs: list[float]
+    fold_nlls: list[float]
+
+
+@torch.no_grad()
+def calibrate(
+    posterior: Posterior,
+    validation: Iterable[Any],
+    *,
+    draws: int = 32,
+    folds: int = 5,
+    seed: int = 0,
+    progress: bool = True,
+) -> Posterior:
+    """Choose the scale of the noise and the temperature on held-out rows; returns the same posterior.
+
+    The choice is `posterior.calibration`, which every prediction applies from here on, and files keep. Draws, steps and
+    `forward` are not changed; a step drops it, and `posterior.uncalibrated()` is a copy without it. Where the numbers
+    chosen on a part of the rows do not lower the NLL of the others, all stays as it was (1 and 1).
+
+    The scale acts on the weights' noise, on the node variables of `NodeBNN`, on the masks of `MCDropout` (0: no
+    dropout), and on each member of an ensemble. Point estimates and ensembles of them get a temperature alone.
+
+    Args:
+        posterior: A trained posterior with a class or Gaussian likelihood.
+        validation: Batches of (inputs, targets) that training has not seen, read once for every scale tried. They are
+            recorded in `posterior.ledger`, with a warning if they have served something else.
+        draws: Networks to average over, as in `predict`.
+        folds: Number of parts for cross-fitting, by which `calibration.nll_after` is honest.
+        seed: Seed of the draws.
+        progress: Show a progress bar; only on an interactive terminal.
+    """
+    check_posterior(posterior)
+    draws, seed = checked_count("draws", draws), checked_seed(seed)
+    folds = checked_count("folds", folds, least=2)
+    if not isinstance(posterior.likelihood, ClassLikelihood):
+        gaussian_likelihoods([posterior.likelihood])  # raises TypeError for others, as `predict` does
+    batches = list(validation) if isinstance(validation, Iterator) else validation
+    digests = row_digests(batches)
+    distinct = np.unique(digests)
+    if len(distinct) < 2:
+        raise ValueError(f"calibrate needs at least two different held-out rows, got {len(distinct)}.")
+    posterior.ledger.record("calibration", digests)
+    with _shown(progress, posterior, batches) as on_batch, evaluating(posterior, seed) as frozen:
+        search = _Search(frozen, batches, distinct, min(folds, len(distinct)), len(digests), draws, seed, on_batch)
+        found = search.run()
+    if posterior.process_group is not None:  # rounding may differ between machines
+        found = posterior.process_group.share(found)
+    posterior.calibration = found
+    return posterior
+
+
+@dataclass
+class _Search:
+    """The candidates of one calibration."""
+
+    frozen: Posterior
+    batches: Iterable[Any]
+    distinct: Digests
+    folds: int
+    total: int
+    draws: int
+    seed: int
+    on_batch: Callable[[], None]
+
+    def run(self) -> Calibration:
+        """Try all scales, refine the best, and compare with no calibration by cross-fitting."""
+        frozen = self.frozen
+        plain = self._try(1.0)
+        if not math.isfinite(plain.nll):
+            raise NonFiniteError("The NLL of the held-out rows is not finite: calibration cannot start from there.")
+        tried = [plain]
+        if frozen.is_random:
+            tried += [self._try(scale) for scale in SCALES if scale != 1.0]
+            for _ in range(_ROUNDS):
+                tried += [self._try(scale) for scale in _between(tried)]
+        best = min(tried, key=lambda candidate: candidate.cost)
+        by_fold = [min(tried, key=lambda c, fold=fold: c.fold_costs[fold]) for fold in range(self.folds)]  # type: ignore[misc]
+        after = sum(chosen.fold_nlls[fold] for fold, chosen in enumerate(by_fold)) / self._rows
+        found = Calibration(
+            rows=self.total, draws=frozen.whole_draws(self.draws), nll_before=plain.nll, nll_after=plain.nll
+        )
+        if not after < plain.nll:
+            return found
+        scale = math.exp(best.log_scale)
+        is_class = isinstance(frozen.likelihood, ClassLikelihood)
+        found = replace(found, noise_scale=best.noise_scale, nll_after=after)
+        return replace(found, temperature=scale) if is_class else replace(found, std_factor=scale)
+
+    def _try(self, noise_scale: float) -> Candidate:
+        frozen = self.frozen
+        rows = held_out(
+            frozen,
+            self.batches,
+            total=self.total,
+            draws=frozen.whole_draws(self.draws if noise_scale else 1),
+            noise_scale=noise_scale,
+            seed=self.seed,
+            on_batch=self.on_batch,
+        )
+        self._rows = len(rows.digests)
+        fold = torch.from_numpy(np.searchsorted(self.distinct, rows.digests) % self.folds)
+        return _candidate(rows, noise_scale, fold, self.folds)
+
+
+def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> Candidate:
+    """The best temperature for one scale of the noise, of all rows and of all but each fold."""
+    grid = torch.stack([rows.nll_each(log_scale) for log_scale in _GRID])  # [grid, rows]
+    prior = torch.tensor([_prior(noise_scale, log_scale) for log_scale in _GRID], dtype=torch.double)
+    nll = float(grid[_GRID.index(0.0)].mean())
+    sums = torch.stack([grid[:, fold == index].sum(1) for index in range(folds)])  # [folds, grid]
+    whole = sums.sum(0) + prior
+    if not bool(whole.isfinite().any()):  # so much noise that outputs overflow
+        return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, [math.inf] * folds)
+    whole = whole.nan_to_num(nan=math.inf)
+    lowest = int(whole.argmin())
+    low, high = _GRID[max(lowest - 1, 0)], _GRID[min(lowest + 1, len(_GRID) - 1)]
+
+    def cost(log_scale: float) -> float:
+        return float(rows.nll_each(log_scale).sum()) + _prior(noise_scale, log_scale)
+
+    log_scale = golden_section(cost, low, high)
+    fold_costs, at = [], torch.zeros(folds, dtype=torch.double)
+    for index in range(folds):
+        without = (whole - sums[index]).nan_to_num(nan=math.inf).tolist()
+        at[index] = vertex(_GRID, without)
+        fold_costs.append(min(without))
+    fold_nlls = [float(rows.at(fold == index).nll_each(float(at[index])).sum()) for index in range(folds)]
+    return Candidate(noise_scale, log_scale, cost(log_scale), nll, fold_costs, fold_nlls)
+
+
+def _prior(noise_scale: float, log_scale: float) -> float:
+    log_noise = max(math.log(noise_scale), _SMALLEST) if noise_scale > 0 else _SMALLEST
+    return 0.5 * _PRIOR * (log_noise**2 + log_scale**2)
+
+
+def _between(tried: list[Candidate]) -> list[float]:
+    """Scales between the best one and its neighbours; beyond it, if it is the largest."""
+    scales = sorted(candidate.noise_scale for candidate in tried)
+    best = min(tried, key=lambda candidate: candidate.cost).noise_scale
+    index = scales.index(best)
+    below = [] if index == 0 else [scales[index - 1]]
+    above = [scales[index + 1]] if index + 1 < len(scales) else [min(2 * best, _LARGEST)]
+    new = [0.5 * (best + other) if min(best, other) == 0 else math.sqrt(best * other) for other in (*below, *above)]
+    return [scale for scale in new if scale not in scales]
+
+
+@contextmanager
+def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Callable[[], None]]:
+    """A bar over all passes, where it can be seen."""
+    if not progress:
+        yield lambda: None
+        return
+    from credo.core.support.progress import make_progress  # rich is slow to import
+
+    passes = len(SCALES) + 2 * _ROUNDS if posterior.is_random else 1
+    with make_progress() as bar:
+        total = passes * len(batches) if hasattr(batches, "__len__") else None
+        task = bar.add_task("calibrating", total=total, text="")
+        yield lambda: bar.advance(task)

@@ -1,0 +1,164 @@
+"""Outputs of drawn networks for held-out rows, as a function of the temperature alone."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credo.core.held_out.ledger import Digests, batch_digests
+from credo.core.likelihood import ClassLikelihood, Likelihood
+from credo.core.posterior import Posterior
+from credo.predict.moments import check_targets, class_labels, class_log_probs, gaussian_likelihoods, gaussian_moments
+from credo.predict.run import batches_of, draw_loop, noise_scaled
+
+# Class probabilities of all draws are kept up to this size; of larger sets every second, third, … row is used.
+_MOST_BYTES = 512 * 2**20
+# Entries worked on at a time.
+_CHUNK = 2**21
+
+
+class HeldOut(ABC):
+    """Rows with what their likelihood needs at any temperature.
+
+    Args:
+        digests: Of each row.
+    """
+
+    def __init__(self, digests: Digests) -> None:
+        self.digests = digests
+
+    @abstractmethod
+    def nll_each(self, log_scale: float) -> Tensor:
+        """NLL of each row under the average over draws, in float64, at this log temperature (regression: factor)."""
+
+    @abstractmethod
+    def at(self, chosen: Tensor) -> HeldOut:
+        """Some of the rows, by a mask."""
+
+
+class ClassRows(HeldOut):
+    """Rows of a classification.
+
+    Args:
+        digests: Of each row.
+        log_probs: [draws, rows, classes].
+        labels: [rows].
+    """
+
+    def __init__(self, digests: Digests, log_probs: Tensor, labels: Tensor) -> None:
+        super().__init__(digests)
+        self.log_probs, self.labels = log_probs, labels
+
+    def nll_each(self, log_scale: float) -> Tensor:
+        """−log of the averaged probability of the label."""
+        draws, rows, classes = self.log_probs.shape
+        inverse, found = math.exp(-log_scale), []
+        for part in torch.arange(rows).split(max(1, _CHUNK // (draws * classes))):
+            scaled = self.log_probs[:, part].double() * inverse
+            labels = self.labels[part].expand(draws, -1).unsqueeze(-1)
+            chosen = scaled.gather(-1, labels).squeeze(-1) - scaled.logsumexp(-1)
+            found.append(math.log(draws) - chosen.logsumexp(0))
+        return torch.cat(found)
+
+    def at(self, chosen: Tensor) -> ClassRows:
+        """Some of the rows, by a mask."""
+        return ClassRows(self.digests[chosen.numpy()], self.log_probs[:, chosen], self.labels[chosen])
+
+
+class ValueRows(HeldOut):
+    """Rows of a regression.
+
+    Args:
+        digests: Of each row.
+        squares: Σ ((target − mean)/std)² over the targets of a row, [draws, rows].
+        log_stds: Σ log std, [draws, rows].
+        targets: Numbers in a row's target.
+    """
+
+    def __init__(self, digests: Digests, squares: Tensor, log_stds: Tensor, targets: int) -> None:
+        super().__init__(digests)
+        self.squares, self.log_stds, self.targets = squares, log_stds, targets
+
+    def nll_each(self, log_scale: float) -> Tensor:
+        """−log of the averaged density."""
+        constant = self.targets * (log_scale + 0.5 * math.log(2 * math.pi)) + math.log(len(self.squares))
+        density = -0.5 * math.exp(-2 * log_scale) * self.squares - self.log_stds
+        return constant - density.logsumexp(0)
+
+    def at(self, chosen: Tensor) -> ValueRows:
+        """Some of the rows, by a mask."""
+        squares, log_stds = self.squares[:, chosen], self.log_stds[:, chosen]
+        return ValueRows(self.digests[chosen.numpy()], squares, log_stds, self.targets)
+
+
+def held_out(
+    frozen: Posterior,
+    batches: Iterable[Any],
+    *,
+    total: int,
+    draws: int,
+    noise_scale: float,
+    seed: int,
+    on_batch: Callable[[], None],
+) -> HeldOut:
+    """Run the draws on all rows, with the random numbers of `predict`.
+
+    Args:
+        frozen: A snapshot in eval mode.
+        batches: Batches of (inputs, targets).
+        total: Number of rows.
+        draws: Networks to average over.
+        noise_scale: Factor on the posterior's noise.
+        seed: Seed of the draws.
+        on_batch: Called after each batch.
+    """
+    likelihoods = [part.likelihood for part in frozen.parts]
+    loop, row, stride = None, 0, 1
+    found: list[HeldOut] = []
+    with noise_scaled(frozen, noise_scale), frozen.seeded(seed):
+        for x, y in batches_of(batches, 1024):
+            if y is None:
+                raise ValueError("calibrate needs batches of (inputs, targets): without targets nothing can be chosen.")
+            x, y = x.to(frozen.device), y.to(frozen.device)
+            loop = draw_loop(frozen, x, draws=draws, shared=False) if loop is None else loop
+            loop.begin()
+            outputs = loop.outputs(x, draws)
+            if row == 0:
+                size = 4 * draws * total * (outputs[0, 0].numel() if isinstance(likelihoods[0], ClassLikelihood) else 1)
+                stride = -(-size // _MOST_BYTES)
+            kept = torch.arange(-row % stride, len(x), stride)
+            row += len(x)
+            if len(kept):
+                found.append(_rows(likelihoods, outputs[:, kept].cpu(), x[kept], y[kept].cpu()))
+            on_batch()
+    if not found:
+        raise ValueError("calibrate needs held-out rows: there was none.")
+    return _joined(found)
+
+
+def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, x: Tensor, y: Tensor) -> HeldOut:
+    first, digests = likelihoods[0], batch_digests(x, y)
+    if isinstance(first, ClassLikelihood):
+        log_probs = class_log_probs(first, outputs.double())
+        return ClassRows(digests, log_probs.float(), class_labels(y, *log_probs.shape[1:]))
+    mean, std = (moment.cpu() for moment in gaussian_moments(gaussian_likelihoods(likelihoods), outputs))
+    check_targets(y, mean)
+    squares, logs = ((y.double() - mean) / std).square().flatten(2), std.log().flatten(2)
+    return ValueRows(digests, squares.sum(-1), logs.sum(-1), squares.shape[-1])
+
+
+def _joined(parts: Sequence[HeldOut]) -> HeldOut:
+    digests = np.concatenate([part.digests for part in parts])
+    classes = [part for part in parts if isinstance(part, ClassRows)]
+    if classes:
+        log_probs = torch.cat([part.log_probs for part in classes], dim=1)
+        return ClassRows(digests, log_probs, torch.cat([part.labels for part in classes]))
+    values = [part for part in parts if isinstance(part, ValueRows)]
+    squares, logs = (torch.cat([getattr(p, name) for p in values], dim=1) for name in ("squares", "log_stds"))
+    return ValueRows(digests, squares, logs, values[0].targets)

@@ -1,0 +1,69 @@
+"""Two numbers chosen on held-out rows: the scale of a posterior's noise, and the temperature of its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from credo.core.support.validate import is_count, is_number
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `credo.calibrate` chose, which predictions apply: draws μ + s·(w − μ), then log-probabilities / T.
+
+    Attributes:
+        noise_scale: s, the factor on the posterior's own noise; 0 is the network at the mean.
+        temperature: T of the outputs of classification; 1 for regression.
+        std_factor: Factor on the standard deviation of the targets' noise in regression; 1 for classification.
+        rows: Number of held-out rows.
+        draws: Draws that were averaged for the choice.
+        nll_before: Mean NLL of these rows without calibration.
+        nll_after: Their mean NLL with calibration, cross-fitted: each row under the numbers chosen without it.
+    """
+
+    noise_scale: float = 1.0
+    temperature: float = 1.0
+    std_factor: float = 1.0
+    rows: int = 0
+    draws: int = 0
+    nll_before: float = math.nan
+    nll_after: float = math.nan
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that cannot be applied."""
+        for name in ("temperature", "std_factor"):
+            if not (_is_finite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)!r:.40} must be a positive number.")
+        if not (_is_finite(self.noise_scale) and self.noise_scale >= 0):
+            raise ValueError(f"noise_scale={self.noise_scale!r:.40} must be a number, 0 or more.")
+
+    @property
+    def changes(self) -> bool:
+        """Whether predictions differ from those without it."""
+        return (self.noise_scale, self.temperature, self.std_factor) != (1.0, 1.0, 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for files."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Calibration:
+        """The calibration in a file; raises ValueError if it is damaged, and ignores what later versions may add.
+
+        Args:
+            given: What `to_dict` returned.
+        """
+        if not isinstance(given, Mapping):
+            raise ValueError(f"a calibration cannot be {given!r:.40}")
+        known = {field.name: given[field.name] for field in fields(cls) if given.get(field.name) is not None}
+        for name, value in known.items():
+            if not (is_count(value, least=0) if name in ("rows", "draws") else is_number(value)):
+                raise ValueError(f"{name}={value!r:.40} of the calibration is not a number")
+        return cls(**known)
+
+
+def _is_finite(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]

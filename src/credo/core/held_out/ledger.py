@@ -1,0 +1,221 @@
+"""The ledger of held-out rows: which rows have served what, by digests of their contents.
+
+A row that chose something (an epoch, a temperature) is no longer fresh: a score on it is too good. Rows are recognised
+one by one, so subsets, other batches and another order are seen through.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from credo.core.errors import ReusedRowsWarning, unknown
+from credo.core.network.references import NotFollowed
+from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.validate import is_count
+
+Digests = NDArray[np.uint64]
+
+PURPOSES = ("early stopping", "selection", "calibration", "conformal", "report")
+# After which uses rows are no longer fresh for a purpose.
+_SPOILED_BY = {
+    "early stopping": ("report",),
+    "selection": ("report",),
+    "calibration": ("early stopping", "selection", "conformal", "report"),
+    "conformal": ("early stopping", "selection", "calibration", "report"),
+    "report": ("early stopping", "selection", "calibration", "conformal"),
+}
+_ADVICE = {
+    "early stopping": "hold out other rows for validation",
+    "selection": "select on other rows than those that are reported",
+    "calibration": "hold out a second part of the training data for it, or accept a calibration that is slightly "
+    "overconfident",
+    "conformal": "its coverage is guaranteed for fresh rows only, so hold out a part of the data for it",
+    "report": "these scores are too good; report on rows that have chosen nothing",
+}
+# The smallest digests, a random sample of the rows, stand for larger sets.
+_MOST = 2**14
+# Below this fraction of the smaller set, rows are alike because the data has duplicates.
+_SOME = 0.05
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """Rows that served a purpose.
+
+    Attributes:
+        purpose: One of `PURPOSES`.
+        rows: Number of different rows.
+        digests: Their digests in order; of many rows only the smallest ones.
+    """
+
+    purpose: str
+    rows: int
+    digests: Digests
+
+    def overlap(self, digests: Digests) -> float:
+        """Estimate which fraction of the smaller of two sets of rows is in both.
+
+        Args:
+            digests: Of the other set, in order, all of them.
+        """
+        known = digests
+        if self.rows > len(self.digests):
+            known = digests[digests <= self.digests[-1]]
+        if not len(known) or not len(self.digests):
+            return 0.0
+        both = len(np.intersect1d(known, self.digests)) / len(known) * len(digests)
+        return float(both / min(self.rows, len(digests)))
+
+
+class Ledger(NotFollowed):
+    """Uses of held-out rows, one for each purpose.
+
+    Args:
+        uses: Uses so far.
+    """
+
+    def __init__(self, uses: Sequence[Use] = ()) -> None:
+        self.uses = tuple(uses)
+
+    def record(self, purpose: str, rows: Iterable[Any] | Digests) -> None:
+        """Remember that these rows served a purpose; a `ReusedRowsWarning` tells if they should be fresh and are not.
+
+        It warns once: rows that are known to serve both purposes are not warned about again.
+
+        Args:
+            purpose: One of `PURPOSES`.
+            rows: Batches of (inputs, targets), or what `row_digests` returned for them.
+        """
+        if purpose not in PURPOSES:
+            raise ValueError(unknown("purpose", str(purpose), PURPOSES))
+        digests = rows if isinstance(rows, np.ndarray) else row_digests(rows)
+        digests = np.unique(digests)
+        with _LOCK:
+            before = {use.purpose: use for use in self.uses}
+            same = before.get(purpose)
+            spent = [use for use in self.uses if use.purpose in _SPOILED_BY[purpose] and use.overlap(digests) > _SOME]
+            is_new = same is None or same.overlap(digests) < 1 - _SOME or same.rows < len(digests)
+            before[purpose] = _use(purpose, digests) if same is None else _joined(same, digests)
+            self.uses = tuple(before[name] for name in PURPOSES if name in before)
+        if spent and is_new:
+            warnings.warn(_about(purpose, spent, digests), ReusedRowsWarning, stacklevel=2)
+
+    def served(self, rows: Iterable[Any] | Digests) -> dict[str, float]:
+        """For each purpose that some of these rows have served, the fraction of the smaller set that is in both.
+
+        Args:
+            rows: Batches of (inputs, targets), or what `row_digests` returned for them.
+        """
+        digests = np.unique(rows if isinstance(rows, np.ndarray) else row_digests(rows))
+        found = {use.purpose: use.overlap(digests) for use in self.uses}
+        return {purpose: part for purpose, part in found.items() if part > _SOME}
+
+    def add(self, other: Ledger) -> None:
+        """Take over the uses of another ledger.
+
+        Args:
+            other: A ledger of the same posterior, from a file for instance.
+        """
+        with _LOCK:
+            mine = {use.purpose: use for use in self.uses}
+            for use in other.uses:
+                mine[use.purpose] = _joined(mine[use.purpose], use.digests) if use.purpose in mine else use
+            self.uses = tuple(mine[name] for name in PURPOSES if name in mine)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """The uses as JSON."""
+        return [
+            {
+                "purpose": use.purpose,
+                "rows": use.rows,
+                "digests": base64.b64encode(use.digests.astype("<u8").tobytes()).decode(),
+            }
+            for use in self.uses
+        ]
+
+    @classmethod
+    def from_list(cls, given: Sequence[Mapping[str, Any]]) -> Ledger:
+        """The ledger in a file; raises ValueError if it is damaged.
+
+        Args:
+            given: What `to_list` returned.
+        """
+        return cls([_read(entry) for entry in given])
+
+
+def row_digests(batches: Iterable[Any]) -> Digests:
+    """A 64-bit digest of each row, inputs and targets together, in the order of the rows.
+
+    Args:
+        batches: Batches of (inputs, targets), or of inputs alone.
+    """
+    check_batches(batches)
+    found = [batch_digests(*_parts(batch)) for batch in read_quietly(batches)]
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)
+
+
+def batch_digests(x: Tensor, y: Tensor | None = None) -> Digests:
+    """A 64-bit digest of each row of one batch.
+
+    Args:
+        x: Inputs.
+        y: Targets, if there are any.
+    """
+    columns = [_bytes(part) for part in (x, y) if part is not None]
+    digests = [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def _bytes(tensor: Tensor) -> list[memoryview]:
+    """The contents of each row: equal numbers of another type give equal bytes, and so do 0 and −0."""
+    values = torch.as_tensor(tensor).detach().cpu().reshape(len(tensor), -1).float() + 0.0
+    return [memoryview(row) for row in values.contiguous().numpy().view(np.uint8)]
+
+
+def _parts(batch: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, tuple | list) and len(batch) in (1, 2) and isinstance(batch[0], Tensor):
+        return batch[0], torch.as_tensor(batch[1]) if len(batch) == 2 else None
+    raise TypeError(f"A batch must be a tensor or (inputs, targets), got a {type(batch).__name__}.")
+
+
+def _use(purpose: str, digests: Digests) -> Use:
+    return Use(purpose, len(digests), digests[:_MOST])
+
+
+def _joined(use: Use, digests: Digests) -> Use:
+    """The same use, of these rows as well; the number of rows of large sets is an estimate."""
+    new = round((1 - use.overlap(digests) * min(use.rows, len(digests)) / max(len(digests), 1)) * len(digests))
+    return Use(use.purpose, use.rows + max(new, 0), np.union1d(use.digests, digests)[:_MOST])
+
+
+def _about(purpose: str, spent: Sequence[Use], digests: Digests) -> str:
+    parts = [f"{use.purpose} ({100 * min(use.overlap(digests), 1):.0f} %)" for use in spent]
+    return (
+        f"Rows for {purpose} have served {' and '.join(parts)} before and are no longer fresh: {_ADVICE[purpose]}. "
+        "`posterior.ledger` remembers which rows were used for what."
+    )
+
+
+def _read(entry: Any) -> Use:
+    is_use = isinstance(entry, Mapping) and entry.get("purpose") in PURPOSES
+    if not is_use or not is_count(entry.get("rows"), least=0):
+        raise ValueError(f"the ledger has the damaged entry {entry!r:.60}")
+    content = base64.b64decode(str(entry.get("digests", "")), validate=True)
+    if len(content) % 8:
+        raise ValueError("the ledger has damaged digests")
+    digests: Digests = np.unique(np.frombuffer(content, dtype="<u8").astype(np.uint64))
+    return Use(entry["purpose"], max(int(entry["rows"]), len(digests)), digests[:_MOST])

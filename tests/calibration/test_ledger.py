@@ -1,0 +1,119 @@
+"""Rows are recognised by their contents, whatever their order; a second use is warned about once."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import credo
+from credo import MAP, Ledger, ReusedRowsWarning
+from credo.core.held_out import ledger as module
+from credo.core.held_out.ledger import PURPOSES, row_digests
+
+Make = Callable[..., Any]
+
+
+def test_digests_do_not_depend_on_order_batches_and_types(rows: Make) -> None:
+    batches = rows(120)
+    x, y = (torch.cat([batch[i] for batch in batches]) for i in (0, 1))
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+    found = row_digests(batches)
+    assert len(np.unique(found)) == 120
+    assert np.array_equal(row_digests([(x, y)]), found)
+    assert np.array_equal(row_digests([(x[order].double(), y[order].int())]), found[order.numpy()])
+    assert not np.intersect1d(row_digests([(x, y + 1)]), found).size
+    assert not np.intersect1d(row_digests([x]), found).size
+
+
+def test_a_subset_is_recognised_and_warned_about_once(rows: Make) -> None:
+    batches, fresh = rows(100), rows(100, seed=9)
+    ledger = Ledger()
+    ledger.record("early stopping", batches)
+    with pytest.warns(ReusedRowsWarning, match=r"Rows for calibration have served early stopping \(100 %\)"):
+        ledger.record("calibration", batches[:1])
+    assert ledger.served(batches[:1]) == {"early stopping": 1.0, "calibration": 1.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ledger.record("calibration", batches[:1])
+        ledger.record("report", fresh)
+        ledger.record("report", fresh)
+        ledger.record("selection", batches)
+    with pytest.warns(ReusedRowsWarning, match="report on rows that have chosen nothing"):
+        ledger.record("report", batches)
+
+
+def test_a_few_duplicates_in_the_data_are_not_a_second_use(rows: Make) -> None:
+    ledger = Ledger()
+    ledger.record("calibration", rows(100))
+    x, y = rows(100)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ledger.record("report", [*rows(100, seed=9), (x[:3], y[:3])])
+
+
+def test_large_sets_are_recognised_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 200)
+    generator = torch.Generator().manual_seed(0)
+    many = torch.randn(4000, 3, generator=generator)
+    ledger = Ledger()
+    ledger.record("calibration", [many])
+    (use,) = ledger.uses
+    assert (use.rows, len(use.digests)) == (4000, 200)
+    assert ledger.served([many[:800]])["calibration"] == pytest.approx(1, abs=0.05)
+    half = torch.cat([many[:400], torch.randn(400, 3, generator=generator)])
+    assert ledger.served([half])["calibration"] == pytest.approx(0.5, abs=0.25)
+    assert ledger.served([torch.randn(800, 3, generator=generator)]) == {}
+
+
+def test_it_goes_through_json_and_joins(rows: Make) -> None:
+    first, second = Ledger(), Ledger()
+    first.record("early stopping", rows(50))
+    second.record("report", rows(50, seed=3))
+    again = Ledger.from_list(first.to_list())
+    assert again.served(rows(50)) == {"early stopping": 1.0}
+    again.add(second)
+    assert again.served(rows(50, seed=3)) == {"report": 1.0}
+    assert [use.rows for use in again.uses] == [50, 50]
+    for damaged in ([3], [{"purpose": "sale", "rows": 3}], [{"purpose": "report", "rows": 1, "digests": "AAA="}]):
+        with pytest.raises(ValueError, match="ledger"):
+            Ledger.from_list(damaged)  # type: ignore[arg-type]
+
+
+def test_unknown_purposes_are_named(rows: Make) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'calibration'"):
+        Ledger().record("calibrating", rows(50))
+    assert "conformal" in PURPOSES
+
+
+def test_training_and_calibration_record_what_they_use(network: Make, rows: Make) -> None:
+    train, validation = rows(50), rows(50, seed=5)
+    posterior = MAP(network(), data_size=50)
+    credo.fit(posterior, train, epochs=2, validation=validation, progress=False)
+    assert posterior.ledger.uses == ()  # it chose nothing
+    credo.fit(posterior, train, epochs=3, validation=validation, patience=2, progress=False)
+    assert posterior.ledger.served(validation) == {"early stopping": 1.0}
+    with pytest.warns(ReusedRowsWarning, match="slightly overconfident"):
+        credo.calibrate(posterior, validation)
+    assert posterior.ledger.served(validation) == {"early stopping": 1.0, "calibration": 1.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        credo.calibrate(posterior, validation)
+
+
+def test_fit_calibrates_and_resumes_to_the_same_numbers(network: Make, rows: Make, tmp_path: Any) -> None:
+    train, validation = rows(100), rows(100, seed=5, temperature=4.0)
+    options = {"validation": validation, "progress": False, "calibrate": True, "schedule": "constant"}
+    whole = credo.fit(MAP(network(gain=6.0), data_size=100), train, epochs=4, **options)
+    path = tmp_path / "checkpoint.pt"
+    credo.fit(
+        MAP(network(gain=6.0), data_size=100), train, epochs=2, checkpoint=path, progress=False, schedule="constant"
+    )
+    again = credo.fit(MAP(network(gain=6.0), data_size=100), train, epochs=4, checkpoint=path, **options)
+    assert whole.calibration is not None
+    assert again.calibration == whole.calibration
+    assert whole.calibration.temperature > 1.2
+    with pytest.raises(ValueError, match="calibrate=True needs validation data"):
+        credo.fit(whole, train, epochs=5, calibrate=True, progress=False)
