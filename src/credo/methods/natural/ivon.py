@@ -163,7 +163,8 @@ class IVON(NaturalGaussian):
     @property
     def effective_size(self) -> float:
         """λ = N/τ."""
-        return self.data_size / self.temperature
+        assert isinstance(self._temperature, float | int)  # no warm-up
+        return self.data_size / self._temperature
 
     def _planned_decay(self, steps: int) -> float:
         return 1 - min(max(5 / steps, 1e-5), 0.1)
