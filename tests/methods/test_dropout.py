@@ -134,7 +134,7 @@ def test_networks_where_dropout_has_nowhere_to_act_are_refused() -> None:
     assert MCDropout(network(), data_size=1).config()["rate"] == 0.1, "a network without dropout has a default rate"
     with pytest.raises(UnsupportedModelError, match="no dropout layer with a positive rate"):
         MCDropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), data_size=1)
-    with pytest.raises(UnsupportedModelError, match="no second Linear or Conv"):
+    with pytest.raises(UnsupportedModelError, match="no Linear or Conv layer behind"):
         MCDropout(nn.Linear(2, 2), data_size=1, rate=0.1)
 
 
@@ -217,3 +217,16 @@ def test_layers_that_do_not_drop_are_no_problem() -> None:
     with pytest.warns(UserWarning, match="num_layers greater than 1"):
         single = nn.LSTM(8, 8, dropout=0.5)  # without effect, as torch says
     MCDropout(Wrapped(single), data_size=1)
+
+
+def test_by_default_it_acts_behind_a_recurrent_layer_too() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    posterior, x = MCDropout(Last(), data_size=5, rate=0.5), torch.randn(5, 6, 2)
+    assert not torch.equal(posterior(x), posterior(x))

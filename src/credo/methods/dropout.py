@@ -49,8 +49,8 @@ class MCDropout(Posterior):
     Args:
         model: The network, which is not changed.
         data_size: Number of training examples, which log p(w) is divided by.
-        rate: A number is the rate of dropout before every Linear and Conv layer but the first, instead of the network's
-            own dropout layers. None: these own layers, or a rate of 0.1 if there are none.
+        rate: A number is the rate of dropout before every Linear and Conv layer that is not the very first layer of the
+            network, instead of its own dropout layers. None: these own layers, or a rate of 0.1 if there are none.
         prior: An object, its description, or a Gaussian's standard deviation; None: maximum likelihood.
         prior_precision: Precision of a Gaussian prior about zero instead, also by parameter name globs.
         random: Which parameters the prior acts on, as in `random_names`.
@@ -104,8 +104,8 @@ class MCDropout(Posterior):
             self.rate = self.arguments["rate"] = DEFAULT_RATE
         if not self._dropout_layers(model):
             raise UnsupportedModelError(
-                f"{type(model).__name__} has no dropout layer with a positive rate and no second Linear or Conv layer; "
-                "MC-dropout has nowhere to act."
+                f"{type(model).__name__} has no dropout layer with a positive rate, and no Linear or Conv layer behind "
+                "its first layer; MC-dropout has nowhere to act."
             )
 
     def draw(self) -> dict[str, Tensor]:
@@ -176,8 +176,9 @@ class MCDropout(Posterior):
     def _dropout_layers(self, net: nn.Module) -> list[tuple[nn.Module, float, Drop]]:
         if self.rate is None:
             return [(m, rate, _DROPS[type(m)]) for m, rate in self._own(net)]
-        layers = [m for m in net.modules() if type(m) in RULES]
-        return [(m, self.rate, _DROPS[nn.Dropout]) for m in layers[1:]]
+        first = next((m for m in net.modules() if any(True for _ in m.parameters(recurse=False))), None)
+        layers = [m for m in net.modules() if type(m) in RULES and m is not first]
+        return [(m, self.rate, _DROPS[nn.Dropout]) for m in layers]
 
     def _own(self, net: nn.Module) -> list[tuple[nn.Module, float]]:
         found = [(m, float(getattr(m, "p", 0.0))) for m in net.modules() if type(m) in _DROPS]
