@@ -22,7 +22,7 @@ from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
 from credo.core.pruning import Prunable
-from credo.core.saved_state import Saved
+from credo.core.saved_state import Planned, Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_safety import ThreadSafe, checked_once, exclusively
@@ -86,7 +86,7 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         self.likelihood = make_likelihood(likelihood)
         self.data_size, self.seed = int(data_size), checked_seed(seed)
         self.steps, self.lr_scale = 0, 1.0
-        self.planned: dict[str, float] = {}
+        self.planned: dict[str, Planned] = {}
         self._watch = TrainingWatch()
         self.ledger = Ledger()
         self._aliases = aliases(model)

@@ -34,6 +34,7 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, plain_na
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import PRECISION, Gaussian, Prior
+from credo.core.saved_state import Planned
 from credo.core.support.validate import checked_count, is_number
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
 from credo.methods.adversarial_sampling import (
@@ -225,8 +226,9 @@ class BBB(GradientPosterior, GaussianPosterior):
         if self.arguments["temperature"] is None:
             self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
 
-    def _set_planned(self, name: str, value: float) -> None:
+    def _set_planned(self, name: str, value: Planned) -> None:
         super()._set_planned(name, value)
+        assert isinstance(value, float)
         self.temperature = value
 
     def _gradients(self, nll: Nll) -> Terms:

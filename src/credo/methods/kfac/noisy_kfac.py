@@ -42,7 +42,9 @@ from credo.methods.kfac.validate import check_steps
 from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper, Pass
 from credo.methods.natural.validate import check_clip, check_damping, check_finite
-from credo.methods.planning import TEMPERATURES
+
+# Of trainings of any length, where `fit` chooses it.
+_TEMPERATURES = {"regression": 0.75, "classification": 0.4}
 
 
 @dataclass(frozen=True)
@@ -328,9 +330,9 @@ class NoisyKFAC(KroneckerStepper):
         self.step_draws = checked_count("draws", draws, what="draws a step")
         self._make_state(lr, prior, prior_precision, random)
 
-    def _planned_temperature(self, epochs: float) -> float:
+    def _planned_temperature(self, steps: int, epochs: float) -> float:
         # It learns fast also in noise, and overfits fast without: warmer, and the same for short trainings.
-        return 0.75 if self.likelihood.task == "regression" else TEMPERATURES.get(self.likelihood.task, 1.0)
+        return _TEMPERATURES.get(self.likelihood.task, 1.0)
 
     def draw(self) -> dict[str, Tensor]:
         """Means plus correlated noise for every random parameter; the mean before the first step."""

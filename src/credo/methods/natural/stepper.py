@@ -30,6 +30,7 @@ from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value
+from credo.core.saved_state import Planned
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.groups import Momentum, Warmup, make_temperature
 from credo.methods.natural.likelihood_params import (
@@ -243,23 +244,27 @@ class NaturalStepper(Posterior, ABC):
         if "temperature" not in given:  # a point estimate
             return
         if given["temperature"] is None:
-            self._set_planned("temperature", self._planned_temperature(epochs))
+            self._set_planned("temperature", self._planned_temperature(steps, epochs))
         if given["curvature"].decay is None:
             self._set_planned("curvature.decay", self._planned_decay(steps))
         if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
             self._set_planned("prior_precision", PRIOR_PRECISION)
 
-    def _planned_temperature(self, epochs: float) -> float:
+    def _planned_temperature(self, steps: int, epochs: float) -> Planned:
         return planned_temperature(self.likelihood.task, epochs)
 
     def _planned_decay(self, steps: int) -> float:
         return planned_decay(steps)
 
-    def _set_planned(self, name: str, value: float) -> None:
+    def _set_planned(self, name: str, value: Planned) -> None:
         super()._set_planned(name, value)
         if name == "temperature":
-            self._temperature = value
-        elif name == "curvature.decay":
+            made = self.arguments["temperature"] = make_temperature(value)
+            assert made is not None
+            self._temperature = made
+            return
+        assert isinstance(value, float)
+        if name == "curvature.decay":
             self.curvature_decay = value
         else:
             self._set_prior(gaussian_prior(None, value, self.vector, self.data_size, self.device))

@@ -30,6 +30,7 @@ from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
 from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
+from credo.core.saved_state import Planned
 from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.adversarial_pass import attack_of, mixed_pass
@@ -45,6 +46,7 @@ from credo.methods.natural.groups import (
 )
 from credo.methods.natural.stepper import GradientAccumulator, Pass
 from credo.methods.natural.validate import check_damping
+from credo.methods.planning import planned_temperature
 
 
 class GaussNewton(DiagonalStepper, ABC):
@@ -215,6 +217,12 @@ class VOGN(GaussNewton, NaturalGaussian):
         self.attack = attack_of(noise)
         self.arguments["noise"] = self.attack or "weights"
         self._make_state(lr, prior, prior_precision, random)
+
+    def _planned_temperature(self, steps: int, epochs: float) -> Planned:
+        # Before training, curvatures are small and the noise is that of the prior, in which networks that are trained
+        # already, and short trainings, are lost: it rises over the first half.
+        to = planned_temperature(self.likelihood.task, epochs)
+        return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         assert self.attack is not None
