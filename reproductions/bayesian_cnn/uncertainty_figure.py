@@ -23,7 +23,7 @@ ALEATORIC, EPISTEMIC, ACCURACY = "#0072b2", "#e69f00", "#009e73"
 _SMALL_NET = {"name": "convnet", "channels": [8, 16], "hidden": [32], "beta": 10.0}
 # `examples` of the test set, and as many of the training set for its accuracy.
 SCALES: dict[str, dict[str, Any]] = {
-    "smoke": {"epochs": 3, "draws": 5, "examples": 200, "angles": 7, "model": {**_SMALL_NET, "channels": [4]}},
+    "smoke": {"epochs": 2, "draws": 4, "examples": 100, "angles": 7, "model": {**_SMALL_NET, "channels": [4]}},
     "cpu": {"epochs": 30, "draws": 25, "examples": 2000, "angles": 19, "model": _SMALL_NET},
     "paper": {
         "epochs": 20,

@@ -1,13 +1,16 @@
 """The tables in results/ are what the code makes of the records beside them, whose settings are those of the code."""
 
+import functools
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pages import ROOT
 
+from credo.evaluate import intervals
 from reproductions import jobs
 from reproductions.studies import STUDIES
 from reproductions.study import finish_table, table_file
@@ -24,6 +27,19 @@ PUBLISHED = [
 
 def test_tables_of_every_study_are_published() -> None:
     assert {published.values[0] for published in PUBLISHED} == set(STUDIES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resamples_drawn_once() -> Iterator[None]:
+    """Those of one length and seed are the same for every interval of a table; drawing them takes most of the time."""
+
+    def drawn_once(blocks: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.lru_cache(maxsize=1)(lambda *given: list(blocks(*given)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_index_blocks", "_sign_blocks"):
+            patch.setattr(intervals, name, drawn_once(getattr(intervals, name)))
+        yield
 
 
 @pytest.mark.parametrize(("study", "name"), PUBLISHED)

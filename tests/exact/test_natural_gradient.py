@@ -51,7 +51,7 @@ def hessian_std(temperature: float) -> Tensor:
 
 
 def run(posterior: Any, steps: int, *, batch: int | None = None, decay: bool = True) -> tuple[Tensor, Tensor]:
-    """Train with a falling rate; returns mean and std averaged over the last quarter, which removes their jitter."""
+    """Train with a falling rate; returns mean and std averaged over the last third, which removes their jitter."""
     x, y = data()
     generator = torch.Generator().manual_seed(0)
     means, stds = [], []
@@ -59,7 +59,7 @@ def run(posterior: Any, steps: int, *, batch: int | None = None, decay: bool = T
         posterior.lr_scale = 0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0
         rows = torch.arange(N) if batch is None else torch.randperm(N, generator=generator)[:batch]
         posterior.step(lambda net, rows=rows: posterior.likelihood.nll(net(x[rows]), y[rows]))
-        if step >= 3 * steps // 4 and hasattr(posterior, "std"):
+        if step >= 2 * steps // 3 and hasattr(posterior, "std"):
             means.append(torch.cat([posterior.mean()[n].reshape(-1) for n in ("weight", "bias")]))
             stds.append(torch.cat([posterior.std()[n].reshape(-1) for n in ("weight", "bias")]))
     return torch.stack(means).mean(0), torch.stack(stds).mean(0)
@@ -83,7 +83,7 @@ def network(double: bool) -> nn.Module:
 # Each value once, and all pairs of them in the grid.
 BATCHES_AND_TEMPERATURES = pytest.mark.parametrize(
     ("batch", "temperature"),
-    [(None, 0.5), (15, 1.0), *(pytest.param(*pair, marks=pytest.mark.grid) for pair in ((None, 1.0), (15, 0.5)))],
+    [(None, 0.5), (30, 1.0), *(pytest.param(*pair, marks=pytest.mark.grid) for pair in ((None, 1.0), (30, 0.5)))],
 )
 
 
@@ -94,18 +94,18 @@ def close(found: tuple[Tensor, Tensor], mean: Tensor, std: Tensor) -> None:
 
 @BATCHES_AND_TEMPERATURES
 def test_vogn(temperature: float, batch: int | None) -> None:
-    settings = options(temperature, lr=0.05, damping=0.0, draws=2, curvature=0.98)
-    found = run(VOGN(network(True), **settings), 1000, batch=batch)
+    settings = options(temperature, lr=0.1, damping=0.0, curvature=0.98)
+    found = run(VOGN(network(True), **settings), 600, batch=batch)
     close(found, exact_mean(temperature), fisher_std(temperature))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(1.0, marks=pytest.mark.grid)])
 def test_vogn_compiled(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     mean, std = exact_mean(temperature), fisher_std(temperature)
     x, y = data()
     monkeypatch.setitem(globals(), "data", lambda: (x.float(), y.float()))
     settings = options(temperature, lr=0.5, damping=0.0, draws=2, curvature=0.98, momentum={"averaged": True})
-    close(run(VOGN(network(False), **settings), 1000), mean.float(), std.float())
+    close(run(VOGN(network(False), **settings), 600), mean.float(), std.float())
 
 
 def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
@@ -124,9 +124,9 @@ def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
     )
     one = torch.ones(1, 1, dtype=torch.float64)
     variances = []
-    for step in range(1200):
+    for step in range(500):
         posterior.step(lambda net: (0.5 * a * (net(one) - b).square()).mean())
-        variances += [float(posterior.std()["weight"]) ** 2] if step >= 600 else []
+        variances += [float(posterior.std()["weight"]) ** 2] if step >= 200 else []
     slope = n / temperature * a**2
     variance = (-delta + math.sqrt(delta**2 + 4 * slope)) / (2 * slope)  # 1/v = slope·v + δ
     assert sum(variances) / len(variances) == pytest.approx(variance, rel=0.1)
@@ -134,8 +134,8 @@ def test_the_temperature_does_not_scale_the_prior_in_the_noise() -> None:
 
 @BATCHES_AND_TEMPERATURES
 def test_ivon(temperature: float, batch: int | None) -> None:
-    settings = options(temperature, lr=0.02, draws=4, curvature={"decay": 0.99, "init": 4.0}, clip=None)
-    found = run(IVON(network(True), **settings), 1500, batch=batch)
+    settings = options(temperature, lr=0.05, draws=2, curvature={"decay": 0.99, "init": 4.0}, clip=None)
+    found = run(IVON(network(True), **settings), 500, batch=batch)
     close(found, exact_mean(temperature), hessian_std(temperature))
 
 
@@ -143,8 +143,8 @@ def test_ivon_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     mean, std = exact_mean(0.5), hessian_std(0.5)
     x, y = data()
     monkeypatch.setitem(globals(), "data", lambda: (x.float(), y.float()))
-    settings = options(0.5, lr=0.02, draws=4, curvature={"decay": 0.99, "init": 4.0}, clip=None)
-    close(run(IVON(network(False), **settings), 1500), mean.float(), std.float())
+    settings = options(0.5, lr=0.05, draws=2, curvature={"decay": 0.99, "init": 4.0}, clip=None)
+    close(run(IVON(network(False), **settings), 500), mean.float(), std.float())
 
 
 def test_the_two_curvatures_differ() -> None:
@@ -192,15 +192,15 @@ QUADRATIC: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_quadratic_in_one_dimension(method: str, dtype: torch.dtype, temperature: float) -> None:
     a, b, n, delta = 3.0, 0.7, 50, 5.0
     torch.manual_seed(0)
-    common: dict[str, Any] = {"data_size": n, "temperature": temperature, "prior_precision": delta, "draws": 4}
+    common: dict[str, Any] = {"data_size": n, "temperature": temperature, "prior_precision": delta, "draws": 2}
     make, own = QUADRATIC[method]
     posterior = make(Quadratic(dtype), lr=0.05, **own, **common)
     one = torch.ones(1, 1, dtype=dtype)
     variances, means = [], []
-    for step in range(800):
-        posterior.lr_scale = 0.5 * (1 + math.cos(math.pi * step / 800))
+    for step in range(400):
+        posterior.lr_scale = 0.5 * (1 + math.cos(math.pi * step / 400))
         posterior.step(lambda net: (0.5 * a * (net(one) - b).square()).mean())
-        if step >= 500:
+        if step >= 250:
             variances.append(float(posterior.std()["linear.weight"]) ** 2)
             means.append(float(posterior.mean()["linear.weight"]))
     tempered = n * a / temperature

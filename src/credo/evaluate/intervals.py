@@ -44,8 +44,8 @@ def bootstrap(
     _check_settings(level, resamples)
     values = _check_vector(values, "values")
     reduce = _STATISTICS[statistic]
-    blocks = _index_blocks(len(values), resamples, torch.Generator().manual_seed(seed))
-    return interval(float(reduce(values)), torch.cat([reduce(values[index]) for index in blocks]), level)
+    drawn = [reduce(values.take(index)) for index in _index_blocks(len(values), resamples, seed)]
+    return interval(float(reduce(values)), torch.cat(drawn), level)
 
 
 def bootstrap_metric(
@@ -75,9 +75,8 @@ def bootstrap_metric(
         raise ValueError(
             f"probs hold {len(probs)} examples and labels {len(labels)}; pass the same number, at least one"
         )
-    generator = torch.Generator().manual_seed(seed)
     results = []
-    for block in _index_blocks(len(probs), resamples, generator):
+    for block in _index_blocks(len(probs), resamples, seed):
         for index in block:
             results.append(metric(probs[index.to(probs.device)], labels[index.to(labels.device)]))
     return interval(metric(probs, labels), torch.tensor(results, dtype=torch.float64), level)
@@ -105,8 +104,7 @@ def paired_difference(a: Tensor, b: Tensor, *, level: float = 0.95, resamples: i
     found = bootstrap(difference, level=level, resamples=resamples, seed=seed)
     # Another stream than that of the resampling: from the same seed, signs would be the low bits of its
     # indices.
-    generator = torch.Generator().manual_seed(seed + 1)
-    return Interval(found.value, found.low, found.high, _sign_flip_p_value(difference, resamples, generator))
+    return Interval(found.value, found.low, found.high, _sign_flip_p_value(difference, resamples, seed + 1))
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
@@ -116,20 +114,27 @@ def _root_mean_square(values: Tensor) -> Tensor:
 _STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda v: v.mean(-1), "rms": _root_mean_square}
 
 
-def _sign_flip_p_value(difference: Tensor, resamples: int, generator: torch.Generator) -> float:
+def _sign_flip_p_value(difference: Tensor, resamples: int, seed: int) -> float:
     # Rounding must not break ties with the observed sum: whole-number differences tie often.
-    reached = difference.sum().abs() - 1e-12 * difference.abs().sum()
+    observed, reached = difference.sum(), difference.sum().abs() - 1e-12 * difference.abs().sum()
     count = 0
-    for rows in _block_sizes(len(difference), resamples):
-        signs = torch.randint(2, (rows, len(difference)), generator=generator).double() * 2 - 1
-        count += int(((signs @ difference).abs() >= reached).sum())
+    for positive in _sign_blocks(len(difference), resamples, seed):
+        count += int(((2 * (positive @ difference) - observed).abs() >= reached).sum())
     return (1 + count) / (1 + resamples)
 
 
-def _index_blocks(n: int, resamples: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _index_blocks(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
     """Indices `[rows, n]` drawn with replacement; the rows of all blocks together are `resamples`."""
+    generator = torch.Generator().manual_seed(seed)
     for rows in _block_sizes(n, resamples):
         yield torch.randint(n, (rows, n), generator=generator)
+
+
+def _sign_blocks(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """Random signs, 1 where they are positive and 0 elsewhere, in blocks as `_index_blocks`."""
+    generator = torch.Generator().manual_seed(seed)
+    for rows in _block_sizes(n, resamples):
+        yield torch.randint(2, (rows, n), generator=generator, dtype=torch.float64)
 
 
 def _block_sizes(n: int, resamples: int) -> Iterator[int]:
