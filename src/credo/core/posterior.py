@@ -218,6 +218,24 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
             epochs: Times that every example is seen.
         """
 
+    def end_epoch_(self, loader: Iterable[Any], *, epoch: int, epochs: int) -> None:
+        """Do what needs a pass over the training data between epochs; `fit` calls it after each of them.
+
+        Args:
+            loader: The training batches, those of this process if there are several.
+            epoch: Number of epochs that are done.
+            epochs: Number of epochs of the training.
+        """
+
+    def end_training_(self, loader: Iterable[Any]) -> None:
+        """Find what depends on the trained weights, such as a curvature; `fit` calls it after the last epoch.
+
+        With early stopping, the best weights have been restored by then.
+
+        Args:
+            loader: The training batches, those of this process if there are several.
+        """
+
     def describe(self) -> Description:
         """Properties that inspectors read; every method fills in those that it has."""
         return Description()
