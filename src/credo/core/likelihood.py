@@ -53,6 +53,14 @@ class Likelihood(nn.Module, ABC):
         """
         return False
 
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """Vectors v [vectors, *outputs.shape] with Σ v vᵀ = Λ for each example, the Fisher matrix of its outputs.
+
+        Λ = E[∇ℓ ∇ℓᵀ], ∇ℓ the gradient of the NLL by the outputs and the expectation over targets that the likelihood
+        itself predicts; Σ JᵀΛJ over examples is the generalised Gauss-Newton matrix of the parameters.
+        """
+        raise TypeError(f"{type(self).__name__} has no `curvature_factors`, which a Laplace approximation needs.")
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """JSON-serialisable description from which `make_likelihood` rebuilds the likelihood."""
@@ -98,6 +106,12 @@ class Categorical(ClassLikelihood):
         """Log softmax."""
         return F.log_softmax(outputs, dim=-1)
 
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """√pₖ·(eₖ − p) for each class k: together diag(p) − p pᵀ."""
+        p = outputs.softmax(-1)
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device).view(-1, *[1] * (p.dim() - 1), p.shape[-1])
+        return p.movedim(-1, 0).sqrt().unsqueeze(-1) * (eye - p)
+
     def config(self) -> dict[str, Any]:
         """Kind."""
         return {"kind": "categorical"}
@@ -117,6 +131,10 @@ class Bernoulli(ClassLikelihood):
         """Log probabilities of the classes 0 and 1, [..., 2]."""
         logits = outputs.squeeze(-1) if outputs.dim() > 1 and outputs.shape[-1] == 1 else outputs
         return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
+
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """One vector, √(p(1 − p))."""
+        return (0.5 * (F.logsigmoid(outputs) + F.logsigmoid(-outputs))).exp().unsqueeze(0)
 
     def config(self) -> dict[str, Any]:
         """Kind."""
@@ -208,6 +226,16 @@ class GaussianNoise(Likelihood):
         if self.beta:
             each = each * std.detach() ** (2 * self.beta)
         return each.sum() / max(len(y), 1)
+
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """For each output 1/σ; of a predicted noise σ(r), √2·σ′(r)/σ for each r."""
+        _, std = self.moments(outputs)
+        factors = 1 / std
+        if self.heteroscedastic:
+            raw = outputs.chunk(2, dim=-1)[1]
+            factors = torch.cat([factors, math.sqrt(2) * torch.sigmoid(raw) / std], dim=-1)
+        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        return eye.view(-1, *[1] * (outputs.dim() - 1), outputs.shape[-1]) * factors
 
     @torch.no_grad()
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
