@@ -61,6 +61,16 @@ class Likelihood(nn.Module, ABC):
         """
         raise TypeError(f"{type(self).__name__} has no `curvature_factors`, which a Laplace approximation needs.")
 
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """Σ Λ over the examples, [outputs, outputs]; outputs of more than one dimension are flattened."""
+        vectors = self.curvature_factors(outputs).flatten(0, 1)
+        vectors = vectors.reshape(len(vectors), -1)
+        return vectors.T @ vectors
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """The diagonal of each example's Λ, [batch, outputs]; outputs of more than one dimension are flattened."""
+        return self.curvature_factors(outputs).square().sum(0).reshape(len(outputs), -1)
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """JSON-serialisable description from which `make_likelihood` rebuilds the likelihood."""
@@ -107,10 +117,23 @@ class Categorical(ClassLikelihood):
         return F.log_softmax(outputs, dim=-1)
 
     def curvature_factors(self, outputs: Tensor) -> Tensor:
-        """√pₖ·(eₖ − p) for each class k: together diag(p) − p pᵀ."""
+        """√pₖ·(eₖ − p) for each class k: together diag(p) − p pᵀ; of each position, whose mean an example's NLL is."""
         p = outputs.softmax(-1)
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device).view(-1, *[1] * (p.dim() - 1), p.shape[-1])
-        return p.movedim(-1, 0).sqrt().unsqueeze(-1) * (eye - p)
+        vectors = p.movedim(-1, 0).sqrt().unsqueeze(-1) * (eye - p)
+        return _at_each_position(vectors) / math.sqrt(math.prod(outputs.shape[1:-1]))
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """diag(Σ p) − Σ p pᵀ, without a matrix for each example."""
+        if outputs.dim() != 2:
+            return super().curvature_sum(outputs)
+        p = outputs.softmax(-1)
+        return torch.diag(p.sum(0)) - p.T @ p
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """p(1 − p), over the number of positions."""
+        p = outputs.softmax(-1)
+        return (p * (1 - p)).reshape(len(p), -1) / math.prod(outputs.shape[1:-1])
 
     def config(self) -> dict[str, Any]:
         """Kind."""
@@ -139,6 +162,15 @@ class Bernoulli(ClassLikelihood):
     def config(self) -> dict[str, Any]:
         """Kind."""
         return {"kind": "bernoulli"}
+
+
+def _at_each_position(vectors: Tensor) -> Tensor:
+    """Vectors [vectors, batch, *positions, outputs] as many times as there are positions, zero at all others."""
+    if vectors.dim() <= 3:
+        return vectors
+    positions = vectors.shape[2:-1]
+    eye = torch.eye(math.prod(positions), dtype=vectors.dtype, device=vectors.device)
+    return (eye.view(-1, 1, 1, *positions, 1) * vectors).flatten(0, 1)
 
 
 def _one_logit(outputs: Tensor) -> Tensor:
@@ -229,13 +261,24 @@ class GaussianNoise(Likelihood):
 
     def curvature_factors(self, outputs: Tensor) -> Tensor:
         """For each output 1/σ; of a predicted noise σ(r), √2·σ′(r)/σ for each r."""
+        factors = self.curvature_diagonal(outputs).sqrt().view_as(outputs)
+        if outputs.dim() == 1:
+            return factors.unsqueeze(0)
+        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        return _at_each_position(eye.view(-1, *[1] * (outputs.dim() - 1), outputs.shape[-1]) * factors)
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """A diagonal: outputs are independent."""
+        return torch.diag(self.curvature_diagonal(outputs).sum(0))
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """1/σ²; of a predicted noise σ(r), 2·(σ′(r)/σ)² for each r."""
         _, std = self.moments(outputs)
-        factors = 1 / std
+        precision = std.detach() ** -2
         if self.heteroscedastic:
             raw = outputs.chunk(2, dim=-1)[1]
-            factors = torch.cat([factors, math.sqrt(2) * torch.sigmoid(raw) / std], dim=-1)
-        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
-        return eye.view(-1, *[1] * (outputs.dim() - 1), outputs.shape[-1]) * factors
+            precision = torch.cat([precision, 2 * torch.sigmoid(raw).square() * precision], dim=-1)
+        return precision.reshape(len(outputs), -1)
 
     @torch.no_grad()
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:

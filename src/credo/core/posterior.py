@@ -67,6 +67,8 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Arguments that are worth tuning, with the lowest and highest value that `credo.tune` tries."""
+    default_predictive: ClassVar[str] = "weights"
+    """What `credo.predict` averages if it is not told: networks with drawn `"weights"`, or `"linear"` functions."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call, jacrev, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Memory of the Jacobians that exist at once, and about that of the passes that make them.
@@ -60,17 +60,49 @@ def jacobians(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> 
     return values.detach(), {name: each.detach() for name, each in found.items()}
 
 
-def _one_by_one(model: nn.Module, x: Tensor, leaves: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def projected_jacobians(
+    model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor], vectors: Tensor
+) -> dict[str, Tensor]:
+    """Jᵀv of every example for some vectors v each, {name: [batch, vectors, *shape]}: gradients of v·outputs.
+
+    Args:
+        model: The network, in eval mode.
+        x: Inputs of one batch.
+        parameters: Differentiate by these, at these values.
+        vectors: [batch, vectors, outputs], with outputs flattened.
+    """
+    leaves = {name: tensor.detach() for name, tensor in parameters.items()}
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):  # no batching rule
+        return _one_by_one(model, x, leaves, vectors)[1]
+
+    def products(weights: dict[str, Tensor], row: Tensor, own: Tensor) -> dict[str, Tensor]:
+        _, pull = vjp(lambda w: functional_call(model, w, (row.unsqueeze(0),)).flatten(), weights)
+        found: dict[str, Tensor] = vmap(pull)(own)[0]
+        return found
+
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the only one with a batching rule
+            found = vmap(products, in_dims=(None, 0, 0))(leaves, x, vectors)
+    except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
+        return _one_by_one(model, x, leaves, vectors)[1]
+    return {name: each.detach() for name, each in found.items()}
+
+
+def _one_by_one(
+    model: nn.Module, x: Tensor, leaves: Mapping[str, Tensor], vectors: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and Jacobians, or their products with `vectors`, by a backward pass for each."""
     values: list[Tensor] = []
     found: dict[str, list[Tensor]] = {name: [] for name in leaves}
-    for row in x.split(1):
+    for index, row in enumerate(x.split(1)):
         with torch.enable_grad():
             weights = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
             flat = functional_call(model, weights, (row,)).flatten()
-            rows = [_gradients(entry, list(weights.values())) for entry in flat]
+            entries = flat if vectors is None else vectors[index] @ flat
+            rows = [_gradients(entry, list(weights.values())) for entry in entries]
         values.append(flat.detach())
-        for name, entries in zip(weights, zip(*rows, strict=True), strict=True):
-            found[name].append(torch.stack(entries))
+        for name, own in zip(weights, zip(*rows, strict=True), strict=True):
+            found[name].append(torch.stack(own))
     return torch.stack(values), {name: torch.stack(each) for name, each in found.items()}
 
 
