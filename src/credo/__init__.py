@@ -101,7 +101,6 @@ __all__ += methods.__all__
 
 _RENAMED = {
     "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),
-    "Laplace": (priors.Laplace, "credo.priors.Laplace"),
     "LayerL2": (priors.LayerL2, "credo.priors.LayerL2"),
     "ScaleMixture": (priors.ScaleMixture, "credo.priors.ScaleMixture"),
     "Team": (ProcessGroup, "credo.ProcessGroup"),

@@ -88,7 +88,7 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         self.likelihood = make_likelihood(likelihood)
         self.data_size, self.seed = int(data_size), checked_seed(seed)
         self.steps, self.lr_scale = 0, 1.0
-        self.planned: dict[str, float] = {}
+        self.planned: dict[str, Any] = {}
         self._watch = TrainingWatch()
         self.ledger = Ledger()
         self._aliases = aliases(model)

@@ -20,7 +20,7 @@ class Saved(nn.Module):
     arguments: dict[str, Any]
     steps: int
     generator: torch.Generator
-    planned: dict[str, float]
+    planned: dict[str, Any]
     """Arguments that were left open, with the values that `fit` has chosen."""
     calibration: Calibration | None
     ledger: Ledger
@@ -45,7 +45,7 @@ class Saved(nn.Module):
         now = {name: getattr(self, name, None) for name in given}
         return {n: as_json(now[n] if hasattr(now[n], "config") else value) for n, value in given.items()}
 
-    def _set_planned(self, name: str, value: float) -> None:
+    def _set_planned(self, name: str, value: Any) -> None:
         """Use a value that was chosen for an argument (`group.field`); it is part of configuration and state."""
         self.planned[name] = value
         group, _, field = name.partition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def projected_jacobians(
         return _one_by_one(model, x, leaves, vectors)[1]
 
     def products(weights: dict[str, Tensor], row: Tensor, own: Tensor) -> dict[str, Tensor]:
-        _, pull = vjp(lambda w: functional_call(model, w, (row.unsqueeze(0),)).flatten(), weights)
+        pull: Any = vjp(lambda w: functional_call(model, w, (row.unsqueeze(0),)).flatten(), weights)[1]
         found: dict[str, Tensor] = vmap(pull)(own)[0]
         return found
 
