@@ -14,8 +14,9 @@ from torch import Tensor
 from credo.core.held_out.ledger import Digests, batch_digests
 from credo.core.likelihood import ClassLikelihood, Likelihood
 from credo.core.posterior import Posterior
+from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import check_targets, class_labels, class_log_probs, gaussian_likelihoods, gaussian_moments
-from credo.predict.run import batches_of, draw_loop, noise_scaled
+from credo.predict.run import batches_of, noise_scaled
 
 # Class probabilities of all draws are kept up to this size; of larger sets every second, third, … row is used.
 _MOST_BYTES = 512 * 2**20

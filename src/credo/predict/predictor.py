@@ -14,10 +14,11 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
+from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, concatenate
-from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, noise_scaled, run_draws
+from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, noise_scaled
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.
