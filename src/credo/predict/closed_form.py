@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +38,16 @@ class FunctionValues:
 
     mean: Tensor
     spread: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[FunctionValues]) -> FunctionValues:
+        """The rows of all."""
+        return cls(torch.cat([each.mean for each in parts], 1), torch.cat([each.spread for each in parts], 1))
+
+    def at(self, rows: Tensor) -> FunctionValues:
+        """Some of the rows, by their indices or a mask."""
+        rows = rows.to(self.mean.device)
+        return FunctionValues(self.mean[:, rows], self.spread[:, rows])
 
     def scaled(self, factor: float) -> FunctionValues:
         """The values times a factor."""
@@ -180,7 +190,7 @@ class GaussianForm(ClosedForm):
         found = []
         for (mean, std), spread in zip(self._noise(values, scale), values.spread, strict=True):
             check_targets(y, mean.unsqueeze(0))
-            residual, variance = (y - mean).flatten(1), std.square().flatten(1)
+            residual, variance = (y - mean).reshape(len(y), -1), std.square().reshape(len(y), -1)
             found.append(_normal_log_prob(residual, spread, variance))
         return torch.stack(found).logsumexp(0) - math.log(len(found))
 
