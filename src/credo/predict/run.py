@@ -165,8 +165,9 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            device, task = frozen.device, self._for(frozen)
-            check = WeightsCheck(frozen) if self.predictive == "weights" else None
+            device, is_linear = frozen.device, frozen.parts[0].default_predictive == "linear"
+            task = self._for(frozen)
+            check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
                 if not len(x):
@@ -180,7 +181,7 @@ class _Task:
                     loop.begin(index)
                     drawn = partial(task._drawn, loop, frozen, x, y)
                     parts.append(drawn() if closed is None else closed.prediction(x, y, drawn))
-                if check is not None and check.is_needed and y is not None:
+                if check is not None and y is not None:
                     check.add(parts[-1], self._mean_network(frozen, x, y))
                 finite = parts[-1].finite
                 if not bool(finite.all()):
