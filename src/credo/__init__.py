@@ -23,6 +23,7 @@ from credo.core.errors import (
     FileFormatError,
     LostProcessError,
     NonFiniteError,
+    PredictiveWarning,
     ReusedRowsWarning,
     UnsupportedModelError,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "LostProcessError",
     "NonFiniteError",
     "Posterior",
+    "PredictiveWarning",
     "Predictor",
     "Prior",
     "ProcessGroup",
@@ -101,7 +103,6 @@ __all__ += methods.__all__
 
 _RENAMED = {
     "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),
-    "Laplace": (priors.Laplace, "credo.priors.Laplace"),
     "LayerL2": (priors.LayerL2, "credo.priors.LayerL2"),
     "ScaleMixture": (priors.ScaleMixture, "credo.priors.ScaleMixture"),
     "Team": (ProcessGroup, "credo.ProcessGroup"),

@@ -12,13 +12,15 @@ from credo.core.errors import NonFiniteError
 from credo.core.kronecker.factors import (
     factored_damping,
     from_matrix,
+    input_moments,
     inverse_diagonal,
     inverse_root,
     log_determinant,
     matrix_shape,
-    moment_sums,
+    output_moments,
     patches,
     product,
+    row_count,
     to_matrix,
 )
 
@@ -49,6 +51,11 @@ def made(layer: nn.Module, shape: tuple[int, ...]) -> tuple[Any, Tensor, Tensor]
     layer = layer.double()
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     return layer, x, torch.randn(layer(x).shape, generator=generator, dtype=torch.float64)
+
+
+def moment_sums(layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool) -> tuple[Tensor, Tensor, int]:
+    rows = row_count(layer, g)
+    return input_moments(layer, x, positions=rows // len(x), bias=bias), output_moments(layer, g), rows
 
 
 def with_one(row: Tensor, bias: bool) -> Tensor:

@@ -53,6 +53,24 @@ class Likelihood(nn.Module, ABC):
         """
         return False
 
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """Vectors v [vectors, *outputs.shape] with Σ v vᵀ = Λ for each example, the Fisher matrix of its outputs.
+
+        Λ = E[∇ℓ ∇ℓᵀ], ∇ℓ the gradient of the NLL by the outputs and the expectation over targets that the likelihood
+        itself predicts; Σ JᵀΛJ over examples is the generalised Gauss-Newton matrix of the parameters.
+        """
+        raise TypeError(f"{type(self).__name__} has no `curvature_factors`, which a Laplace approximation needs.")
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """Σ Λ over the examples, [outputs, outputs]; outputs of more than one dimension are flattened."""
+        vectors = self.curvature_factors(outputs).flatten(0, 1)
+        vectors = vectors.reshape(len(vectors), -1)
+        return vectors.T @ vectors
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """The diagonal of each example's Λ, [batch, outputs]; outputs of more than one dimension are flattened."""
+        return self.curvature_factors(outputs).square().sum(0).reshape(len(outputs), -1)
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """JSON-serialisable description from which `make_likelihood` rebuilds the likelihood."""
@@ -98,6 +116,25 @@ class Categorical(ClassLikelihood):
         """Log softmax."""
         return F.log_softmax(outputs, dim=-1)
 
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """√pₖ·(eₖ − p) for each class k: together diag(p) − p pᵀ; of each position, whose mean an example's NLL is."""
+        p = outputs.softmax(-1)
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device).view(-1, *[1] * (p.dim() - 1), p.shape[-1])
+        vectors = p.movedim(-1, 0).sqrt().unsqueeze(-1) * (eye - p)
+        return _at_each_position(vectors) / math.sqrt(math.prod(outputs.shape[1:-1]))
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """diag(Σ p) − Σ p pᵀ, without a matrix for each example."""
+        if outputs.dim() != 2:
+            return super().curvature_sum(outputs)
+        p = outputs.softmax(-1)
+        return torch.diag(p.sum(0)) - p.T @ p
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """p(1 − p), over the number of positions."""
+        p = outputs.softmax(-1)
+        return (p * (1 - p)).reshape(len(p), -1) / math.prod(outputs.shape[1:-1])
+
     def config(self) -> dict[str, Any]:
         """Kind."""
         return {"kind": "categorical"}
@@ -118,9 +155,22 @@ class Bernoulli(ClassLikelihood):
         logits = outputs.squeeze(-1) if outputs.dim() > 1 and outputs.shape[-1] == 1 else outputs
         return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
 
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """One vector, √(p(1 − p))."""
+        return (0.5 * (F.logsigmoid(outputs) + F.logsigmoid(-outputs))).exp().unsqueeze(0)
+
     def config(self) -> dict[str, Any]:
         """Kind."""
         return {"kind": "bernoulli"}
+
+
+def _at_each_position(vectors: Tensor) -> Tensor:
+    """Vectors [vectors, batch, *positions, outputs] as many times as there are positions, zero at all others."""
+    if vectors.dim() <= 3:
+        return vectors
+    positions = vectors.shape[2:-1]
+    eye = torch.eye(math.prod(positions), dtype=vectors.dtype, device=vectors.device)
+    return (eye.view(-1, 1, 1, *positions, 1) * vectors).flatten(0, 1)
 
 
 def _one_logit(outputs: Tensor) -> Tensor:
@@ -208,6 +258,27 @@ class GaussianNoise(Likelihood):
         if self.beta:
             each = each * std.detach() ** (2 * self.beta)
         return each.sum() / max(len(y), 1)
+
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """For each output 1/σ; of a predicted noise σ(r), √2·σ′(r)/σ for each r."""
+        factors = self.curvature_diagonal(outputs).sqrt().view_as(outputs)
+        if outputs.dim() == 1:
+            return factors.unsqueeze(0)
+        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        return _at_each_position(eye.view(-1, *[1] * (outputs.dim() - 1), outputs.shape[-1]) * factors)
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """A diagonal: outputs are independent."""
+        return torch.diag(self.curvature_diagonal(outputs).sum(0))
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """1/σ²; of a predicted noise σ(r), 2·(σ′(r)/σ)² for each r."""
+        _, std = self.moments(outputs)
+        precision = std.detach() ** -2
+        if self.heteroscedastic:
+            raw = outputs.chunk(2, dim=-1)[1]
+            precision = torch.cat([precision, 2 * torch.sigmoid(raw).square() * precision], dim=-1)
+        return precision.reshape(len(outputs), -1)
 
     @torch.no_grad()
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:

@@ -254,6 +254,22 @@ class GradientPosterior(Posterior):
                 nll = weighed(nll, Counted(examples, weights), self.process_group)
             yield partial(self._update, self._gradients(nll))
 
+    def _point_gradients(self, nll: Nll, penalty: Callable[[], Tensor] | None) -> Terms:
+        """Set the gradients of a point estimate's loss, and make them `ready`.
+
+        Args:
+            nll: `nll(net)` gives the batch's mean negative log-likelihood.
+            penalty: Gives what the prior adds to it; None: nothing.
+        """
+        loss = data_term = nll(self._net)
+        if penalty is not None:
+            loss = scalar_loss(data_term) + penalty()
+        self.optimizer_step.clear()  # what the loss itself may have left
+        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
+        del loss, data_term  # and the graph with them
+        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
+        return Terms(loss=total, nll=data, penalty=total - data)
+
     def _update(self, terms: Terms) -> Terms:
         self.likelihood.update_(self.steps)
         self.optimizer_step.move(scale=self.lr_scale)

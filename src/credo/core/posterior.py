@@ -22,7 +22,7 @@ from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
 from credo.core.pruning import Prunable
-from credo.core.saved_state import Planned, Saved
+from credo.core.saved_state import Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_safety import ThreadSafe, checked_once, exclusively
@@ -67,6 +67,10 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Arguments that are worth tuning, with the lowest and highest value that `credo.tune` tries."""
+    default_predictive: ClassVar[str] = "weights"
+    """What `credo.predict` averages if it is not told: networks with drawn `"weights"`, or `"linear"` functions."""
+    is_linearisable: ClassVar[bool] = True
+    """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 
@@ -86,7 +90,7 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         self.likelihood = make_likelihood(likelihood)
         self.data_size, self.seed = int(data_size), checked_seed(seed)
         self.steps, self.lr_scale = 0, 1.0
-        self.planned: dict[str, Planned] = {}
+        self.planned: dict[str, Any] = {}
         self._watch = TrainingWatch()
         self.ledger = Ledger()
         self._aliases = aliases(model)
@@ -136,15 +140,25 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
         for _ in range(count):
-            yield self._rescaled(self.draw())
+            draw = self.draw()
+            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
 
     def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
         scale = self.noise_scale
-        if scale == 1.0:
-            return draw
         means = dict(self.model.named_parameters())
         return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
+
+    def function_moments(self, x: Tensor, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+        """Moments of the network's outputs, linearised at the mean, for each input by itself, where a method has them.
+
+        Returns means [batch, outputs] and covariances [batch, outputs, outputs], scaled by `noise_scale`².
+
+        Args:
+            x: Inputs of one batch.
+            diagonal: Give the variances [batch, outputs] alone.
+        """
+        raise TypeError(f"{type(self).__name__} does not compute moments of function values.")
 
     def uncalibrated(self) -> Self:
         """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
@@ -216,6 +230,24 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         Args:
             steps: Steps of the training.
             epochs: Times that every example is seen.
+        """
+
+    def end_epoch_(self, loader: Iterable[Any], *, epoch: int, epochs: int) -> None:
+        """Do what needs a pass over the training data between epochs; `fit` calls it after each of them.
+
+        Args:
+            loader: The training batches, those of this process if there are several.
+            epoch: Number of epochs that are done.
+            epochs: Number of epochs of the training.
+        """
+
+    def end_training_(self, loader: Iterable[Any]) -> None:
+        """Find what depends on the trained weights, such as a curvature; `fit` calls it after the last epoch.
+
+        With early stopping, the best weights have been restored by then.
+
+        Args:
+            loader: The training batches, those of this process if there are several.
         """
 
     def describe(self) -> Description:

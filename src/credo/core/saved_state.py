@@ -13,9 +13,6 @@ from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Ledger
 
-# A value that was chosen for an argument: a number, or the fields of a group of numbers.
-Planned = float | dict[str, float]
-
 
 class Saved(nn.Module):
     """The record of a posterior's constructor arguments, and its saved state beside tensors by name."""
@@ -23,7 +20,7 @@ class Saved(nn.Module):
     arguments: dict[str, Any]
     steps: int
     generator: torch.Generator
-    planned: dict[str, Planned]
+    planned: dict[str, Any]
     """Arguments that were left open, with the values that `fit` has chosen."""
     calibration: Calibration | None
     ledger: Ledger
@@ -48,7 +45,7 @@ class Saved(nn.Module):
         now = {name: getattr(self, name, None) for name in given}
         return {n: as_json(now[n] if hasattr(now[n], "config") else value) for n, value in given.items()}
 
-    def _set_planned(self, name: str, value: Planned) -> None:
+    def _set_planned(self, name: str, value: Any) -> None:
         """Use a value that was chosen for an argument (`group.field`); it is part of configuration and state."""
         self.planned[name] = value
         group, _, field = name.partition(".")

@@ -11,6 +11,8 @@ from credo.methods.ensemble import Ensemble
 from credo.methods.kfac.groups import KroneckerCurvature
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
+from credo.methods.laplace.evidence import Evidence
+from credo.methods.laplace.laplace import Laplace
 from credo.methods.map import MAP
 from credo.methods.natural.groups import Curvature, Momentum, Warmup
 from credo.methods.natural.ivon import IVON, IVONCurvature, IVONMomentum
@@ -30,6 +32,7 @@ METHODS: dict[str, type[Posterior]] = {
     "kfac": KFAC,
     "noisy-kfac": NoisyKFAC,
     "node-bnn": NodeBNN,
+    "laplace": Laplace,
 }
 
 __all__ = [
@@ -43,11 +46,13 @@ __all__ = [
     "AdversarialSampling",
     "Curvature",
     "Ensemble",
+    "Evidence",
     "IVONCurvature",
     "IVONMomentum",
     "Init",
     "KLTerm",
     "KroneckerCurvature",
+    "Laplace",
     "MCDropout",
     "Momentum",
     "NodeBNN",

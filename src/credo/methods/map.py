@@ -16,7 +16,7 @@ from credo.core.description import Description
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random, all_names, random_names
-from credo.core.optimizer_step import GradientPosterior, OptimizerStep, scalar_loss, trainable
+from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
@@ -86,15 +86,12 @@ class MAP(GradientPosterior):
 
     def _gradients(self, nll: Nll) -> Terms:
         """Set the gradients of mean NLL − log p(w)/data_size."""
-        loss = data_term = nll(self._net)
-        if self.prior is not None:
-            weights = self.layout.flatten(dict(self.model.named_parameters()))
-            loss = scalar_loss(data_term) - self.prior.log_prob(weights) / self.data_size
-        self.optimizer_step.clear()  # what the loss itself may have left
-        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
-        del loss, data_term  # and the graph with them
-        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
-        return Terms(loss=total, nll=data, penalty=total - data)
+        return self._point_gradients(nll, None if self.prior is None else self._penalty)
+
+    def _penalty(self) -> Tensor:
+        assert self.prior is not None
+        weights = self.layout.flatten(dict(self.model.named_parameters()))
+        return -self.prior.log_prob(weights) / self.data_size
 
     def describe(self) -> Description:
         """A prior, if there is one, and nothing else."""

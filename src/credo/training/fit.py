@@ -165,6 +165,7 @@ def train(
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
+        training.run_hook("end_epoch_", epoch=progress.epoch + 1, epochs=epochs)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = update_best(posterior, progress, metrics, monitor, keep=patience is not None)
         rate, seconds = posterior.lr_scale, training.seconds()
@@ -178,6 +179,8 @@ def train(
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
+    if epochs > 0:
+        training.run_hook("end_training_")
     if calibrate and validation is not None:
         calibrated(posterior, validation, progress=False)
 
@@ -212,6 +215,18 @@ class _Training:
             posterior.process_group.settle_(posterior)
         means = {key: None if value is None else value / progress.step for key, value in progress.sums.items()}
         return Terms(**means)  # type: ignore[arg-type]
+
+    def run_hook(self, name: str, **options: Any) -> None:
+        """Call a method of every part of the posterior that passes over the training data; most parts have none.
+
+        Args:
+            name: `"end_epoch_"` or `"end_training_"`.
+            options: Its arguments beside the loader.
+        """
+        parts = [p for p in self.posterior.all_posteriors() if getattr(type(p), name) is not getattr(Posterior, name)]
+        for part in parts:
+            with seeded_epoch(self.loader, self.seed, self.progress.epoch, self.posterior.device):
+                getattr(part, name)(self.loader, **options)
 
     def _steps(self, scale: Schedule) -> None:
         posterior, progress, group = self.posterior, self.progress, self.posterior.process_group

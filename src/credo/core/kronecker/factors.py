@@ -58,31 +58,44 @@ def from_matrix(matrix: Tensor, shape: torch.Size, *, bias: bool) -> tuple[Tenso
 # -- second moments --------------------------------------------------------------------------------------------------
 
 
-def moment_sums(
-    layer: nn.Module, x: Tensor, g: Tensor, *, bias: bool, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor, int]:
-    """Σ w·a aᵀ and Σ g gᵀ over examples and positions, and how many of these there are.
+def input_moments(layer: nn.Module, x: Tensor, *, positions: int, bias: bool, weights: Tensor | None = None) -> Tensor:
+    """Σ w·a aᵀ over examples and positions.
 
     Args:
         layer: The layer.
         x: Its input, a.
-        g: The gradient by its output.
+        positions: Output positions of an example, as many as there are patches of its image.
         bias: Whether the bias is part of the matrix.
         weights: Weights w of the examples; None: 1.
     """
-    groups: Any = getattr(layer, "groups", 1)
     if isinstance(layer, nn.Linear):
-        rows = g.reshape(1, -1, g.shape[-1])
-        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias, weights=weights), _moments(rows), rows.shape[1]
-    rows = g.reshape(len(g), groups, g.shape[1] // groups, -1).permute(1, 0, 3, 2).flatten(1, 2)
-    _, _, size = matrix_shape(layer, bias=bias)
+        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias, weights=weights)
+    groups, _, size = matrix_shape(layer, bias=bias)
     total = x.new_zeros(groups, size, size)
-    step = max(1, _CHUNK // max(1, groups * size * prod(g.shape[2:])))
+    step = max(1, _CHUNK // max(1, groups * size * positions))
     for index, part in enumerate(x.split(step)):
         own = None if weights is None else weights[index * step :][: len(part)]
         total += _moments(patches(layer, part), bias=bias, weights=own)
     order = _weight_order(layer, size, x.device)
-    return total[:, order][:, :, order], _moments(rows), rows.shape[1]
+    return total[:, order][:, :, order]
+
+
+def output_moments(layer: nn.Module, g: Tensor) -> Tensor:
+    """Σ g gᵀ over examples and positions, of the gradient `g` by the layer's output."""
+    return _moments(_rows(layer, g))
+
+
+def row_count(layer: nn.Module, g: Tensor) -> int:
+    """How many examples and positions the gradient `g` by the layer's output has."""
+    return _rows(layer, g).shape[1]
+
+
+def _rows(layer: nn.Module, g: Tensor) -> Tensor:
+    """Gradients by a layer's output as [groups, examples · positions, outputs]."""
+    if isinstance(layer, nn.Linear):
+        return g.reshape(1, -1, g.shape[-1])
+    groups: Any = getattr(layer, "groups", 1)
+    return g.reshape(len(g), groups, g.shape[1] // groups, -1).permute(1, 0, 3, 2).flatten(1, 2)
 
 
 def patches(layer: nn.Module, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
-from credo.core.kronecker.factors import matrix_shape, moment_sums
+from credo.core.kronecker.factors import input_moments, matrix_shape, output_moments, row_count
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.kronecker.row_weights import CountedRows
 from credo.core.network.inplace_inputs import first_size
@@ -125,8 +125,18 @@ class CurvaturePass:
         self.active = False
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._is_first = True
         self._outside: set[str] = set()
         self._undo: list[Callable[[], object]] = []
+
+    def again(self) -> None:
+        """Take what arrives from here on as the gradients of another function of the same forward pass.
+
+        G becomes the sum over these backward passes, and A stays that of the first. Not for a plan with parameters that
+        have no factors: their squared gradients are those of one backward pass.
+        """
+        assert self.diagonal is None
+        self._is_first = False
 
     def result(self) -> dict[str, Tensor]:
         """A and G by the layers' keys, mean squared per-example gradients by name; zeros for what is not used.
@@ -236,11 +246,17 @@ class CurvaturePass:
         x, g = x.to(dtype), g.to(dtype)
         g = g if self._weights is None else self._weights(g)
         with torch.autocast(g.device.type, enabled=False):
-            a, b, rows = moment_sums(layer.layer, x, g, bias=layer.bias is not None, weights=weights)
+            outputs = output_moments(layer.layer, g)
+            if not self._is_first:
+                self._moments[layer.weight][1].add_(outputs)
+                return
+            rows = row_count(layer.layer, g)
+            places, bias = rows // max(1, len(x)), layer.bias is not None
+            inputs = input_moments(layer.layer, x, positions=places, bias=bias, weights=weights)
         if layer.weight in self._moments:  # several calls of one layer count as positions
             before = self._moments[layer.weight]
-            a, b, rows = a + before[0], b + before[1], rows + before[2]
-        self._moments[layer.weight] = (a, b, rows)
+            inputs, outputs, rows = inputs + before[0], outputs + before[1], rows + before[2]
+        self._moments[layer.weight] = (inputs, outputs, rows)
 
     # -- installing and removing ---------------------------------------------------------------------------------
 

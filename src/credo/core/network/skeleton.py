@@ -106,6 +106,8 @@ class Skeleton(NotFollowed):
     def refresh(self, copies: str = "none") -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
+        Modules of a class with `replaces_buffers` never change a tensor in place, and it is always shared.
+
         Args:
             copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
                 `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
@@ -122,10 +124,11 @@ class Skeleton(NotFollowed):
         for pair in self._pairs:
             _reset_attributes(pair)
             self._take_hooks(pair)
+            is_shared = getattr(pair.kind, "replaces_buffers", False)
             for key in _TENSORS:
                 theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
                 if theirs:
-                    ours.update(tensors.of(theirs) if key in copied else theirs)
+                    ours.update(tensors.of(theirs) if key in copied and not is_shared else theirs)
             pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]

@@ -1,10 +1,13 @@
-"""Tune glibc's malloc."""
+"""Memory: glibc's malloc, and how much there is."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import torch
 
 # glibc learns from blocks of up to 32 MiB.
 _LARGEST = 31 * 2**20
@@ -18,3 +21,15 @@ def keep_freed() -> None:
     without this. No effect with other C libraries.
     """
     np.empty(_LARGEST, dtype=np.uint8)
+
+
+def available_bytes(device: torch.device) -> float:
+    """Return the memory that new tensors can take on a device, in bytes; infinite if unknown."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):  # not on Linux
+        return math.inf

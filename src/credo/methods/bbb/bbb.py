@@ -34,7 +34,6 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, plain_na
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import PRECISION, Gaussian, Prior
-from credo.core.saved_state import Planned
 from credo.core.support.validate import checked_count, is_number
 from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
 from credo.methods.adversarial_sampling import (
@@ -159,11 +158,11 @@ class BBB(GradientPosterior, GaussianPosterior):
 
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
-        means = parameters_at(self.model, self.layout.names)
-        is_plain = isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled()
-        if is_plain and flat.fused([*means.values(), self.rho]):
-            listed = flat.TensorList(self.layout.pieces(means))
-            return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
+        if isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled():
+            means = self.layout.pieces(parameters_at(self.model, self.layout.names))
+            generator = self.generator
+            if flat.fused([*means, self.rho]):
+                return self.layout.split(flat.softplus_draw(flat.TensorList(means), self.rho, flat.new_key(generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
@@ -226,9 +225,8 @@ class BBB(GradientPosterior, GaussianPosterior):
         if self.arguments["temperature"] is None:
             self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
 
-    def _set_planned(self, name: str, value: Planned) -> None:
+    def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
-        assert isinstance(value, float)
         self.temperature = value
 
     def _gradients(self, nll: Nll) -> Terms:

@@ -30,7 +30,6 @@ from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Gaussian, Prior, Value
-from credo.core.saved_state import Planned
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.groups import Momentum, Warmup, make_temperature
 from credo.methods.natural.likelihood_params import (
@@ -250,20 +249,19 @@ class NaturalStepper(Posterior, ABC):
         if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
             self._set_planned("prior_precision", PRIOR_PRECISION)
 
-    def _planned_temperature(self, steps: int, epochs: float) -> Planned:
+    def _planned_temperature(self, steps: int, epochs: float) -> Any:
         return planned_temperature(self.likelihood.task, epochs)
 
     def _planned_decay(self, steps: int) -> float:
         return planned_decay(steps)
 
-    def _set_planned(self, name: str, value: Planned) -> None:
+    def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
         if name == "temperature":
             made = self.arguments["temperature"] = make_temperature(value)
             assert made is not None
             self._temperature = made
             return
-        assert isinstance(value, float)
         if name == "curvature.decay":
             self.curvature_decay = value
         else:

@@ -30,7 +30,6 @@ from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
 from credo.core.posterior import Nll
 from credo.core.prior import Prior, Value
-from credo.core.saved_state import Planned
 from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.adversarial_pass import attack_of, mixed_pass
@@ -218,7 +217,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         self.arguments["noise"] = self.attack or "weights"
         self._make_state(lr, prior, prior_precision, random)
 
-    def _planned_temperature(self, steps: int, epochs: float) -> Planned:
+    def _planned_temperature(self, steps: int, epochs: float) -> Any:
         # Before training, curvatures are small and the noise is that of the prior, in which networks that are trained
         # already, and short trainings, are lost: it rises over the first half.
         to = planned_temperature(self.likelihood.task, epochs)

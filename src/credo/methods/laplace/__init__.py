@@ -1,0 +1,1 @@
+"""Laplace's approximation around trained weights: structures of the curvature, the pass that finds it, evidence."""

@@ -1,0 +1,130 @@
+"""The pass over the data: sums of the curvature, of the log-likelihood and of squared residuals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from credo.core.distributed.process_group import ProcessGroup
+from credo.core.errors import CredoError, NonFiniteError
+from credo.core.likelihood import GaussianNoise, Likelihood
+from credo.core.support.loader_checks import read_quietly
+from credo.methods.laplace.sources import Passes, Source, Sums
+from credo.methods.laplace.structures import Structure
+
+
+@dataclass
+class Totals:
+    """Sums over the data beside the curvature.
+
+    Attributes:
+        examples: How many examples there are.
+        log_likelihood: That of all of them, in nats.
+        squares: Squared residuals of a regression with one noise for all outputs.
+        residuals: How many of these there are.
+    """
+
+    examples: float = 0.0
+    log_likelihood: float = 0.0
+    squares: float = 0.0
+    residuals: float = 0.0
+
+    def add(self, likelihood: Likelihood, source: Source) -> None:
+        """Add a batch."""
+        examples, y = source.targets.examples, source.targets.y
+        nll = float(likelihood.nll(source.outputs, y).detach())
+        self.examples += examples
+        self.log_likelihood -= examples * nll
+        if has_one_noise(likelihood):
+            self.squares += float((y - source.outputs).double().square().sum())
+            self.residuals += y.numel()
+
+    def scaled(self, factor: float) -> Totals:
+        """The same sums, but for the number of examples, times a factor."""
+        return Totals(self.examples, self.log_likelihood * factor, self.squares * factor, self.residuals * factor)
+
+
+def has_one_noise(likelihood: Likelihood) -> TypeGuard[GaussianNoise]:
+    """Whether it is a regression with one noise for all outputs."""
+    return isinstance(likelihood, GaussianNoise) and not (likelihood.heteroscedastic or likelihood.noise_rho.dim())
+
+
+def pass_over(
+    structure: Structure, passes: Passes, batches: Iterable[Any], group: ProcessGroup | None
+) -> tuple[Sums, Totals]:
+    """Sums of the curvature and of all else, over the batches of all processes.
+
+    Args:
+        structure: Which sums of the curvature.
+        passes: The network and how its curvature is found.
+        batches: (inputs, targets) of this process.
+        group: The processes; None: this one.
+    """
+    sums, totals = structure.start(), Totals()
+    device = structure.device
+    for index, batch in enumerate(batches):
+        with torch.no_grad():
+            source = passes.source(*_pair(batch, device))
+            structure.add_(sums, source)
+            totals.add(passes.likelihood, source)
+        if not math.isfinite(totals.log_likelihood):
+            raise NonFiniteError(
+                f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "
+                "inputs and targets of this batch."
+            )
+    if group is not None:
+        structure.reduce_(sums, group)
+        found = group.average_([], [value * group.data_groups for value in astuple(totals)])
+        totals = Totals(*found)
+    if not totals.examples:
+        raise CredoError("The loader gave no batch.")
+    bad = [name for name, value in sums.items() if not bool(value.isfinite().all())]
+    if bad:
+        raise NonFiniteError(f"The curvature is NaN or infinite ({', '.join(bad[:3])}): check the network's weights.")
+    return sums, totals
+
+
+def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if not is_pair or not all(isinstance(entry, Tensor) for entry in batch):
+        given = f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            given += f" of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
+        raise TypeError(
+            f"The curvature needs batches of two tensors, (inputs, targets); got {given}. The weights are as they "
+            "were: call posterior.fit(loader) with such batches. A network of several inputs needs them in one tensor."
+        )
+    x, y = (entry.to(device) for entry in batch)
+    if not len(x) or len(x) != len(y):
+        raise ValueError(f"A batch has {len(x)} inputs and {len(y)} targets: it needs as many, one at least.")
+    return x, y
+
+
+@contextmanager
+def shown(loader: Iterable[Any], *, progress: bool) -> Iterator[Iterator[Any]]:
+    """The batches of a loader, read without advancing torch's global generator.
+
+    Args:
+        loader: The loader, which may know how many batches it has.
+        progress: Show a progress bar, on an interactive terminal.
+    """
+    if not progress:
+        yield read_quietly(loader)
+        return
+    from credo.core.support.progress import make_progress  # rich is slow to import
+
+    with make_progress() as bar:
+        task = bar.add_task("curvature", total=len(loader) if isinstance(loader, Sized) else None, text="")
+
+        def counted() -> Iterator[Any]:
+            for batch in read_quietly(loader):
+                yield batch
+                bar.advance(task)
+
+        yield counted()
