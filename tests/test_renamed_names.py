@@ -6,7 +6,6 @@ import credo
 
 RENAMED = {
     "Gaussian": credo.priors.Gaussian,
-    "Laplace": credo.priors.Laplace,
     "LayerL2": credo.priors.LayerL2,
     "ScaleMixture": credo.priors.ScaleMixture,
     "Team": credo.ProcessGroup,

@@ -254,7 +254,7 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Drop the posterior's calibration, with a warning, once a method has changed its weights."""
+    """Drop the posterior's calibration, with a warning, once a method has changed its weights or their spread."""
 
     @wraps(method)
     def changing(self: Posterior, *args: Any, **options: Any) -> Any:
@@ -262,8 +262,8 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if self.calibration is not None:
             self.calibration = None
             warnings.warn(
-                "The calibration was chosen for weights that have changed, and is dropped: call credo.calibrate again "
-                "after training.",
+                "The calibration was chosen for weights or a spread that have changed, and is dropped: call "
+                "credo.calibrate again after training.",
                 CalibrationWarning,
                 stacklevel=3,
             )

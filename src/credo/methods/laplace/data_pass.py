@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
+from credo.core.support.loader_checks import read_quietly
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
 
@@ -48,7 +50,7 @@ class Totals:
         return Totals(self.examples, self.log_likelihood * factor, self.squares * factor, self.residuals * factor)
 
 
-def has_one_noise(likelihood: Likelihood) -> bool:
+def has_one_noise(likelihood: Likelihood) -> TypeGuard[GaussianNoise]:
     """Whether it is a regression with one noise for all outputs."""
     return isinstance(likelihood, GaussianNoise) and not (likelihood.heteroscedastic or likelihood.noise_rho.dim())
 
@@ -71,7 +73,7 @@ def pass_over(
         source = passes.source(*checked_pair(batch, device))
         structure.add_(sums, source)
         totals.add(passes.likelihood, source)
-        if not totals.log_likelihood - totals.log_likelihood == 0.0:
+        if not math.isfinite(totals.log_likelihood):
             raise NonFiniteError(
                 f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "
                 "inputs and targets of this batch."
@@ -106,21 +108,23 @@ def checked_pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def shown(batches: Iterable[Any], loader: Any, *, description: str) -> Iterator[Iterator[Any]]:
-    """The batches, with a progress bar on an interactive terminal.
+def shown(loader: Iterable[Any], *, progress: bool) -> Iterator[Iterator[Any]]:
+    """The batches of a loader, read without advancing torch's global generator.
 
     Args:
-        batches: The batches.
-        loader: Where they come from, which may know how many there are.
-        description: Text before the bar.
+        loader: The loader, which may know how many batches it has.
+        progress: Show a progress bar, on an interactive terminal.
     """
+    if not progress:
+        yield read_quietly(loader)
+        return
     from credo.core.support.progress import make_progress  # rich is slow to import
 
     with make_progress() as bar:
-        task = bar.add_task(description, total=len(loader) if isinstance(loader, Sized) else None, text="")
+        task = bar.add_task("curvature", total=len(loader) if isinstance(loader, Sized) else None, text="")
 
         def counted() -> Iterator[Any]:
-            for batch in batches:
+            for batch in read_quietly(loader):
                 yield batch
                 bar.advance(task)
 

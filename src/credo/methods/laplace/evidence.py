@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from credo.core.arguments import Group
 from credo.core.errors import unknown
+from credo.core.prior import HALF_LOG_2PI
 from credo.core.support.validate import is_count
-from credo.methods.laplace.structures import Spectra, Structure
+from credo.methods.laplace.structures import Structure
 
 GROUPS = ("one", "layer", "tensor")
 # Precisions beyond these are those of a group that the data say nothing about, or whose weights are all zero.
@@ -92,126 +94,114 @@ class Residuals:
     count: float
     variance: float
 
+    def log_likelihood(self, variance: float) -> float:
+        """That of all data under another noise."""
+        return -0.5 * self.squares / variance - self.count * (0.5 * math.log(variance) + HALF_LOG_2PI)
+
 
 @dataclass(frozen=True)
-class Found:
-    """What maximises the evidence.
+class Maximum:
+    """What maximises the evidence: the precision of each group, and the variance of the noise if that is learned."""
 
-    Attributes:
-        precisions: One for each group.
-        variance: That of the noise; None if it is not learned.
-    """
-
-    precisions: list[float]
+    precisions: Tensor
     variance: float | None
 
 
-class Tuning:
-    """Searches the maximum of the evidence.
+class Search:
+    """Searches the maximum of the evidence, for weights and a curvature that stay as they are.
 
     Both fixed points are damped, log α ← ½(log α + log γ/Σ(θ − μ₀)²): alone, α oscillates where data are few, since γ
     is proportional to 1/α there; the mean of logarithms contracts at least twofold everywhere.
 
     Args:
         structure: The curvature.
-        groups: Parameters that share a precision.
-        squares: Σ (θ − μ₀)² of each group.
         temperature: T.
         residuals: Those of a regression whose noise is learned.
     """
 
-    def __init__(
-        self,
-        structure: Structure,
-        groups: Sequence[tuple[str, ...]],
-        squares: Sequence[float],
-        temperature: float,
-        residuals: Residuals | None,
-    ) -> None:
-        self.structure, self.groups, self.squares = structure, groups, torch.tensor(squares, dtype=torch.double)
-        self.temperature, self.residuals = temperature, residuals
-        self._counts = self._counter(structure.spectra())
+    def __init__(self, structure: Structure, temperature: float, residuals: Residuals | None) -> None:
+        self.structure, self.temperature, self.residuals = structure, temperature, residuals
 
-    def maximum(self, fixed: float | Tensor | None = None) -> Found:
-        """Precisions and noise.
+    def over_groups(self, groups: Sequence[tuple[str, ...]], offset: Tensor) -> Maximum:
+        """The best precision of each group, and the best noise.
 
         Args:
-            fixed: A precision that stays as it is, one number or a vector: only the noise is searched then.
+            groups: Names of the parameters that share a precision.
+            offset: θ* − μ₀ of all random weights.
         """
-        alpha = torch.ones(len(self.groups), dtype=torch.double)
+        squares = self.structure.layout.split(offset.double().square(), cast=False)
+        each = torch.stack([sum_over(squares, group) for group in groups]).cpu()
+        counts = self._counter(groups)
+
+        def improved(alpha: Tensor, temperature: float) -> tuple[Tensor, float]:
+            count = counts(alpha, temperature)
+            return (count / each).nan_to_num(1.0, HIGHEST).clamp(LOWEST, HIGHEST), float(count.sum())
+
+        return self._fixed_point(improved, torch.ones(len(groups), dtype=torch.double))
+
+    def over_noise(self, precision: float | Tensor) -> Maximum:
+        """The best noise under a prior of this precision, one number or a vector."""
+        alpha = torch.ones(1, dtype=torch.double)
+
+        def improved(_: Tensor, temperature: float) -> tuple[Tensor, float]:
+            self.structure.update_(precision, temperature)
+            return alpha, float((1 - precision * self.structure.variance().double()).sum())
+
+        return self._fixed_point(improved, alpha)
+
+    def _fixed_point(self, improved: Callable[[Tensor, float], tuple[Tensor, float]], alpha: Tensor) -> Maximum:
+        """Iterate `improved(α, T)`, which gives γ/Σ(θ − μ₀)² and all γ; H ∝ 1/σ², so a noise acts as a temperature."""
         variance = None if self.residuals is None else self.residuals.variance
         for _ in range(_STEPS):
-            temperature = self._scaled_temperature(variance)
-            if fixed is None:
-                counts = self._counts(alpha, temperature)
-                wanted = (counts / self.squares).nan_to_num(LOWEST, HIGHEST).clamp(LOWEST, HIGHEST)
-                new = (alpha * wanted).sqrt()
-            else:
-                counts, new = self._fixed_counts(fixed, temperature), alpha
-            new_variance = self._noise(variance, float(counts.sum()))
+            scale = 1.0 if variance is None or self.residuals is None else variance / self.residuals.variance
+            wanted, count = improved(alpha, self.temperature * scale)
+            new, noise = (alpha * wanted).sqrt(), self._noise(variance, count)
             moved = float((new / alpha).log().abs().max())
-            if variance is not None and new_variance is not None:
-                moved = max(moved, abs(math.log(new_variance / variance)))
-            alpha, variance = new, new_variance
+            if variance is not None and noise is not None:
+                moved = max(moved, abs(math.log(noise / variance)))
+            alpha, variance = new, noise
             if moved < _TOLERANCE:
                 break
-        return Found(alpha.tolist(), variance)
-
-    def _scaled_temperature(self, variance: float | None) -> float:
-        """H is proportional to 1/σ², and so another noise is another temperature."""
-        if variance is None or self.residuals is None:
-            return self.temperature
-        return self.temperature * variance / self.residuals.variance
+        return Maximum(alpha, variance)
 
     def _noise(self, variance: float | None, count: float) -> float | None:
         if variance is None or self.residuals is None:
-            return variance
+            return None
         left = max(self.residuals.count - self.temperature * count, 1e-3 * self.residuals.count)
-        return math.sqrt(variance * max(self.residuals.squares / left, 1e-30))
+        return math.sqrt(variance * max(self.residuals.squares / left, 1e-12))
 
     # -- effective numbers of weights --------------------------------------------------------------------------------
 
-    def _counter(self, spectra: Spectra) -> Callable[[Tensor, float], Tensor]:
-        """The function that gives γ of each group: from eigenvalues, where no block belongs to several groups."""
-        values: list[list[Tensor]] = [[] for _ in self.groups]
-        for names, spectrum in spectra.items():
-            owners = {index for index, group in enumerate(self.groups) if {*names} & {*group}}
+    def _counter(self, groups: Sequence[tuple[str, ...]]) -> Callable[[Tensor, float], Tensor]:
+        """The function of α and T that gives γ of each group: by eigenvalues, if no block belongs to several groups."""
+        values: list[list[Tensor]] = [[] for _ in groups]
+        for names, spectrum in self.structure.spectra().items():
+            owners = {index for index, group in enumerate(groups) if {*names} & {*group}}
             if len(owners) > 1:
-                return self._counts_by_variance
+                return partial(self._counts_by_variance, groups)
             values[owners.pop()].append(spectrum.double().cpu())
-        joined = [torch.cat(each) for each in values]
-        return lambda alpha, temperature: torch.stack(
-            [(one / (one + a * temperature)).sum() for one, a in zip(joined, alpha, strict=True)]
-        )
+        return partial(_counts_by_spectrum, [torch.cat(each) for each in values])
 
-    def _counts_by_variance(self, alpha: Tensor, temperature: float) -> Tensor:
-        """γ = Σ (1 − α·P⁻¹ᵢᵢ) by the roots themselves."""
+    def _counts_by_variance(self, groups: Sequence[tuple[str, ...]], alpha: Tensor, temperature: float) -> Tensor:
+        """γ = Σ (1 − α·P⁻¹ᵢᵢ)."""
         layout = self.structure.layout
-        by_name = {name: float(a) for group, a in zip(self.groups, alpha, strict=True) for name in group}
-        precision = by_group(layout.shapes, by_name, layout.dtype, self.structure.device)
+        each = {name: float(a) for group, a in zip(groups, alpha, strict=True) for name in group}
+        precision = layout.fill(each, what="The prior's precision")
+        assert isinstance(precision, Tensor)
+        precision = precision.to(self.structure.device)
         self.structure.update_(precision, temperature)
         shrunk = layout.split(1 - precision.double() * self.structure.variance().double(), cast=False)
-        return torch.stack([torch.stack([shrunk[name].sum() for name in group]).sum() for group in self.groups]).cpu()
-
-    def _fixed_counts(self, precision: float | Tensor, temperature: float) -> Tensor:
-        self.structure.update_(precision, temperature)
-        return (1 - precision * self.structure.variance().double()).sum().cpu()
+        return torch.stack([sum_over(shrunk, group) for group in groups]).cpu()
 
 
-def by_group(
-    shapes: Mapping[str, torch.Size], values: Mapping[str, float], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Numbers by name as a vector over all weights.
+def _counts_by_spectrum(spectra: Sequence[Tensor], alpha: Tensor, temperature: float) -> Tensor:
+    """γ = Σ λ/(λ + α), of the eigenvalues T·λ."""
+    return torch.stack([(each / (each + a * temperature)).sum() for each, a in zip(spectra, alpha, strict=True)])
 
-    Args:
-        shapes: Shapes of the parameters.
-        values: A number for each.
-        dtype: Precision of the vector.
-        device: Its device.
-    """
-    return torch.cat(
-        [torch.full((shape.numel(),), values[name], dtype=dtype, device=device) for name, shape in shapes.items()]
-    )
+
+def sum_over(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The sum of all entries of the tensors of these names."""
+    return torch.stack([tensors[name].sum() for name in names]).sum()
 
 
 def best_scale(score: Callable[[float], float], *, decades: float = 4.0) -> float:

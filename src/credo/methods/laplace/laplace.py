@@ -9,9 +9,8 @@ J the Jacobian of the outputs by the random weights, Λ the Fisher matrix of the
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from itertools import chain, islice
 from typing import Any, ClassVar, Self
@@ -21,25 +20,25 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.description import Description
-from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError, unknown
-from credo.core.likelihood import GaussianNoise, Likelihood
+from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
+from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
-from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
+from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.per_example.jacobians import jacobian_chunks
 from credo.core.posterior import Nll, Terms
-from credo.core.prior import HALF_LOG_2PI, Gaussian, Prior, Value, make_prior, one_prior
-from credo.core.support.loader_checks import check_batches, read_quietly
-from credo.core.support.validate import checked_count, is_number
-from credo.methods.kfac.sampled_fisher import check_can_sample
-from credo.methods.laplace.data_pass import Totals, has_one_noise, pass_over, shown
-from credo.methods.laplace.evidence import HIGHEST, LOWEST, Evidence, Residuals, Tuning, best_scale, grouped
+from credo.core.prior import Prior, Value, one_prior
+from credo.core.support.loader_checks import check_batches
+from credo.core.support.validate import checked_count
+from credo.core.thread_safety import changes_weights
+from credo.methods.laplace.data_pass import Totals, pass_over, shown
+from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
-from credo.methods.laplace.make import STRUCTURES, make_structure
-from credo.methods.laplace.output_curvature import CURVATURES
+from credo.methods.laplace.make import check_choices, make_structure
+from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal
 
@@ -47,7 +46,7 @@ from credo.methods.laplace.structures import Diagonal
 _SIZE_FACTOR = 2
 
 
-class Laplace(GradientPosterior):
+class Laplace(PriorChoice):
     """A Gaussian around the weights of a trained network; by default of its last layer, and nothing else is random.
 
     For a network that is trained already, `Laplace(model, data_size=N).fit(loader)` makes one pass over the training
@@ -87,8 +86,6 @@ class Laplace(GradientPosterior):
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2)}
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
-    prior: Gaussian | None
-    totals: Tensor
 
     def __init__(
         self,
@@ -109,7 +106,7 @@ class Laplace(GradientPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        _check_choices(structure, curvature, temperature, self.likelihood)
+        check_choices(structure, curvature, temperature, self.likelihood)
         self.curvature, self.temperature, self.evidence = curvature, float(temperature), Evidence.of(evidence)
         names = random_names(model, random)
         self.arguments["random"] = names
@@ -131,23 +128,9 @@ class Laplace(GradientPosterior):
     # -- q(θ) = N(θ*, P⁻¹) --------------------------------------------------------------------------------------------
 
     @property
-    def has_curvature(self) -> bool:
-        """Whether a pass over the data has been made since the last step."""
-        return bool(self.totals[0] > 0)
-
-    @property
     def is_random(self) -> bool:
         """Whether draws differ: not without a curvature."""
         return self.has_curvature
-
-    @property
-    def precision(self) -> float | Tensor:
-        """The diagonal of P₀: one number, or a vector over the random weights; infinite for pruned ones."""
-        precision = 1.0 if self.prior is None else self.prior.std**-2
-        if self.kept is None:
-            return precision
-        masks = self.layout.flatten(self.masks())
-        return torch.where(masks > 0, precision, math.inf)
 
     @torch.no_grad()
     def draw(self) -> dict[str, Tensor]:
@@ -197,9 +180,6 @@ class Laplace(GradientPosterior):
             covariance = torch.cat([self.structure.covariance(each, diagonal=diagonal) for _, _, each in chunks])
         return outputs, covariance.to(outputs) * self.noise_scale**2
 
-    def _means(self) -> dict[str, nn.Parameter]:
-        return parameters_at(self.model, self.layout.names)
-
     # -- training: θ* ----------------------------------------------------------------------------------------------
 
     def _gradients(self, nll: Nll) -> Terms:
@@ -231,6 +211,7 @@ class Laplace(GradientPosterior):
 
     # -- the pass over the data: H ------------------------------------------------------------------------------------
 
+    @changes_weights
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Find the curvature around the network's weights as they are, and what the evidence chooses; returns itself.
 
@@ -239,11 +220,8 @@ class Laplace(GradientPosterior):
             progress: Show a progress bar; only on an interactive terminal.
         """
         check_batches(loader)
-        batches = read_quietly(loader)
-        if progress and (self.process_group is None or self.process_group.is_first):
-            with shown(batches, loader, description="curvature") as counted:
-                self._find(counted)
-        else:
+        is_first = self.process_group is None or self.process_group.is_first
+        with shown(loader, progress=progress and is_first) as batches:
             self._find(batches)
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
@@ -286,11 +264,15 @@ class Laplace(GradientPosterior):
         with self.guard.exclusive(self):
             if self.steps != steps:
                 raise CredoError("A training step was made during the pass: its curvature is that of other weights.")
-            self.structure.set_(sums, totals.examples, float(self.data_size))
-            self._set_totals(totals.scaled(self.data_size / totals.examples))
-            self._maximise_evidence(self.evidence.groups if self.chooses_prior else None)
-            self._refresh()
-            self.calibration = None  # of another curvature
+            try:
+                self.structure.set_(sums, totals.examples, float(self.data_size))
+                found = astuple(totals.scaled(self.data_size / totals.examples))
+                self.totals.copy_(torch.tensor(found, dtype=torch.double))
+                self._maximise_evidence(self.evidence.groups if self.chooses_prior else None)
+                self._refresh()
+            except BaseException:
+                self.totals.zero_()  # no curvature rather than half of one
+                raise
 
     def _summed(self, batches: Iterable[Any]) -> tuple[dict[str, Tensor], Totals]:
         group = self.process_group
@@ -304,148 +286,14 @@ class Laplace(GradientPosterior):
             with group.watched():
                 return pass_over(self.structure, passes, batches, group)
 
-    def _refresh(self) -> None:
-        """Find the root of P⁻¹ anew."""
-        if not self.has_curvature:
-            return
-        if self.kept is not None and isinstance(self.structure, Diagonal):
-            masks = self.layout.flatten(self.masks())
-            self.structure.curvature = self.structure.curvature * (masks > 0)
-        self.structure.update_(self.precision, self.temperature)
-
-    def _set_totals(self, totals: Totals) -> None:
-        self.totals.copy_(torch.tensor(astuple(totals), dtype=torch.double))
-
-    # -- the evidence: P₀ and the noise -------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def log_marginal_likelihood(self) -> float:
-        """log p(D), in nats: log p(D|θ*)/T − ½(log|P| − log|P₀| + (θ* − μ₀)ᵀP₀(θ* − μ₀)).
-
-        For `data_size` examples, if the pass saw another number of them.
-        """
-        self._check_curvature()
-        offset = self._offset().double()
-        precision = self.precision
-        scatter = float((offset.square() * precision).nan_to_num(0.0).sum())  # pruned weights: 0·∞
-        log_likelihood = float(self.totals[1]) / self.temperature
-        return log_likelihood - 0.5 * (self.structure.log_det_ratio() + scatter)
-
-    def tune_prior_(
-        self, groups: str | None = None, *, by: str = "evidence", nll: Callable[[Laplace], float] | None = None
-    ) -> Self:
-        """Choose the prior's precision for the curvature as it is; returns itself.
-
-        The weights stay as they are, although they may have been trained under another prior.
-
-        Args:
-            groups: Weights that share a precision: `"one"`, `"layer"` or `"tensor"`; None: as in `evidence`.
-            by: `"evidence"`, which also finds a learned noise that all outputs share, or `"validation"`: the factor on
-                the prior's precisions with the lowest `nll`.
-            nll: With `by="validation"`, a function of this posterior: the negative log-likelihood of held-out data
-                under its predictions.
-        """
-        self._check_curvature()
-        if by not in ("evidence", "validation"):
-            raise ValueError(unknown("by", str(by), ("evidence", "validation")))
-        if by == "validation" and nll is None:
-            raise ValueError("by='validation' needs nll=, a function of the posterior that held-out data decide by.")
-        with self.guard.exclusive(self):
-            self._maximise_evidence(groups or self.evidence.groups)
-            self._refresh()
-        if nll is not None and by == "validation":
-            self._minimise(nll)
-        return self
-
-    def _maximise_evidence(self, groups: str | None) -> None:
-        """Set precisions of these groups (None: leave the prior) and a noise, where they are to be chosen."""
-        totals = Totals(*self.totals.tolist())
-        residuals = None
-        if isinstance(self.likelihood, GaussianNoise) and has_one_noise(self.likelihood) and self.likelihood.learn:
-            variance = float(nn.functional.softplus(self.likelihood.noise_rho.detach()).double().square())
-            residuals = Residuals(totals.squares, totals.residuals, variance)
-        if groups is None and residuals is None:
-            return
-        members = grouped(self.layout.names, groups or "one")
-        offset = self.layout.split(self._offset().double().square(), cast=False)
-        squares = [float(sum(offset[name].sum() for name in group)) for group in members]
-        tuning = Tuning(self.structure, members, squares, self.temperature, residuals)
-        found = tuning.maximum(None if groups is not None else self.precision)
-        if found.variance is not None and residuals is not None:
-            self._set_noise(found.variance, residuals, totals)
-        if groups is not None:
-            self._set_precisions(dict(zip(members, found.precisions, strict=True)))
-
-    def _set_noise(self, variance: float, residuals: Residuals, totals: Totals) -> None:
-        """Set the noise, and what depends on it: H is proportional to 1/σ²."""
-        assert isinstance(self.likelihood, GaussianNoise)
-        self.likelihood.set_variance_(torch.tensor(variance))
-        self.structure.scale_(residuals.variance / variance)
-        entropy = residuals.count * (0.5 * math.log(variance) + HALF_LOG_2PI)
-        self._set_totals(
-            Totals(totals.examples, -0.5 * residuals.squares / variance - entropy, totals.squares, totals.residuals)
-        )
-
-    def _set_precisions(self, found: Mapping[tuple[str, ...], float]) -> None:
-        """Use a prior with these precisions about the mean that it has."""
-        at_bound = [group for group, value in found.items() if not LOWEST < value < HIGHEST]
-        if at_bound:
-            warnings.warn(
-                f"The evidence has no maximum for the prior precision of {', '.join(at_bound[0][:3])}: the data say "
-                f"nothing about these weights, or they are all zero. It is set to {found[at_bound[0]]:g}; give prior=.",
-                CredoWarning,
-                stacklevel=2,
-            )
-        mean = 0.0 if self.prior is None else self.prior.mean
-        stds = {name: value**-0.5 for group, value in found.items() for name in group}
-        prior = Gaussian(mean, next(iter(stds.values())) if len(found) == 1 else stds)
-        self._take_prior(self._bound(prior))
-
-    def _minimise(self, nll: Callable[[Laplace], float]) -> None:
-        assert self.prior is not None
-        prior = self.prior
-
-        def tried(factor: float) -> float:
-            with self.guard.exclusive(self):
-                self._take_prior(self._bound(Gaussian(prior.mean, prior.std * factor**-0.5)))
-                self._refresh()
-            return nll(self)
-
-        tried(best_scale(tried))
-
-    def _take_prior(self, prior: Gaussian) -> None:
-        self._set_planned("prior", prior.config())
-        self.prior = prior
-
-    def _set_planned(self, name: str, value: Any) -> None:
-        super()._set_planned(name, value)
-        if name == "prior":
-            self.prior = self._bound(value)  # vectors among its values are loaded after it
-
-    def _bound(self, prior: Prior | Mapping[str, Any] | float) -> Gaussian:
-        bound = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
-        if type(bound) is not Gaussian:
-            raise ValueError(f"Laplace needs a Gaussian prior; got {type(bound).__name__}.")
-        return bound
-
-    def _offset(self) -> Tensor:
-        """θ* − μ₀."""
-        return self.layout.flatten(self._means()).detach() - (0.0 if self.prior is None else self.prior.mean)
-
-    def _check_curvature(self) -> None:
-        if not self.has_curvature:
-            raise CredoError(
-                "There is no curvature yet, or a step has been made since: call posterior.fit(loader) first."
-            )
-
     def describe(self) -> Description:
         """Prior, temperature, and the numbers of the curvature's structure."""
-        spread = sum(buffer.numel() for buffer in self.structure.buffers()) // 2  # each with what is made of it
+        pruned = 0 if self.kept is None else int((~self._kept_weights()).sum())
         return Description(
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
-            spread_count=spread,
+            spread_count=self.structure.spread_count - pruned,
             has_curvature=self.has_curvature,
         )
 
@@ -453,14 +301,3 @@ class Laplace(GradientPosterior):
 def _after_loading(posterior: nn.Module, _: Any) -> None:
     assert isinstance(posterior, Laplace)
     posterior._refresh()
-
-
-def _check_choices(structure: str, curvature: str, temperature: Any, likelihood: Likelihood) -> None:
-    if structure not in STRUCTURES:
-        raise ValueError(unknown("structure", str(structure), STRUCTURES))
-    if curvature not in CURVATURES:
-        raise ValueError(unknown("curvature", str(curvature), CURVATURES))
-    if not is_number(temperature) or not 0 < temperature < math.inf:
-        raise ValueError(f"temperature={temperature!r} must be a positive number; 1 is the posterior itself.")
-    if curvature == "sampled":
-        check_can_sample(likelihood)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from credo.core.network.selection import join
 from credo.core.network.substitute import aliases
+from credo.core.per_example.layer_rules import widened
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class LastLayer:
             return None
         if self.bias is not None:
             features = torch.cat([features, features.new_ones(len(features), 1)], 1)
-        return outputs, features
+        return outputs, widened(features)
 
     def flat(self, matrix: Tensor) -> Tensor:
         """A matrix [..., outputs, inputs], the bias as its last column, as vectors [..., weights]."""

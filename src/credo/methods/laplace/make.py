@@ -1,19 +1,26 @@
-"""Choose a structure of the curvature by name, if there is memory for it."""
+"""Validate the arguments of Laplace, and make the structure of its curvature if there is memory for it."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from torch import nn
 
-from credo.core.errors import UnsupportedModelError
+from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.kronecker.factors import matrix_shape
 from credo.core.kronecker.layer_rules import kronecker_layers
+from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.substitute import aliases
 from credo.core.support.memory import available_bytes
+from credo.core.support.validate import is_number
+from credo.methods.kfac.sampled_fisher import check_can_sample
 from credo.methods.laplace.kronecker import Kronecker
 from credo.methods.laplace.last_layer import LastLayer
 from credo.methods.laplace.low_rank import LowRank
+from credo.methods.laplace.output_curvature import CURVATURES
 from credo.methods.laplace.structures import Diagonal, Full, Structure
 
 STRUCTURES = ("kron", "diag", "full", "low-rank")
@@ -23,6 +30,25 @@ _ADVICE = {
     "full": "structure='kron', or random='last' for the last layer alone",
     "low-rank": "a smaller rank, structure='kron', or random='last' for the last layer alone",
 }
+
+
+def check_choices(structure: str, curvature: str, temperature: Any, likelihood: Likelihood) -> None:
+    """Raise ValueError for arguments of `Laplace` that are not possible.
+
+    Args:
+        structure: One of `STRUCTURES`.
+        curvature: One of `CURVATURES`.
+        temperature: A positive number.
+        likelihood: Which must be able to draw labels for `"sampled"`.
+    """
+    if structure not in STRUCTURES:
+        raise ValueError(unknown("structure", str(structure), STRUCTURES))
+    if curvature not in CURVATURES:
+        raise ValueError(unknown("curvature", str(curvature), CURVATURES))
+    if not is_number(temperature) or not 0 < temperature < math.inf:
+        raise ValueError(f"temperature={temperature!r} must be a positive number; 1 is the posterior itself.")
+    if curvature == "sampled":
+        check_can_sample(likelihood)
 
 
 def make_structure(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Categorical, Likelihood
+from credo.core.per_example.layer_rules import widened
 from credo.methods.kfac.sampled_fisher import sampled_targets
 
 CURVATURES = ("ggn", "sampled", "empirical")
@@ -127,7 +128,7 @@ def output_curvature(
         targets: The targets.
         generator: Source of the labels.
     """
-    outputs = outputs.detach()
+    outputs = widened(outputs.detach())
     if kind == "ggn":
         return OutputCurvature(likelihood, outputs, targets)
     y = targets.y if kind == "empirical" else sampled_targets(likelihood, outputs, generator)

@@ -133,6 +133,12 @@ class Structure(ReplacedBuffers, ABC):
             diagonal: As in `covariance`.
         """
 
+    @property
+    def spread_count(self) -> int:
+        """Numbers that a prediction needs: those of the root, not of H itself, which is what is saved."""
+        saved: int = sum(tensor.numel() for tensor in self.state_dict().values())
+        return sum(buffer.numel() for buffer in self.buffers()) - saved
+
     # -- inner -----------------------------------------------------------------------------------------------------
 
     @property
