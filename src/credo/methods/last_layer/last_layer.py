@@ -29,7 +29,7 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainabl
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
-from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.loader_checks import check_batches
 from credo.core.thread_safety import changes_weights
 from credo.methods.laplace.data_pass import checked_pair, shown
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
@@ -184,11 +184,8 @@ class LastLayer(GradientPosterior):
             progress: Show a progress bar; only on an interactive terminal.
         """
         check_batches(loader)
-        batches = read_quietly(loader)
-        if progress and (self.process_group is None or self.process_group.is_first):
-            with shown(batches, loader, description="last layer") as counted:
-                self._find(counted)
-        else:
+        is_first = self.process_group is None or self.process_group.is_first
+        with shown(loader, progress=progress and is_first) as batches:
             self._find(batches)
         seen = float(self.gaussian.rows)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
@@ -299,14 +296,10 @@ class LastLayer(GradientPosterior):
 
     def _layer_prior(self) -> LayerPrior:
         """The prior's means and precisions, [features, outputs]."""
-        flat = torch.ones_like(self._matrix().flatten())
-        if self.prior is not None:
-            values = (flat * self.prior.mean, flat * self.prior.std**-2)
-            return LayerPrior(*(self.last.matrix(value, self.gaussian.outputs).T for value in values))
-        precision = self.last.matrix(flat, self.gaussian.outputs).T.clone()
-        if self.last.bias is not None:
-            precision[-1] = self.gaussian.bias_precision
-        return LayerPrior(torch.zeros_like(precision), precision)
+        flat = torch.ones(self.layout.size, dtype=self.gaussian.dtype, device=self.gaussian.gram.device)
+        mean, std = (0.0, 1.0) if self.prior is None else (self.prior.mean, self.prior.std)
+        values = (flat * mean, flat * std**-2)
+        return LayerPrior(*(self.last.matrix(value, self.gaussian.outputs).T for value in values))
 
     def _bound(self, prior: Prior | Mapping[str, Any] | float) -> Gaussian:
         bound = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,6 @@ class LayerPosterior(nn.Module, ABC):
         device: Where the network is.
     """
 
-    bias_precision: ClassVar[float] = 1.0
-    """Prior precision of a bias as a fraction of the weights', where the evidence chooses it."""
     rows: Tensor
     gram: Tensor
     alpha: Tensor
@@ -124,8 +122,6 @@ class ConjugatePosterior(LayerPosterior):
         device: Where the network is.
     """
 
-    # A thousand times the width: where targets lie tells nothing about how much they vary.
-    bias_precision = 1e-6
     cross: Tensor
     squares: Tensor
 
