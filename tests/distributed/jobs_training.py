@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
-from credo.methods import MAP, Ensemble
+from credo.methods import MAP, Ensemble, Laplace
 from credo.optim import PosteriorOptimizer
 
 
@@ -44,6 +44,30 @@ def same_as_one(rank: int, world: int, folder: Path) -> dict[str, Any]:
             found |= {f"{name} × {k}": trained(BUILDS[name](draws=k), **shared) for k in (2, 4)}
         else:
             found[f"{name} × {world}"] = trained(BUILDS[name](draws=world // 2), mc_groups=2, **shared)
+    return found
+
+
+def laplace_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One pass over the data, of which each process has a part."""
+    found = {}
+    for structure in ("kron", "diag", "full", "low-rank"):
+        posterior = Laplace(normed(0), data_size=STEPS * BATCH, structure=structure, random="all", rank=500)
+        group = distribute(posterior)
+        x, y = data(posterior)
+        batches = [
+            (inputs[group.data_rank :: world], labels[group.data_rank :: world])
+            for inputs, labels in zip(x, y, strict=True)
+        ]
+        posterior.fit(batches)
+        _, covariance = posterior.function_moments(x[0])
+        evidence = torch.tensor(posterior.log_marginal_likelihood())
+        found[structure] = {
+            "covariance": covariance,
+            "evidence": evidence,
+            "totals": posterior.totals,
+            **posterior.std(),
+        }
+        group.close()
     return found
 
 

@@ -87,6 +87,14 @@ def test_several_processes_make_the_steps_of_one(folder: Path, world: int) -> No
     check_same(load(folder, "same_as_one", world), one, FOUR if world == 4 else BUILDS, tolerance=1e-8)
 
 
+def test_a_pass_of_several_processes_finds_the_curvature_of_one(folder: Path) -> None:
+    one = load(folder, "laplace_pass", 1)[0]
+    first, second = load(folder, "laplace_pass", 2)
+    for structure in one:
+        assert differing(first[structure], second[structure]) == set(), structure
+        assert distance(first[structure], one[structure]) < 1e-8, structure
+
+
 def test_in_single_precision_only_roundings_differ(folder: Path) -> None:
     one = load(folder, "same_as_one", 1)[0]
     check_same(load(folder, "same_as_one", 2), one, [f"{name} single" for name in SINGLE], tolerance=5e-6)

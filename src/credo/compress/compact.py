@@ -18,10 +18,10 @@ from credo.compress.layer_resizing import resize_
 from credo.compress.prune import check_prunable
 from credo.compress.structure import connections
 from credo.core.arguments import Group
-from credo.core.description import WeightState
+from credo.core.description import HasMoments, WeightState
 from credo.core.errors import UnsupportedModelError
 from credo.core.network.flat_layout import Layout
-from credo.core.posterior import GaussianPosterior, Posterior
+from credo.core.posterior import Posterior
 from credo.core.prior import Prior
 
 Chosen = Mapping[str, Mapping[int, Tensor]]
@@ -45,7 +45,7 @@ def compact(posterior: Posterior) -> Posterior:
     Masks of the remaining weights are kept, optimiser states are not.
     """
     check_prunable(posterior)
-    std = posterior.std() if isinstance(posterior, GaussianPosterior) else {}
+    std = posterior.std() if isinstance(posterior, HasMoments) else {}
     weights = _weights(posterior.model, posterior.masks(), {name: s.square() for name, s in std.items()})
     variances = {name: v.clone() for name, v in weights.variances.items()}
     model, chosen = _smaller(posterior.model, weights)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from credo.compress.ranking import keep_above, keep_highest, signal_to_noise, unit_norms
 from credo.compress.structure import NORMS, Connection, connections
+from credo.core.description import HasMoments
 from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.layer_hooks import parameter_names
 from credo.core.network.selection import Random, join, random_names
-from credo.core.posterior import GaussianPosterior, Posterior
+from credo.core.posterior import Posterior
 
 CRITERIA = ("snr", "magnitude")
 STRUCTURES = ("weights", "units")
@@ -37,7 +38,7 @@ def prune(
     Training may continue: pruned weights stay zero, also in saved files.
 
     Args:
-        posterior: MAP, BBB, VOGN or IVON.
+        posterior: MAP, BBB, VOGN, IVON or a diagonal Laplace.
         rate: Fraction of the weights to prune, including those pruned before.
         by: Score: `"snr"`, |mean|/std, or `"magnitude"`, |mean|.
         scope: Rank weights over the whole network (`"global"`) or within each `"layer"`.
@@ -134,7 +135,7 @@ def _of_units(connection: Connection, tensors: Mapping[str, Tensor]) -> list[Ten
 def _moments(posterior: Posterior, by: str) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     if by not in CRITERIA:
         raise ValueError(unknown("by", by, CRITERIA))
-    if not isinstance(posterior, GaussianPosterior):
+    if not isinstance(posterior, HasMoments):
         if by == "snr":
             raise ValueError(f"{type(posterior).__name__} has no standard deviations: use by='magnitude'.")
         return {name: p.detach() for name, p in posterior.model.named_parameters()}, {}

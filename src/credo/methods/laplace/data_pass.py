@@ -55,7 +55,6 @@ def has_one_noise(likelihood: Likelihood) -> TypeGuard[GaussianNoise]:
     return isinstance(likelihood, GaussianNoise) and not (likelihood.heteroscedastic or likelihood.noise_rho.dim())
 
 
-@torch.no_grad()
 def pass_over(
     structure: Structure, passes: Passes, batches: Iterable[Any], group: ProcessGroup | None
 ) -> tuple[Sums, Totals]:
@@ -70,9 +69,10 @@ def pass_over(
     sums, totals = structure.start(), Totals()
     device = structure.device
     for index, batch in enumerate(batches):
-        source = passes.source(*checked_pair(batch, device))
-        structure.add_(sums, source)
-        totals.add(passes.likelihood, source)
+        with torch.no_grad():
+            source = passes.source(*checked_pair(batch, device))
+            structure.add_(sums, source)
+            totals.add(passes.likelihood, source)
         if not math.isfinite(totals.log_likelihood):
             raise NonFiniteError(
                 f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "

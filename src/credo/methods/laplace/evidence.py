@@ -53,9 +53,9 @@ class Evidence(Group):
         if not is_count(self.burn_in, least=0):
             raise ValueError(f"evidence.burn_in={self.burn_in!r} must be a number of epochs, 0 or more.")
 
-    def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether to choose after this epoch of so many; the last one's choice follows training anyway."""
-        return self.every is not None and self.burn_in < epoch < epochs and (epoch - self.burn_in) % self.every == 0
+    def is_due(self, epoch: int) -> bool:
+        """Whether to choose after so many epochs."""
+        return self.every is not None and epoch > self.burn_in and (epoch - self.burn_in) % self.every == 0
 
 
 def check_groups(name: str, groups: str) -> None:

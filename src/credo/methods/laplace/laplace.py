@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from itertools import chain, islice
 from typing import Any, ClassVar, Self
@@ -242,16 +243,17 @@ class Laplace(PriorChoice):
             epoch: Number of epochs that are done.
             epochs: Number of epochs of the training.
         """
-        if self.evidence.is_due(epoch, epochs):
+        if self.evidence.is_due(epoch):
             self._find(loader)
 
     def end_training_(self, loader: Iterable[Any]) -> None:
-        """Find the curvature.
+        """Find the curvature, unless the last epoch has.
 
         Args:
             loader: The training batches, those of this process if there are several.
         """
-        self._find(loader)
+        if not self.has_curvature:
+            self._find(loader)
 
     def _find(self, batches: Iterable[Any]) -> None:
         source = iter(batches)
@@ -278,13 +280,12 @@ class Laplace(PriorChoice):
         group = self.process_group
         seed = self.seed if group is None else group.seed_for(self.seed, self.steps)
         labels = torch.Generator(self.device).manual_seed(seed)
-        with torch.no_grad(), self.snapshot() as frozen:
-            frozen.eval()
-            passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels, {})
-            if group is None:
-                return pass_over(self.structure, passes, batches, None)
-            with group.watched():
-                return pass_over(self.structure, passes, batches, group)
+        with ExitStack() as stack:
+            with torch.no_grad():  # copies that are no part of a graph
+                frozen = stack.enter_context(self.snapshot()).eval()
+            stack.enter_context(nullcontext() if group is None else group.watched())
+            passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels)
+            return pass_over(self.structure, passes, batches, group)
 
     def describe(self) -> Description:
         """Prior, temperature, and the numbers of the curvature's structure."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class Passes:
         last: The last layer, if the random parameters are its own.
         generator: Source of sampled labels.
         plans: Plans of squared gradients, by the names of their parameters.
+        checked: Not empty once it is known whether rows depend on each other.
     """
 
     net: nn.Module
@@ -81,7 +82,8 @@ class Passes:
     kind: str
     last: LastLayer | None
     generator: torch.Generator
-    plans: dict[tuple[str, ...], PerExamplePlan]
+    plans: dict[tuple[str, ...], PerExamplePlan] = field(default_factory=dict)
+    checked: list[bool] = field(default_factory=list)
 
     def source(self, x: Tensor, y: Tensor) -> Source:
         """The source of a batch (x, y)."""
@@ -90,8 +92,10 @@ class Passes:
             outputs, features = found
             self.check(outputs, len(x))
             return LastLayerSource(self.last, features, self.curvature(outputs, targets))
-        if not self.plans:
+        if not self.checked:
+            self.net(x.clone())  # which finds a network that has no private copies
             _check_rows_are_alone(self.net, x)
+            self.checked.append(True)
         return NetworkSource(self, x, targets)
 
     def check(self, outputs: object, size: int) -> None:
