@@ -115,7 +115,8 @@ def test_two_steps_move_every_parameter_and_nothing_else_is_different(build, nam
     try:
         posterior = build(network)
     except UnsupportedModelError as error:
-        assert "LastLayer: the weights of 'out' in Tied are shared with another layer" in str(error)
+        if "LastLayer: the weights of 'out' in Tied are shared with another layer" not in str(error):
+            raise
         return
     model = posterior.model
     names, kinds = list(model.state_dict()), [type(m) for m in model.modules()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
@@ -169,8 +169,11 @@ class LastLayer(GradientPosterior):
 
     def _update(self, terms: Terms) -> Terms:
         if self.has_curvature:
-            self.gaussian.rows = torch.zeros_like(self.gaussian.rows)  # the posterior was that of other features
+            self._drop()  # it was the posterior for other features
         return super()._update(terms)
+
+    def _drop(self) -> None:
+        self.gaussian.rows = torch.zeros_like(self.gaussian.rows)
 
     # -- the pass over the data ---------------------------------------------------------------------------------------
 
@@ -229,16 +232,22 @@ class LastLayer(GradientPosterior):
         with torch.no_grad(), self.guard.exclusive(self):
             if self.steps != steps:
                 raise CredoError("A training step was made during the pass: the features are not those of the network.")
-            self._take(found, adds=adds and self.has_curvature)
+            try:
+                self._take(found, adds=adds and self.has_curvature)
+            except BaseException:
+                self._drop()  # no posterior rather than half of one
+                raise
 
-    @torch.no_grad()
     def _gathered(self, batches: Iterable[Any]) -> Any:
         """What the posterior depends on, of all processes."""
         group = self.process_group
-        with self.snapshot() as frozen, nullcontext() if group is None else group.watched():
-            frozen.eval()
+        with ExitStack() as stack:
+            with torch.no_grad():  # copies that are no part of a graph
+                frozen = stack.enter_context(self.snapshot()).eval()
+            stack.enter_context(nullcontext() if group is None else group.watched())
             return self.gaussian.gathered((frozen._examples(i, batch) for i, batch in enumerate(batches)), group)
 
+    @torch.no_grad()
     def _examples(self, index: int, batch: Any) -> tuple[Tensor, Tensor]:
         """Features and targets of the rows of a batch that count."""
         x, y = checked_pair(batch, self.device)

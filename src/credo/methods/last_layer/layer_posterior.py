@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError
 from credo.core.likelihood import MIN_STD, GaussianNoise, Likelihood
+from credo.methods.laplace.structures import ReplacedBuffers
 from credo.methods.last_layer.class_bound import ClassSolver
 from credo.methods.last_layer.conjugate import LayerPrior, LinearData, Regression, rotated
 
 Examples = tuple[Tensor, Tensor]
 
 
-class LayerPosterior(nn.Module, ABC):
+class LayerPosterior(ReplacedBuffers, ABC):
     """Independent Gaussians N(m_k, B_k·diag(variances_k)·B_kᵀ) for the weights of each output k.
 
     The means m are in the network. Files hold what the data give; basis and variances are made of that by `refresh_`.
