@@ -23,6 +23,7 @@ from credo.core.errors import (
     FileFormatError,
     LostProcessError,
     NonFiniteError,
+    PredictiveWarning,
     ReusedRowsWarning,
     UnsupportedModelError,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "LostProcessError",
     "NonFiniteError",
     "Posterior",
+    "PredictiveWarning",
     "Predictor",
     "Prior",
     "ProcessGroup",

@@ -14,7 +14,7 @@ import credo
 from credo import evaluate as metrics
 from credo.data.toys import load_blobs, load_gap
 from credo.evaluate.samples import SampleStudy
-from credo.predict import Prediction, run
+from credo.predict import Prediction, draw_loop
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ POSTERIORS: dict[str, Callable[[], tuple[credo.Posterior, tuple[int, ...]]]] = {
 def test_sample_study_is_a_slow_loop(kind: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each network is drawn once and sees all 53 inputs, in four batches."""
     if not cached:
-        monkeypatch.setattr(run, "_CACHE_BYTES", 1)
+        monkeypatch.setattr(draw_loop, "_CACHE_BYTES", 1)
     posterior, shape = POSTERIORS[kind]()
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(53, *shape, generator=generator), torch.randint(4, (53,), generator=generator)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import credo
 from credo.data import Batches
 from credo.data.toys import load_moons
-from credo.predict import run
+from credo.predict import draw_loop
 
 DRAWS, TOLERANCE = 100, 0.02
 
@@ -88,7 +88,7 @@ def test_a_deterministic_network_stops_at_once(mlp: Callable[..., nn.Module], x:
 def test_shared_members_stay_in_step_after_an_early_stop(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch stops after 12 draws, four of each of 3 members, the second goes on with the first member."""
     if not cached:
-        monkeypatch.setattr(run, "_CACHE_BYTES", 0)
+        monkeypatch.setattr(draw_loop, "_CACHE_BYTES", 0)
     networks = [nn.Linear(3, 4) for _ in range(3)]
     for network in networks:
         nn.init.zeros_(network.bias)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.predict import run
+from credo.predict import draw_loop
 
 FIELDS = (
     "probs",
@@ -42,7 +42,7 @@ def test_batch_size_does_not_matter(
     kind: str, cached: bool, mlp: Network, conv: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cached:
-        monkeypatch.setattr(run, "_CACHE_BYTES", 1)
+        monkeypatch.setattr(draw_loop, "_CACHE_BYTES", 1)
     posterior, x = posterior_of(kind, mlp, conv)
     y = torch.arange(23) % 3
     whole = credo.predict(posterior, [(x, y)], draws=14, shared_draws=True)
@@ -73,7 +73,7 @@ def test_draws_too_large_to_keep_are_made_again(
     posterior, x = posterior_of(kind, mlp, conv)
     options = {"draws": 14, "shared_draws": True, "batch_size": 5, "strategy": strategy}
     kept = credo.predict(posterior, x, **options)
-    monkeypatch.setattr(run, "_CACHE_BYTES", 1)
+    monkeypatch.setattr(draw_loop, "_CACHE_BYTES", 1)
     again = credo.predict(posterior, x, **options)
     assert torch.equal(again.probs, kept.probs)
     assert torch.equal(again.entropy_deviation, kept.entropy_deviation)
@@ -89,7 +89,7 @@ def test_the_cache_is_used_and_bounded(mlp: Network, x: Tensor, monkeypatch: pyt
     credo.predict(posterior, x, **options)
     assert len(made) == 14
     size = 4 * sum(p.numel() for p in posterior.model.parameters())
-    monkeypatch.setattr(run, "_CACHE_BYTES", 14 * size - 1)
+    monkeypatch.setattr(draw_loop, "_CACHE_BYTES", 14 * size - 1)
     made.clear()
     credo.predict(posterior, x, **options)
     assert len(made) == 5 * 14

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import credo
 from credo.models.normalize import Normalize
-from credo.predict.run import DrawLoop, draw_loop, evaluating
+from credo.predict.draw_loop import DrawLoop, draw_loop
+from credo.predict.run import evaluating
 
 WIDE = {"data_size": 10, "init": 0.3}
 

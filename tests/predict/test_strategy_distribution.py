@@ -9,8 +9,8 @@ from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 import credo
+from credo.predict.draw_loop import draw_loop, run_draws
 from credo.predict.first_layer_sampling import FirstLayer
-from credo.predict.run import draw_loop, run_draws
 
 WIDE = {"data_size": 10, "init": 0.3}
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from credo.attacks.common import Logits, OnProgress, answers, attackable, check_inputs, margins
 from credo.core.errors import unknown
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
+from credo.predict.linear import LinearNetworks
 from credo.predict.moments import tempered
 from credo.predict.run import evaluating
 
@@ -26,6 +28,8 @@ THREATS = {
 
 class PosteriorLogits:
     """Log probabilities of draws of a posterior: [draws, batch, classes], or [batch, classes] if they are averaged.
+
+    Draws are networks, or functions where the method linearises its network (`Laplace`), as `predict` has them.
 
     Evaluated in eval mode with its own random generator; the posterior is left unchanged. Objects with the same
     arguments give the same results.
@@ -46,8 +50,9 @@ class PosteriorLogits:
             raise ValueError(f"draws={draws} must be at least 1.")
         self.posterior, self.threat, self.likelihood = posterior, threat, posterior.likelihood
         self.draws = 1 if threat == "one" else posterior.whole_draws(draws)
+        self.is_linear = posterior.parts[0].default_predictive == "linear" and posterior.is_random
         self.seed, self.calls = seed, 0
-        self.fixed_draws: list[dict[str, Tensor]] | None = self._fixed() if threat in ("fixed", "one") else None
+        self.fixed_draws: list[Draw] | None = self._fixed() if threat in ("fixed", "one") else None
 
     @property
     def is_random(self) -> bool:
@@ -58,29 +63,36 @@ class PosteriorLogits:
         """Log probabilities at `x`, differentiable with respect to it through all draws."""
         self.calls += 1
         with evaluating(self.posterior, _seed(self.seed, self.calls)) as frozen:
-            outputs = []
             temperature = 1.0 if frozen.calibration is None else frozen.calibration.temperature
-            for draw in self.fixed_draws if self.fixed_draws is not None else self._fresh(frozen):
-                with frozen.sampled(draw) as net:
-                    outputs.append(tempered(self.likelihood.log_probs(net(x.clone())), temperature))
-        together = torch.stack(outputs)
+            draws = self._draws(frozen) if self.fixed_draws is None else self.fixed_draws
+            outputs = LinearNetworks(frozen).outputs(draws, x) if self.is_linear else _outputs(frozen, draws, x)
+            together = torch.stack([tempered(self.likelihood.log_probs(each), temperature) for each in outputs])
         return together if self.threat == "fresh" else together.logsumexp(0) - math.log(len(together))
 
-    def _fresh(self, frozen: Posterior) -> Iterable[dict[str, Tensor]]:
+    def _draws(self, frozen: Posterior) -> list[Draw]:
         with torch.no_grad():
             # Before the forward passes: activation noise uses the same generator.
-            return list(frozen.iter_draws(self.draws))
+            return list((LinearNetworks(frozen) if self.is_linear else frozen).iter_draws(self.draws))
 
-    def _fixed(self) -> list[dict[str, Tensor]]:
+    def _fixed(self) -> list[Draw]:
         with torch.no_grad(), evaluating(self.posterior, _seed(self.seed, 0)) as frozen:
-            # `draw` of a mixture chooses a random member, `draws` cycles through them.
-            draws = [frozen.draw()] if self.threat == "one" else list(frozen.iter_draws(self.draws))
+            # `draw` of a mixture chooses a random member, `iter_draws` cycles through them.
+            is_drawn_once = self.threat == "one" and not self.is_linear
+            draws: list[Draw] = [frozen.draw()] if is_drawn_once else self._draws(frozen)
         if self.posterior.is_random and not draws[0]:
             raise ValueError(
                 f"{type(self.posterior).__name__} has no fixed networks: its noise is new in every pass. "
                 "Attack it as 'fresh' or 'mixture'."
             )
         return draws
+
+
+def _outputs(frozen: Posterior, draws: Iterable[Draw], x: Tensor) -> list[Tensor]:
+    outputs = []
+    for draw in draws:
+        with frozen.sampled(draw) as net:
+            outputs.append(net(x.clone()))
+    return outputs
 
 
 def posterior_logits(posterior: Posterior, threat: str = "fresh", *, draws: int = 10, seed: int = 0) -> PosteriorLogits:

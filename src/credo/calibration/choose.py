@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from credo.calibration.minimise import golden_section, vertex
-from credo.calibration.rows import HeldOut, held_out
+from credo.calibration.rows import FunctionRows, HeldOut, held_out
 from credo.core.errors import NonFiniteError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Digests, row_digests
@@ -125,6 +125,7 @@ class _Search:
     draws: int
     seed: int
     on_batch: Callable[[], None]
+    _plain: HeldOut | None = None
 
     def run(self) -> Calibration:
         """Try all scales, refine the best, and compare with no calibration by cross-fitting."""
@@ -151,7 +152,9 @@ class _Search:
         return replace(found, temperature=scale) if is_class else replace(found, std_factor=scale)
 
     def _try(self, noise_scale: float) -> Candidate:
-        frozen = self.frozen
+        frozen, plain = self.frozen, self._plain
+        if isinstance(plain, FunctionRows) and noise_scale > 0:
+            return self._candidate(plain.noisier(noise_scale), noise_scale)
         rows = held_out(
             frozen,
             self.batches,
@@ -161,6 +164,10 @@ class _Search:
             seed=self.seed,
             on_batch=self.on_batch,
         )
+        self._plain = rows if noise_scale == 1.0 else plain
+        return self._candidate(rows, noise_scale)
+
+    def _candidate(self, rows: HeldOut, noise_scale: float) -> Candidate:
         self._rows = len(rows.digests)
         fold = torch.from_numpy(np.searchsorted(self.distinct, rows.digests) % self.folds)
         return _candidate(rows, noise_scale, fold, self.folds)

@@ -1,10 +1,10 @@
-"""Outputs of drawn networks for held-out rows, as a function of the temperature alone."""
+"""Outputs for held-out rows, by draws or as Gaussian function values, as a function of the temperature alone."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from torch import Tensor
 from credo.core.held_out.ledger import Digests, batch_digests
 from credo.core.likelihood import ClassLikelihood, Likelihood
 from credo.core.posterior import Posterior
+from credo.predict.closed_form import ClosedForm, FunctionValues, closed_form, has_closed_form
+from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import check_targets, class_labels, class_log_probs, gaussian_likelihoods, gaussian_moments
-from credo.predict.run import batches_of, draw_loop, noise_scaled
+from credo.predict.run import batches_of, noise_scaled
 
 # Class probabilities of all draws are kept up to this size; of larger sets every second, third, … row is used.
 _MOST_BYTES = 512 * 2**20
@@ -97,6 +99,43 @@ class ValueRows(HeldOut):
         return ValueRows(self.digests[chosen.numpy()], squares, log_stds, self.targets)
 
 
+class FunctionRows(HeldOut):
+    """Rows of a linearised network whose predictions have a closed form.
+
+    Args:
+        digests: Of each row.
+        form: The closed form.
+        values: Moments of the rows' function values.
+        targets: [rows, …].
+    """
+
+    def __init__(self, digests: Digests, form: ClosedForm, values: FunctionValues, targets: Tensor) -> None:
+        super().__init__(digests)
+        self.form, self.values, self.targets = form, values, targets
+
+    def nll_each(self, log_scale: float) -> Tensor:
+        """−log of the closed form's probability or density."""
+        found = []
+        for part in torch.arange(len(self.targets)).split(max(1, _CHUNK // self.values.spread[:, 0].numel())):
+            density = self.form.log_likelihood(self.values.at(part), self.targets[part], math.exp(log_scale))
+            found.append(-density.cpu())
+        return torch.cat(found)
+
+    def at(self, chosen: Tensor) -> FunctionRows:
+        """Some of the rows, by a mask."""
+        return FunctionRows(
+            self.digests[chosen.numpy()],
+            self.form,
+            self.values.at(chosen),
+            self.targets[chosen.to(self.targets.device)],
+        )
+
+    def noisier(self, factor: float) -> FunctionRows:
+        """The same rows with this factor on the noise of the weights."""
+        values = FunctionValues(self.values.mean, factor**2 * self.values.spread)
+        return FunctionRows(self.digests, self.form, values, self.targets)
+
+
 def held_out(
     frozen: Posterior,
     batches: Iterable[Any],
@@ -118,28 +157,57 @@ def held_out(
         seed: Seed of the draws.
         on_batch: Called after each batch.
     """
-    likelihoods = [part.likelihood for part in frozen.parts]
-    loop, row, stride = None, 0, 1
-    found: list[HeldOut] = []
+    is_linear = frozen.parts[0].default_predictive == "linear"
     with noise_scaled(frozen, noise_scale), frozen.seeded(seed):
-        for x, y in batches_of(batches, 1024):
-            if y is None:
-                raise ValueError("calibrate needs batches of (inputs, targets): without targets nothing can be chosen.")
-            x, y = x.to(frozen.device), y.to(frozen.device)
-            loop = draw_loop(frozen, x, draws=draws, shared=False) if loop is None else loop
-            loop.begin()
-            outputs = loop.outputs(x, draws)
-            if row == 0:
-                size = 4 * draws * total * (outputs[0, 0].numel() if isinstance(likelihoods[0], ClassLikelihood) else 1)
-                stride = -(-size // _MOST_BYTES)
-            kept = torch.arange(-row % stride, len(x), stride)
-            row += len(x)
-            if len(kept):
-                found.append(_rows(likelihoods, outputs[:, kept].cpu(), x[kept], y[kept].cpu()))
-            on_batch()
+        pairs = _with_targets(batches, frozen.device, on_batch)
+        if is_linear and has_closed_form(frozen, None):
+            found = list(_closed_rows(frozen, pairs, total))
+        else:
+            found = list(_drawn_rows(frozen, pairs, total, draws))
     if not found:
         raise ValueError("calibrate needs held-out rows: there was none.")
     return _joined(found)
+
+
+def _with_targets(
+    batches: Iterable[Any], device: torch.device, on_batch: Callable[[], None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for x, y in batches_of(batches, 1024):
+        if y is None:
+            raise ValueError("calibrate needs batches of (inputs, targets): without targets nothing can be chosen.")
+        yield x.to(device), y.to(device)
+        on_batch()
+
+
+def _drawn_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], total: int, draws: int) -> Iterator[HeldOut]:
+    likelihoods = [part.likelihood for part in frozen.parts]
+    loop, row, stride = None, 0, 1
+    for x, y in pairs:
+        loop = draw_loop(frozen, x, draws=draws, shared=False) if loop is None else loop
+        loop.begin()
+        outputs = loop.outputs(x, draws)
+        if row == 0:
+            size = 4 * draws * total * (outputs[0, 0].numel() if isinstance(likelihoods[0], ClassLikelihood) else 1)
+            stride = -(-size // _MOST_BYTES)
+        kept = torch.arange(-row % stride, len(x), stride)
+        row += len(x)
+        if len(kept):
+            yield _rows(likelihoods, outputs[:, kept].cpu(), x[kept], y[kept].cpu())
+
+
+def _closed_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], total: int) -> Iterator[HeldOut]:
+    form, row, stride = None, 0, 1
+    for x, y in pairs:
+        if form is None:
+            form = closed_form(frozen, x, None)
+            outputs = form.shape.numel()
+            size = 8 * len(frozen.parts) * total * outputs ** (1 if form.is_diagonal(y) else 2)
+            stride = -(-size // _MOST_BYTES)
+        kept = torch.arange(-row % stride, len(x), stride)
+        row += len(x)
+        if len(kept):
+            values = [piece for piece, _ in form.pieces(x[kept], y[kept])]
+            yield FunctionRows(batch_digests(x[kept], y[kept].cpu()), form, FunctionValues.joined(values), y[kept])
 
 
 def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, x: Tensor, y: Tensor) -> HeldOut:
@@ -159,6 +227,10 @@ def _joined(parts: Sequence[HeldOut]) -> HeldOut:
     if classes:
         log_probs = torch.cat([part.log_probs for part in classes], dim=1)
         return ClassRows(digests, log_probs, torch.cat([part.labels for part in classes]))
+    functions = [part for part in parts if isinstance(part, FunctionRows)]
+    if functions:
+        together = FunctionValues.joined([part.values for part in functions])
+        return FunctionRows(digests, functions[0].form, together, torch.cat([part.targets for part in functions]))
     values = [part for part in parts if isinstance(part, ValueRows)]
     squares, logs = (torch.cat([getattr(p, name) for p in values], dim=1) for name in ("squares", "log_stds"))
     return ValueRows(digests, squares, logs, values[0].targets)

@@ -46,6 +46,10 @@ class CalibrationWarning(CredoWarning):
     """A calibration was dropped, because the weights that it was chosen for have changed."""
 
 
+class PredictiveWarning(CredoWarning):
+    """Predictions with drawn weights are worse than those of the mean network; the message says what to use."""
+
+
 class ReusedRowsWarning(CredoWarning):
     """Held-out rows are used again for something that needs fresh ones; the message says what to do."""
 

@@ -69,6 +69,8 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Arguments that are worth tuning, with the lowest and highest value that `credo.tune` tries."""
     default_predictive: ClassVar[str] = "weights"
     """What `credo.predict` averages if it is not told: networks with drawn `"weights"`, or `"linear"` functions."""
+    is_linearisable: ClassVar[bool] = True
+    """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 
@@ -147,6 +149,17 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
             return draw
         means = dict(self.model.named_parameters())
         return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
+
+    def function_moments(self, x: Tensor, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+        """Moments of the network's outputs, linearised at the mean, for each input by itself, where a method has them.
+
+        Returns means [batch, outputs] and covariances [batch, outputs, outputs], scaled by `noise_scale`².
+
+        Args:
+            x: Inputs of one batch.
+            diagonal: Give the variances [batch, outputs] alone.
+        """
+        raise TypeError(f"{type(self).__name__} does not compute moments of function values.")
 
     def uncalibrated(self) -> Self:
         """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.

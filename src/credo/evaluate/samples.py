@@ -13,8 +13,9 @@ from credo.core.likelihood import ClassLikelihood
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
+from credo.predict.draw_loop import Loop, draw_loop
 from credo.predict.moments import class_labels, class_log_probs
-from credo.predict.run import DrawLoop, batches_of, draw_loop, evaluating
+from credo.predict.run import batches_of, evaluating
 
 Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and labels [batch]
 
@@ -150,7 +151,7 @@ def study_batches(
 
 
 def _pieces(
-    likelihood: ClassLikelihood, loop: DrawLoop, x: Tensor, y: Tensor, draws: int, temperature: float
+    likelihood: ClassLikelihood, loop: Loop, x: Tensor, y: Tensor, draws: int, temperature: float
 ) -> Iterator[Piece]:
     for start in range(0, draws, 10):
         probs = class_log_probs(likelihood, loop.outputs(x, min(10, draws - start)), temperature).exp()

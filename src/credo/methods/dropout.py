@@ -63,6 +63,7 @@ class MCDropout(Posterior):
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "rate": (0.02, 0.4)}
     averages_over_processes = True
+    is_linearisable = False  # masks differ from input to input
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
 

@@ -12,6 +12,8 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import Bernoulli, ClassLikelihood, GaussianNoise, Likelihood
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
 
+_UNCALIBRATED = Calibration()
+
 
 class Moments(ABC):
     """Sums over the draws of one batch. Made with the first draws, which are of all its rows."""
@@ -52,7 +54,7 @@ class ClassMoments(Moments):
         self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0
     ) -> None:
         self.likelihood, self.temperature, self.dtype = likelihood, temperature, outputs.dtype
-        log_probs = class_log_probs(likelihood, _wide(outputs), temperature)
+        log_probs = class_log_probs(likelihood, widened(outputs), temperature)
         first = log_probs[0]
         self.targets = None if targets is None else class_labels(targets, *first.shape)
         self.count = outputs.new_zeros(len(first), dtype=torch.long)
@@ -66,7 +68,7 @@ class ClassMoments(Moments):
 
     def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
         """Add the class probabilities of further draws."""
-        self._fold(class_log_probs(self.likelihood, _wide(outputs), self.temperature), rows)
+        self._fold(class_log_probs(self.likelihood, widened(outputs), self.temperature), rows)
 
     def _fold(self, log_probs: Tensor, rows: Tensor | slice) -> None:
         probs = log_probs.exp()
@@ -140,7 +142,7 @@ class OneClassDraw(Moments):
         self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0
     ) -> None:
         self.likelihood, self.dtype = likelihood, outputs.dtype
-        self.log_probs = class_log_probs(likelihood, _wide(outputs), temperature)[0]
+        self.log_probs = class_log_probs(likelihood, widened(outputs), temperature)[0]
         self.targets = None if targets is None else class_labels(targets, *self.log_probs.shape)
         self.count = torch.ones(len(self.log_probs), dtype=torch.long)
 
@@ -262,7 +264,7 @@ def summable(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
-def _wide(outputs: Tensor) -> Tensor:
+def widened(outputs: Tensor) -> Tensor:
     """In float64, which Apple's graphics chips do not have."""
     return outputs if outputs.device.type == "mps" else outputs.double()
 
@@ -280,14 +282,14 @@ def gaussian_moments(likelihoods: Sequence[GaussianNoise], outputs: Tensor, *, f
         outputs: [draws, batch, …].
         first: Number of the first of these draws.
     """
-    wide = _wide(outputs)
+    wide = widened(outputs)
     if len(likelihoods) == 1:
         mean, std = likelihoods[0].moments(wide)
     else:
         members = [likelihoods[(first + i) % len(likelihoods)] for i in range(len(wide))]
         pairs = [member.moments(one) for member, one in zip(members, wide, strict=True)]
         mean, std = torch.stack([mean for mean, _ in pairs]), torch.stack([std for _, std in pairs])
-    return _wide(mean), _wide(std)
+    return widened(mean), widened(std)
 
 
 def check_targets(targets: Tensor | None, mean: Tensor) -> None:
@@ -358,7 +360,7 @@ def make_moments(
         single: Whether there is one network only, and no further draw.
         calibration: Its temperature or factor on the noise is applied to each draw.
     """
-    first, chosen = likelihoods[0], calibration or Calibration()
+    first, chosen = likelihoods[0], calibration or _UNCALIBRATED
     if isinstance(first, ClassLikelihood):
         return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
     return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor)

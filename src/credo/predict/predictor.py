@@ -14,10 +14,18 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
+from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, concatenate
-from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, noise_scaled, run_draws
+from credo.predict.run import (
+    batches_of,
+    check_on_nonfinite,
+    check_posterior,
+    checked_predictive,
+    noise_scaled,
+    predict,
+)
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.
@@ -28,7 +36,15 @@ _SMALL_BATCH = 2**15
 _IMPOSSIBLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
-def predictor(posterior: Posterior, *, draws: int = 32, seed: int = 0, way: str = "auto") -> Predictor:
+def predictor(
+    posterior: Posterior,
+    *,
+    draws: int = 32,
+    seed: int = 0,
+    way: str = "auto",
+    predictive: str | None = None,
+    link: str | None = None,
+) -> Predictor:
     """Draw `draws` networks once and return a `Predictor` that uses these networks, from any number of threads.
 
     It predicts as `predict(posterior, inputs, draws=draws, seed=seed, shared_draws=True)` does, but draws only once,
@@ -42,8 +58,10 @@ def predictor(posterior: Posterior, *, draws: int = 32, seed: int = 0, way: str 
         seed: Seed of the random numbers.
         way: `"vmap"` runs all networks in one pass, `"loop"` one after the other. `"auto"` is `"vmap"` for small
             batches of networks that `torch.func.vmap` can run with the outputs of the loop, compared in the first call.
+        predictive: `"weights"` or `"linear"`, as in `predict`; linear functions have no networks to keep.
+        link: How linear logits become probabilities, as in `predict`.
     """
-    return Predictor(posterior, draws=draws, seed=seed, way=way)
+    return Predictor(posterior, draws=draws, seed=seed, way=way, predictive=predictive, link=link)
 
 
 class Predictor:
@@ -54,12 +72,24 @@ class Predictor:
         draws: Number of networks.
         seed: Seed of the random numbers.
         way: `"auto"`, `"vmap"` or `"loop"`.
+        predictive: `"weights"`, `"linear"` or None.
+        link: As in `predict`.
     """
 
-    def __init__(self, posterior: Posterior, *, draws: int, seed: int, way: str) -> None:
+    def __init__(
+        self,
+        posterior: Posterior,
+        *,
+        draws: int,
+        seed: int,
+        way: str,
+        predictive: str | None = None,
+        link: str | None = None,
+    ) -> None:
         check_posterior(posterior)
         if way not in WAYS:
             raise ValueError(unknown("way", str(way), WAYS))
+        self.predictive, self.link = checked_predictive(posterior, predictive, link), link
         draws = checked_count("draws", draws)
         self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
@@ -67,7 +97,7 @@ class Predictor:
         self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
         self._is_random = self._posterior.is_random and self._noise_scale != 0.0
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
-        self._kept = self._fixed_draws()
+        self._kept = self._fixed_draws() if self.predictive == "weights" else None
         by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None
         self._can_stack: bool | None = None if self._stack else False
@@ -106,11 +136,19 @@ class Predictor:
         x = x.to(device)
         y = None if y is None else y.to(device)
         try:
-            outputs = self._outputs(x)
+            return self._predicted(x, y)
         except NotIsolatedError:  # from the very first pass: a copy of the network would use the original's weights
             self._posterior = self._original
             self._original.guard.is_isolated = False
-            outputs = self._outputs(x)
+            return self._predicted(x, y)
+
+    def _predicted(self, x: Tensor, y: Tensor | None) -> Prediction:
+        if self.predictive == "linear":
+            options: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "link": self.link}
+            options |= {"predictive": "linear", "shared_draws": True, "on_nonfinite": "mark"}
+            batch = [x] if y is None else [(x, y)]
+            return predict(self._posterior, batch, **options)  # type: ignore[no-any-return]
+        outputs = self._outputs(x)
         likelihoods = [part.likelihood for part in self._posterior.parts]
         single = self.draws == 1 and not self._is_random
         return make_moments(likelihoods, summable(outputs), y, single=single, calibration=self.calibration).result()

@@ -1,4 +1,7 @@
-"""Predict with a posterior: one pass of the network per draw, batch by batch, and running sums over draws."""
+"""Predict with a posterior: one pass of the network per draw, batch by batch, and running sums over draws.
+
+With `predictive="linear"` the draws are values of the network linearised at the mean, or need not be made at all.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,35 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import CredoError, unknown
+from credo.core.errors import unknown
 from credo.core.network.isolation import NotIsolatedError
-from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
-from credo.predict.moments import make_moments, summable
+from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form
+from credo.predict.draw_loop import Loop, draw_loop, run_draws
+from credo.predict.linear import check_linearisable
+from credo.predict.moments import make_moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
-from credo.predict.rowwise import PIECE, splits_into_pieces
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
+from credo.predict.weights_check import WeightsCheck
 
 STRATEGIES = ("auto", "loop", "activation")
+PREDICTIVES = ("weights", "linear")
 _REMOVED_STRATEGIES = ("stacked", "batched")
 ON_NONFINITE = ("raise", "mark")
 # Draws between two looks at the Monte-Carlo error: enough for a first estimate of the variance.
 _CHUNK = 10
-# Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
-_CACHE_BYTES = 256 * 2**20
 OnBatch = Callable[[int], None]
 Batch = tuple[Tensor, Tensor | None]
 
@@ -49,6 +53,8 @@ def predict(
     shared_draws: bool = False,
     tolerance: float | None = None,
     strategy: str = "auto",
+    predictive: str | None = None,
+    link: str | None = None,
     seed: int = 0,
     shard: str | None = None,
     on_nonfinite: str = "raise",
@@ -73,6 +79,12 @@ def predict(
         strategy: `"loop"` draws all weights. `"activation"` samples the outputs of the first layer instead of its
             weights (exact for each input; see docs/prediction.md for what it needs). `"auto"` samples activations
             where the structure of the network shows that it is possible.
+        predictive: What is averaged: `"weights"`, outputs of networks with drawn weights, or `"linear"`, of the network
+            linearised at the mean, f(μ) + J(w − μ). None: the method's own, `"linear"` for `Laplace`.
+        link: How linear logits become class probabilities: `"extended-probit"`, `"probit"`, `"bridge"`, each in closed
+            form, or `"draws"`. None: the extended probit, beyond a hundred classes the probit, for methods that compute
+            the moments of function values (`Laplace`), else draws. Of a regression, `"draws"` in the place of its exact
+            closed form.
         seed: Seed of the random numbers; the same seed and batches give the same prediction.
         shard: `"draws"` or `"data"`: the processes of `posterior.process_group` divide the draws of each batch, or the
             batches. All must call this with the same arguments, and all get the whole prediction: that of one process
@@ -84,6 +96,7 @@ def predict(
     """
     check_posterior(posterior)
     _check_choices(strategy, tolerance, shard, on_nonfinite)
+    predictive = checked_predictive(posterior, predictive, link, strategy)
     if strategy in _REMOVED_STRATEGIES:
         warnings.warn(
             f"strategy={strategy!r} is gone and runs as 'loop'; the name goes in 0.3. Use 'auto' or 'loop', or "
@@ -102,6 +115,8 @@ def predict(
         shared_draws=shared_draws,
         tolerance=tolerance if is_random else None,
         strategy=strategy,
+        predictive=predictive,
+        link=link,
         seed=seed,
         shard=shard,
         on_nonfinite=on_nonfinite,
@@ -130,6 +145,8 @@ class _Task:
     shared_draws: bool
     tolerance: float | None
     strategy: str
+    predictive: str
+    link: str | None
     seed: int
     shard: str | None
     on_nonfinite: str
@@ -137,23 +154,34 @@ class _Task:
 
     def run(self, posterior: Posterior, batches: Iterable[Batch]) -> Prediction:
         """Predict all batches, in order, on a private copy of the posterior."""
+        if self.predictive == "linear" and torch.is_inference_mode_enabled():  # which has no gradients at all
+            with torch.inference_mode(False), torch.no_grad():
+                return self.run(posterior, ((x.clone(), y) for x, y in batches))
         parts: list[Prediction] = []
         bad_inputs: set[int] = set()  # rows, counted over all batches
-        loop: DrawLoop | NumberedDraws | None = None
+        loop: Loop | NumberedDraws | None = None
+        closed: ClosedForm | None = None
         row = 0
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
             device, task = frozen.device, self._for(frozen)
+            check = WeightsCheck(frozen) if self.predictive == "weights" else None
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
-                loop = task._draw_loop(frozen, x, group) if loop is None else loop
+                if not len(x):
+                    raise ValueError("An empty batch cannot be predicted.")
+                if loop is None:
+                    loop, closed = task._draw_loop(frozen, x, group)
                 first, row = row, row + len(x)
                 if data_shard is not None and not data_shard.is_ours(index):
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
-                    parts.append(task._batch(loop, frozen, x, y))
+                    drawn = partial(task._drawn, loop, frozen, x, y)
+                    parts.append(drawn() if closed is None else closed.prediction(x, y, drawn))
+                if check is not None and check.is_needed and y is not None:
+                    check.add(parts[-1], self._mean_network(frozen, x, y))
                 finite = parts[-1].finite
                 if not bool(finite.all()):
                     bad_inputs |= nonfinite_inputs(x, finite, first)
@@ -161,6 +189,8 @@ class _Task:
                     self.on_batch(len(x))
         if data_shard is not None:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
+        if check is not None:
+            check.warn()
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, self.on_nonfinite, bad_inputs)
@@ -174,10 +204,8 @@ class _Task:
             return self
         return replace(self, draws=frozen.whole_draws(1), is_random=False, tolerance=None)
 
-    def _batch(self, loop: DrawLoop | NumberedDraws, frozen: Posterior, x: Tensor, y: Tensor | None) -> Prediction:
+    def _drawn(self, loop: Loop | NumberedDraws, frozen: Posterior, x: Tensor, y: Tensor | None) -> Prediction:
         """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
-        if not len(x):
-            raise ValueError("An empty batch cannot be predicted.")
         chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
         done = min(chunk, self.draws)
         is_single = self.draws == 1 and not self.is_random
@@ -196,124 +224,27 @@ class _Task:
             done += count
         return moments.result()
 
-    def _draw_loop(self, frozen: Posterior, x: Tensor, group: ProcessGroup | None) -> DrawLoop | NumberedDraws:
-        shared = self.shared_draws
+    def _draw_loop(
+        self, frozen: Posterior, x: Tensor, group: ProcessGroup | None
+    ) -> tuple[Loop | NumberedDraws, ClosedForm | None]:
+        """What makes the draws, and the closed form that needs no draws for its averages."""
+        is_closed = self.predictive == "linear" and has_closed_form(frozen, self.link)
+        shared = self.shared_draws and not is_closed
         keep = shared and self.shard is None
-        loop = draw_loop(frozen, x, draws=self.draws, shared=shared, strategy=self.strategy, keep=keep)
+        how = {"strategy": self.strategy, "predictive": self.predictive}
+        loop = draw_loop(frozen, x, draws=self.draws, shared=shared, keep=keep, **how)
+        closed = closed_form(frozen, x, self.link, loop) if is_closed else None
         if self.shard is None:
-            return loop
-        return NumberedDraws(loop, frozen, group if self.shard == "draws" else None, seed=self.seed, shared=shared)
+            return loop, closed
+        by_draws = group if self.shard == "draws" else None
+        return NumberedDraws(loop, frozen, by_draws, seed=self.seed, shared=shared), closed
 
-
-def draw_loop(
-    posterior: Posterior, x: Tensor, *, draws: int, shared: bool, strategy: str = "auto", keep: bool = True
-) -> DrawLoop:
-    """Choose how draws are run, by the structure of the network alone.
-
-    Args:
-        posterior: A snapshot, whose network the draws are put into.
-        x: The first batch; later ones must have as many dimensions.
-        draws: Draws per batch.
-        shared: Use the same draws for every batch.
-        strategy: As in `predict`.
-        keep: Keep shared draws in memory where they are small; False draws them again for every batch.
-    """
-    first, in_pieces = None, False
-    kind = type(posterior.model)
-    if strategy == "activation":
-        first = requested_first_layer(posterior, x, shared=shared)
-    elif strategy == "auto" and (kind is nn.Sequential or getattr(kind, "rowwise", False)) and posterior.is_random:
-        first = None if shared else declared_first_layer(posterior, x)
-        in_pieces = first is None and draws > 1 and splits_into_pieces(posterior.model, x)
-    return DrawLoop(posterior, draws, keep=shared and keep, first_layer=first, in_pieces=in_pieces)
-
-
-class DrawLoop:
-    """Runs the network once for each of consecutive draws.
-
-    Args:
-        posterior: A snapshot, whose network the draws are put into.
-        draws: Draws per batch.
-        keep: Whether all batches have the same draws, so that small ones can be kept in memory.
-        first_layer: Samples the outputs of the first layer in the place of its weights; None draws all weights.
-        in_pieces: Whether to split batches of images into pieces, with their channels last in memory.
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        draws: int,
-        *,
-        keep: bool = False,
-        first_layer: FirstLayer | None = None,
-        in_pieces: bool = False,
-    ) -> None:
-        self.posterior, self.draws, self.keep = posterior, draws, keep
-        self.first_layer, self.in_pieces = first_layer, in_pieces
-        self._kept: list[Draw] | None = None
-        self._source: Iterator[Draw] = iter(())
-
-    def begin(self, batch: int = 0, *, skip: int = 0) -> None:
-        """Start the draws of a batch. Shared ones may be made again: call it under the same `posterior.seeded`.
-
-        Args:
-            batch: Number of the batch, which only `NumberedDraws` depends on.
-            skip: Draws to leave out first: those of a mixture are of its members in turn.
-        """
-        if self._kept is not None:
-            self._source = iter(self._kept)
-            return
-        made: Iterator[Draw] = (self.first_layer or self.posterior).iter_draws(skip + self.draws)
-        if self.keep:
-            first = next(made)
-            size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
-            made = chain([first], made)
-            if 0 < size * self.draws <= _CACHE_BYTES:
-                self._kept = list(made)
-                made = iter(self._kept)
-        self._source = islice(made, skip, None) if skip else made
-
-    def outputs(self, x: Tensor, count: int) -> Tensor:
-        """Outputs [count, batch, …] of the next `count` draws."""
-        draws = islice(self._source, count)
-        if self.first_layer is None:
-            return run_draws(self.posterior, draws, x, in_pieces=self.in_pieces)
-        with self.first_layer.sampled(x, passes=count):
-            return run_draws(self.posterior, draws, x)
-
-
-def run_draws(posterior: Posterior, draws: Iterable[Draw], x: Tensor, *, in_pieces: bool = False) -> Tensor:
-    """Outputs [draws, batch, …] of one pass per draw, which all see `x` as it was given.
-
-    The first pass runs on a copy. If the network wrote into it (`x -= 1`, a first `nn.ReLU(inplace=True)`), every pass
-    gets a copy; else the others run on `x` itself.
-
-    Args:
-        posterior: A snapshot, whose network the draws are put into.
-        draws: Weights of each network.
-        x: Inputs of one batch.
-        in_pieces: Whether to run images in small pieces, with their channels last in memory.
-    """
-    results: list[Tensor] = []
-    if in_pieces:
-        x = x.contiguous(memory_format=torch.channels_last)
-    given, is_copy = x.clone(), True
-    for draw in draws:
-        version = None if given.is_inference() else given._version  # inference tensors do not count changes
-        with posterior.sampled_in_place(draw) as net:
-            outputs = [net(piece) for piece in given.split(PIECE)] if in_pieces else [net(given)]
-        results.append(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
-        is_unchanged = version is not None and given._version == version
-        if is_copy:
-            # Values, too: changes through `.data` or NumPy are not counted.
-            is_copy = x.is_inference() or not is_unchanged or not torch.equal(given, x)
-            given = x.clone() if is_copy else x
-        elif not is_unchanged:
-            raise CredoError(
-                "The network changed its input in place, though it did not in its first pass: the inputs given are no "
-                "longer what they were. Let its forward work on a copy: x = x.clone()."
-            )
-    return summable(torch.stack(results))
+    def _mean_network(self, frozen: Posterior, x: Tensor, y: Tensor) -> Prediction:
+        """The prediction without noise."""
+        with frozen.seeded(self.seed), noise_scaled(frozen, 0.0):
+            outputs = run_draws(frozen, frozen.iter_draws(len(frozen.parts)), x)
+        likelihoods = [part.likelihood for part in frozen.parts]
+        return make_moments(likelihoods, outputs, y, calibration=frozen.calibration).result()
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
@@ -324,6 +255,29 @@ def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on
     if shard is not None and shard not in SHARDS:
         raise ValueError(unknown("shard", str(shard), SHARDS))
     check_on_nonfinite(on_nonfinite)
+
+
+def checked_predictive(posterior: Posterior, predictive: str | None, link: str | None, strategy: str = "auto") -> str:
+    """The predictive that is meant; raises ValueError for one, or a link, that the posterior cannot have.
+
+    Args:
+        posterior: The posterior.
+        predictive: As in `predict`.
+        link: As in `predict`.
+        strategy: As in `predict`.
+    """
+    chosen = posterior.parts[0].default_predictive if predictive is None else predictive
+    if chosen not in PREDICTIVES:
+        raise ValueError(unknown("predictive", str(chosen), PREDICTIVES))
+    if chosen == "weights":
+        if link is not None:
+            raise ValueError(f"link={link!r} is for predictive='linear'; drawn networks have probabilities themselves.")
+        return chosen
+    check_linearisable(posterior)
+    check_link(posterior, link)
+    if strategy == "activation":
+        raise ValueError("strategy='activation' samples outputs of a layer, for predictive='weights'; leave it out.")
+    return chosen
 
 
 def check_on_nonfinite(on_nonfinite: str) -> None:

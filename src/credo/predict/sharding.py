@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +15,8 @@ from torch import Tensor
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, LostProcessError
 from credo.core.posterior import Posterior
+from credo.predict.draw_loop import Loop
 from credo.predict.result import P
-
-if TYPE_CHECKING:
-    from credo.predict.run import DrawLoop
 
 SHARDS = ("draws", "data")
 
@@ -86,12 +83,12 @@ class NumberedDraws:
     """
 
     def __init__(
-        self, loop: DrawLoop, posterior: Posterior, process_group: ProcessGroup | None, *, seed: int, shared: bool
+        self, loop: Loop, posterior: Posterior, process_group: ProcessGroup | None, *, seed: int, shared: bool
     ) -> None:
         self.loop, self.posterior, self.seed, self.shared = loop, posterior, seed, shared
         self.failing = FailTogether(process_group)
         self.process_group = self.failing.process_group
-        self.block = 1 if loop.first_layer is None else loop.first_layer.block
+        self.block = loop.block
         self.period = posterior.whole_draws(1)  # draws of a mixture are of its members in turn
         self.batch = self.done = 0
 

@@ -15,8 +15,9 @@ from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
+from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.run import draw_loop, noise_scaled
+from credo.predict.run import noise_scaled
 
 _BATCH, _CHUNK = 256, 10
 

@@ -102,6 +102,7 @@ class NodeBNN(GradientPosterior):
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "temperature": (0.05, 5.0)}
 
+    is_linearisable = False  # its draws lie around the means of the nodes, not around the network's own weights
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = {
         "side": "nodes.side",

@@ -1,0 +1,172 @@
+"""How the draws of a prediction are run: one pass of the network for each, or values of a linearised network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.errors import CredoError
+from credo.core.network.substitute import Draw
+from credo.core.posterior import Posterior
+from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
+from credo.predict.linear import FunctionLoop, LinearNetworks, example_output, has_moments, is_point, rows_at_once
+from credo.predict.moments import summable
+from credo.predict.rowwise import PIECE, splits_into_pieces
+
+# Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
+_CACHE_BYTES = 256 * 2**20
+
+
+class Loop(Protocol):
+    """Outputs of consecutive draws, batch by batch."""
+
+    block: int
+    """Draws that are made together, from one seed, where several processes divide them."""
+
+    def begin(self, batch: int = 0, *, skip: int = 0) -> None:
+        """Start the draws of a batch.
+
+        Args:
+            batch: Number of the batch, which only `NumberedDraws` depends on.
+            skip: Draws to leave out first: those of a mixture are of its members in turn.
+        """
+
+    def outputs(self, x: Tensor, count: int) -> Tensor:
+        """Outputs [count, batch, …] of the next `count` draws."""
+
+
+def draw_loop(
+    posterior: Posterior,
+    x: Tensor,
+    *,
+    draws: int,
+    shared: bool,
+    strategy: str = "auto",
+    predictive: str | None = None,
+    keep: bool = True,
+) -> Loop:
+    """Choose how draws are run, by the structure of the network alone.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        x: The first batch; later ones must have as many dimensions.
+        draws: Draws per batch.
+        shared: Use the same draws for every batch.
+        strategy: As in `predict`.
+        predictive: As in `predict`.
+        keep: Keep shared draws in memory where they are small; False draws them again for every batch.
+    """
+    if (predictive or posterior.parts[0].default_predictive) == "linear" and not is_point(posterior):
+        if not shared and has_moments(posterior):
+            example = example_output(posterior.model, x)
+            if len(x) <= rows_at_once(example.shape):
+                return FunctionLoop(posterior, example.shape)
+        return DrawLoop(posterior, draws, keep=shared and keep, linear=LinearNetworks(posterior))
+    first, in_pieces = None, False
+    kind = type(posterior.model)
+    if strategy == "activation":
+        first = requested_first_layer(posterior, x, shared=shared)
+    elif strategy == "auto" and (kind is nn.Sequential or getattr(kind, "rowwise", False)) and posterior.is_random:
+        first = None if shared else declared_first_layer(posterior, x)
+        in_pieces = first is None and draws > 1 and splits_into_pieces(posterior.model, x)
+    return DrawLoop(posterior, draws, keep=shared and keep, first_layer=first, in_pieces=in_pieces)
+
+
+class DrawLoop:
+    """Runs the network, or a linearised one, once for each of consecutive draws.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        draws: Draws per batch.
+        keep: Whether all batches have the same draws, so that small ones can be kept in memory.
+        first_layer: Samples the outputs of the first layer in the place of its weights; None draws all weights.
+        in_pieces: Whether to split batches of images into pieces, with their channels last in memory.
+        linear: Runs the draws through networks that are linearised at the mean.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        draws: int,
+        *,
+        keep: bool = False,
+        first_layer: FirstLayer | None = None,
+        in_pieces: bool = False,
+        linear: LinearNetworks | None = None,
+    ) -> None:
+        self.posterior, self.draws, self.keep = posterior, draws, keep
+        self.first_layer, self.in_pieces, self.linear = first_layer, in_pieces, linear
+        self.block = 1 if first_layer is None else first_layer.block
+        self._number = 0  # of the next draw
+        self._kept: list[Draw] | None = None
+        self._source: Iterator[Draw] = iter(())
+
+    def begin(self, batch: int = 0, *, skip: int = 0) -> None:
+        """Start the draws of a batch. Shared ones may be made again: call it under the same `posterior.seeded`.
+
+        Args:
+            batch: Number of the batch, which only `NumberedDraws` depends on.
+            skip: Draws to leave out first: those of a mixture are of its members in turn.
+        """
+        self._number = skip
+        if self._kept is not None:
+            self._source = iter(self._kept)
+            return
+        made: Iterator[Draw] = (self.first_layer or self.linear or self.posterior).iter_draws(skip + self.draws)
+        if self.keep:
+            first = next(made)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+            made = chain([first], made)
+            if 0 < size * self.draws <= _CACHE_BYTES:
+                self._kept = list(made)
+                made = iter(self._kept)
+        self._source = islice(made, skip, None) if skip else made
+
+    def outputs(self, x: Tensor, count: int) -> Tensor:
+        """Outputs [count, batch, …] of the next `count` draws."""
+        draws = islice(self._source, count)
+        number, self._number = self._number, self._number + count
+        if self.linear is not None:
+            return self.linear.outputs(draws, x, first=number)
+        if self.first_layer is None:
+            return run_draws(self.posterior, draws, x, in_pieces=self.in_pieces)
+        with self.first_layer.sampled(x, passes=count):
+            return run_draws(self.posterior, draws, x)
+
+
+def run_draws(posterior: Posterior, draws: Iterable[Draw], x: Tensor, *, in_pieces: bool = False) -> Tensor:
+    """Outputs [draws, batch, …] of one pass per draw, which all see `x` as it was given.
+
+    The first pass runs on a copy. If the network wrote into it (`x -= 1`, a first `nn.ReLU(inplace=True)`), every pass
+    gets a copy; else the others run on `x` itself.
+
+    Args:
+        posterior: A snapshot, whose network the draws are put into.
+        draws: Weights of each network.
+        x: Inputs of one batch.
+        in_pieces: Whether to run images in small pieces, with their channels last in memory.
+    """
+    results: list[Tensor] = []
+    if in_pieces:
+        x = x.contiguous(memory_format=torch.channels_last)
+    given, is_copy = x.clone(), True
+    for draw in draws:
+        version = None if given.is_inference() else given._version  # inference tensors do not count changes
+        with posterior.sampled_in_place(draw) as net:
+            outputs = [net(piece) for piece in given.split(PIECE)] if in_pieces else [net(given)]
+        results.append(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+        is_unchanged = version is not None and given._version == version
+        if is_copy:
+            # Values, too: changes through `.data` or NumPy are not counted.
+            is_copy = x.is_inference() or not is_unchanged or not torch.equal(given, x)
+            given = x.clone() if is_copy else x
+        elif not is_unchanged:
+            raise CredoError(
+                "The network changed its input in place, though it did not in its first pass: the inputs given are no "
+                "longer what they were. Let its forward work on a copy: x = x.clone()."
+            )
+    return summable(torch.stack(results))

@@ -1,0 +1,57 @@
+"""Drawn weights of a method whose network was not trained under noise: do they predict worse than the mean network?"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import PredictiveWarning
+from credo.core.posterior import Posterior
+from credo.predict.result import ClassPrediction, Prediction
+
+# A loss of this much, in nats or as a fraction of the inputs, that is not chance, which is three standard errors.
+_NATS, _ACCURACY, _ERRORS = 0.1, 0.02, 3.0
+
+
+class WeightsCheck:
+    """Compares predictions by drawn weights with those of the mean network, on the same targets.
+
+    Args:
+        posterior: The posterior of these predictions.
+    """
+
+    def __init__(self, posterior: Posterior) -> None:
+        part = posterior.parts[0]
+        self.method, self.is_needed = type(part).__name__, part.default_predictive == "linear" and posterior.is_random
+        self._nll: list[tuple[Tensor, Tensor]] = []
+        self._hits: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, drawn: Prediction, mean: Prediction) -> None:
+        """Add the predictions of one batch, both with its targets."""
+        assert drawn.log_likelihood is not None
+        assert mean.log_likelihood is not None
+        self._nll.append((-drawn.log_likelihood.double(), -mean.log_likelihood.double()))
+        if isinstance(drawn, ClassPrediction) and isinstance(mean, ClassPrediction) and drawn.targets is not None:
+            self._hits.append((drawn.labels.eq(drawn.targets).double(), mean.labels.eq(drawn.targets).double()))
+
+    def warn(self) -> None:
+        """Warn if the mean network is clearly better."""
+        found = []
+        for name, pairs, sign, least in (("accuracy", self._hits, -1, _ACCURACY), ("NLL", self._nll, 1, _NATS)):
+            if not pairs:
+                continue
+            drawn, mean = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+            loss = sign * (drawn - mean)
+            error = float(loss.std(correction=0)) / len(loss) ** 0.5
+            if float(loss.mean()) > max(least, _ERRORS * error):
+                found.append(f"{name} {drawn.mean():.3g} instead of {mean.mean():.3g}")
+        if found:
+            warnings.warn(
+                "Networks with drawn weights predict these targets worse than the network at the mean: "
+                f"{', '.join(found)}. {self.method} does not train under noise: leave predictive='weights' out, and "
+                "its linearised predictions are used.",
+                PredictiveWarning,
+                stacklevel=5,  # through `run`, `predict` and torch.no_grad
+            )
