@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, Laplace, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, Laplace, LastLayer, MCDropout, NodeBNN, NoisyKFAC
 from credo.methods import METHODS as REGISTERED
 
 Network = Callable[[int], nn.Module]
@@ -118,6 +118,8 @@ METHODS: dict[str, Row] = {
     "laplace diag": Row(
         of(Laplace, lr=0.05, structure="diag", random="all", prior=1.0), differs=False, noisy=False, penalised=True
     ),
+    "last-layer": Row(of(LastLayer, lr=0.05), differs=False, noisy=False),
+    "last-layer with prior": Row(of(LastLayer, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
     "bbb scale mixture": Row(of(BBB, lr=0.05, init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }

@@ -112,7 +112,12 @@ def test_two_steps_move_every_parameter_and_nothing_else_is_different(build, nam
         torch.manual_seed(index)
         return make()
 
-    posterior = build(network)
+    try:
+        posterior = build(network)
+    except UnsupportedModelError as error:
+        if "LastLayer: the weights of 'out' in Tied are shared with another layer" not in str(error):
+            raise
+        return
     model = posterior.model
     names, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
     before = {key: p.detach().clone() for key, p in model.named_parameters()}

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
-from credo.methods import MAP, Ensemble, Laplace
+from credo.methods import MAP, Ensemble, Laplace, LastLayer
 from credo.optim import PosteriorOptimizer
 
 
@@ -67,6 +67,27 @@ def laplace_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
             "totals": posterior.totals,
             **posterior.std(),
         }
+        group.close()
+    return found
+
+
+def last_layer_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One pass over the data, of which each process has a part, and some more data; for classes and for values."""
+    found = {}
+    for likelihood in ("categorical", "gaussian"):
+        posterior = LastLayer(normed(0), data_size=STEPS * BATCH, likelihood=likelihood)
+        group = distribute(posterior)
+        x, y = data(posterior)
+        targets = y if likelihood == "categorical" else [inputs[:, :3] for inputs in x]
+        batches = [
+            (inputs[group.data_rank :: world], labels[group.data_rank :: world])
+            for inputs, labels in zip(x, targets, strict=True)
+        ]
+        posterior.fit(batches[:-1])
+        posterior.update_(*batches[-1])
+        evidence = torch.tensor(posterior.log_marginal_likelihood())
+        variances = posterior.function_moments(x[0], diagonal=True)[1]
+        found[likelihood] = {"variances": variances, "evidence": evidence, **posterior.mean(), **posterior.std()}
         group.close()
     return found
 

@@ -87,12 +87,13 @@ def test_several_processes_make_the_steps_of_one(folder: Path, world: int) -> No
     check_same(load(folder, "same_as_one", world), one, FOUR if world == 4 else BUILDS, tolerance=1e-8)
 
 
-def test_a_pass_of_several_processes_finds_the_curvature_of_one(folder: Path) -> None:
-    one = load(folder, "laplace_pass", 1)[0]
-    first, second = load(folder, "laplace_pass", 2)
-    for structure in one:
-        assert differing(first[structure], second[structure]) == set(), structure
-        assert distance(first[structure], one[structure]) < 1e-8, structure
+@pytest.mark.parametrize(("job", "tolerance"), [("laplace_pass", 1e-8), ("last_layer_pass", 1e-6)])
+def test_a_pass_of_several_processes_finds_the_spread_of_one(folder: Path, job: str, tolerance: float) -> None:
+    one = load(folder, job, 1)[0]
+    first, second = load(folder, job, 2)
+    for case in one:
+        assert differing(first[case], second[case]) == set(), case
+        assert distance(first[case], one[case]) < tolerance, case
 
 
 def test_in_single_precision_only_roundings_differ(folder: Path) -> None:

@@ -14,6 +14,7 @@ from jobs_training import (
     gathered,
     gone_on,
     laplace_pass,
+    last_layer_pass,
     optimizer_fails,
     own_buffers,
     own_noise,
@@ -24,6 +25,7 @@ from jobs_training import (
 JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (same_as_one, (1, 2, 4)),
     (laplace_pass, (1, 2)),
+    (last_layer_pass, (1, 2)),
     (stopped_halfway, (2,)),
     (gone_on, (1, 4)),
     (own_noise, (2,)),

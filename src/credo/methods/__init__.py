@@ -13,6 +13,7 @@ from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.laplace import Laplace
+from credo.methods.last_layer.last_layer import LastLayer
 from credo.methods.map import MAP
 from credo.methods.natural.groups import Curvature, Momentum, Warmup
 from credo.methods.natural.ivon import IVON, IVONCurvature, IVONMomentum
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Posterior]] = {
     "noisy-kfac": NoisyKFAC,
     "node-bnn": NodeBNN,
     "laplace": Laplace,
+    "last-layer": LastLayer,
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "KLTerm",
     "KroneckerCurvature",
     "Laplace",
+    "LastLayer",
     "MCDropout",
     "Momentum",
     "NodeBNN",

@@ -70,7 +70,7 @@ def pass_over(
     device = structure.device
     for index, batch in enumerate(batches):
         with torch.no_grad():
-            source = passes.source(*_pair(batch, device))
+            source = passes.source(*checked_pair(batch, device))
             structure.add_(sums, source)
             totals.add(passes.likelihood, source)
         if not math.isfinite(totals.log_likelihood):
@@ -90,14 +90,15 @@ def pass_over(
     return sums, totals
 
 
-def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def checked_pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a batch of the pass, on the device; raises TypeError or ValueError for other batches."""
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     if not is_pair or not all(isinstance(entry, Tensor) for entry in batch):
         given = f"a {type(batch).__name__}"
         if isinstance(batch, tuple | list):
             given += f" of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
         raise TypeError(
-            f"The curvature needs batches of two tensors, (inputs, targets); got {given}. The weights are as they "
+            f"The pass needs batches of two tensors, (inputs, targets); got {given}. The weights are as they "
             "were: call posterior.fit(loader) with such batches. A network of several inputs needs them in one tensor."
         )
     x, y = (entry.to(device) for entry in batch)

@@ -105,6 +105,7 @@ def find_last_layer(model: nn.Module, names: Sequence[str]) -> LastLayer | None:
     own = type(layer) is nn.Linear and layer._parameters.keys() == {"weight", "bias"}
     if not own or weight not in names or not {*names} <= {weight, bias}:
         return None
-    if any(len(aliases(model)[name]) > 1 for name in names):  # another layer has them, too
+    known = aliases(model)
+    if any(known.get(name) != (name,) for name in names):  # another layer has them, too
         return None
     return LastLayer(path, weight, bias if bias in names else None)
