@@ -142,7 +142,7 @@ class Structure(ReplacedBuffers, ABC):
     def spread_count(self) -> int:
         """Numbers that a prediction needs: those of the root, not of H itself."""
         parts = [part for part in self.modules() if isinstance(part, ReplacedBuffers)]
-        return sum(part._buffers[name].numel() for part in parts for name in part.roots)  # type: ignore[union-attr]
+        return sum(int(getattr(part, name).numel()) for part in parts for name in part.roots)
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
