@@ -174,12 +174,13 @@ class Search:
 
     def _counter(self, groups: Sequence[tuple[str, ...]]) -> Callable[[Tensor, float], Tensor]:
         """The function of α and T that gives γ of each group: by eigenvalues, if no block belongs to several groups."""
+        spectra = self.structure.spectra()
+        owners = {names: [i for i, group in enumerate(groups) if {*names} & {*group}] for names in spectra or {}}
+        if spectra is None or any(len(several) > 1 for several in owners.values()):
+            return partial(self._counts_by_variance, groups)
         values: list[list[Tensor]] = [[] for _ in groups]
-        for names, spectrum in self.structure.spectra().items():
-            owners = {index for index, group in enumerate(groups) if {*names} & {*group}}
-            if len(owners) > 1:
-                return partial(self._counts_by_variance, groups)
-            values[owners.pop()].append(spectrum.double().cpu())
+        for names, spectrum in spectra.items():
+            values[owners[names][0]].append(spectrum.double().cpu())
         return partial(_counts_by_spectrum, [torch.cat(each) for each in values])
 
     def _counts_by_variance(self, groups: Sequence[tuple[str, ...]], alpha: Tensor, temperature: float) -> Tensor:
