@@ -50,6 +50,6 @@ class DiagonalSWAG(credo.GaussianPosterior):
 credo.METHODS["diagonal-swag"] = DiagonalSWAG  # now `credo.save` and `credo.load` know it
 digits = load_dataset("digits")
 network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-posterior = DiagonalSWAG(network, data_size=len(digits.train), start=400)
-credo.fit(posterior, Batches(digits.train, batch_size=32), epochs=20)
+posterior = DiagonalSWAG(network, data_size=len(digits.train), start=250)
+credo.fit(posterior, Batches(digits.train, batch_size=32), epochs=12)
 print("accuracy", credo.evaluate.accuracy(credo.predict(posterior, digits.test.x).probs, digits.test.y))

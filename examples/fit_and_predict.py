@@ -16,7 +16,7 @@ validation = Batches(held_out, batch_size=512, shuffle=False)
 
 model = build_model("convnet", inputs=digits.input_shape, classes=10, channels=[8, 16], hidden=[32], seed=0)
 posterior = credo.BBB(model, data_size=len(train), lr=5e-3, prior=0.3, temperature=0.1)
-for record in credo.train(posterior, loader, epochs=15, validation=validation, patience=5, schedule="cosine"):
+for record in credo.train(posterior, loader, epochs=10, validation=validation, patience=5, schedule="cosine"):
     print(f"epoch {record.epoch:2d}  loss {record.loss:.3f}  validation nll {record.validation['nll']:.3f}")
 
 prediction = credo.predict(posterior, Batches(digits.test, batch_size=512, shuffle=False), draws=32)

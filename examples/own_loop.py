@@ -31,11 +31,11 @@ posterior = credo.BBB(
     model, data_size=len(digits.train), lr=1e-2, prior=0.3, temperature=0.1, optimizer={"clip_norm": 5.0}
 )
 
-for epoch in range(20):
+for epoch in range(12):
     posterior.train()
     for x, y in loader:
         terms = posterior.step(lambda net, x=x, y=y: F.cross_entropy(net(x), y))
-    if epoch % 5 == 4:
+    if epoch % 4 == 3:
         print(f"epoch {epoch + 1}: nll {terms.nll:.3f}, penalty {terms.penalty:.3f}, kl {terms.kl:.0f} nats")
 
 posterior.eval()

@@ -18,7 +18,7 @@ photographs = load_dataset("photo-patches", n=500).test.x
 # A network trained in the ordinary way until it is overconfident.
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for _ in range(40):
+for _ in range(25):
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -30,7 +30,7 @@ prior = credo.priors.Gaussian(mean={name: p.detach().clone() for name, p in mode
 posterior = credo.BBB.from_pretrained(
     model, relative_std=0.1, data_size=len(digits.train), prior=prior, lr=1e-3, temperature=0.1, noise="lrt"
 )
-credo.fit(posterior, loader, epochs=10)
+credo.fit(posterior, loader, epochs=6)
 
 results = {}
 for name, one in {"deterministic": baseline, "Bayesian": posterior}.items():

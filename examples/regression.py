@@ -7,8 +7,8 @@ from credo.models import build_model
 data = load_dataset("gap", n=200)  # inputs in [-2, 2], none in (-0.7, 0.7); noise of standard deviation 0.1
 model = build_model("mlp", inputs=(1,), classes=1, hidden=[50, 50], activation="tanh", seed=0)
 noise = credo.GaussianNoise(0.2, learn=True)  # starts at 0.2
-posterior = credo.BBB(model, data_size=len(data.train), lr=1e-2, temperature=0.2, likelihood=noise)
-credo.fit(posterior, Batches(data.train, batch_size=50), epochs=200, schedule="cosine")
+posterior = credo.BBB(model, data_size=len(data.train), lr=2e-2, temperature=0.2, likelihood=noise)
+credo.fit(posterior, Batches(data.train, batch_size=100), epochs=150, schedule="cosine")
 
 prediction = credo.predict(posterior, Batches(data.test, batch_size=200, shuffle=False), draws=150)
 metrics = credo.measure(prediction, intervals=False)

@@ -142,7 +142,7 @@ else:
     unseen = {name: images[name] for name in held_out}
 unseen = photographs(given.test, least=1) if given.test else unseen
 large = varied(shared_out(known, PATCHES // 3), torch.Generator().manual_seed(given.seed))
-batches = Batches(Split(reduced(large, UPSCALE), large), batch_size=16, seed=given.seed)
+batches = Batches(Split(reduced(large, UPSCALE), large), batch_size=8 if given.quick else 16, seed=given.seed)
 
 network = espcn(UPSCALE, activation="softplus", beta=10.0, residual=True, seed=given.seed)
 noise = credo.GaussianNoise(0.05, learn=True)

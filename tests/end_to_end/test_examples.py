@@ -109,7 +109,7 @@ def check_add_a_method(names: dict[str, Any], out: str) -> None:
 def check_super_resolution(names: dict[str, Any], out: str) -> None:
     (result,) = names["results"].values()
     bicubic, bayesian = result["bicubic"], result["bayesian"]
-    # After 264 steps of the 3,960. One that does not learn stays below bicubic by the noise of its first weights.
+    # After 392 small steps. One that does not learn stays below bicubic by the noise of its first weights.
     assert bayesian > bicubic + 0.05
     # What is smooth is left so: a network that saw sharp squares only loses 0.8 dB here, and more as it learns on.
     smooth = F.avg_pool2d(F.avg_pool2d(names["original"], 5, 1, 2, count_include_pad=False), 5, 1, 2)[..., 6:-6, 6:-6]
