@@ -1,4 +1,4 @@
-"""All methods by name. To add one: a file here, a line in `METHODS`, a row in the contract test."""
+"""All methods by name. To add one: a file here and a line in `METHODS` (CONTRIBUTING.md)."""
 
 from credo.core.kl_schedule import KLTerm
 from credo.core.optimizers import Optimizer
