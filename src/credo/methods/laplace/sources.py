@@ -10,6 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -258,7 +259,7 @@ class NetworkSource(Source):
                 found = projected_jacobians(self.passes.net, x.clone(), self.parameters, part)
                 yield torch.cat([found[name].flatten(2) for name in self.passes.layout.names], -1).flatten(0, 1)
 
-    @property
+    @cached_property
     def vectors(self) -> Tensor:
         """[batch, vectors, outputs]."""
         return self.curvature.vectors()
