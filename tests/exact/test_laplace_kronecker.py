@@ -152,7 +152,7 @@ def test_the_curvature_of_sampled_labels_is_right_on_average(task: str, random: 
     y = torch.arange(3) if task == "classes" else torch.zeros(3, 3, dtype=DOUBLE)
     options = {"structure": "full", "random": random, "likelihood": likelihood}
     exact = fitted(net, x, y, **options).structure.curvature
-    copies, h = 2000, []
+    copies, h = 1000, []
     for seed in range(8):
         posterior = credo.Laplace(net, data_size=3, curvature="sampled", seed=seed, prior=1.0, **options)
         with pytest.warns(credo.DataSizeWarning):
