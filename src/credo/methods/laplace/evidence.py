@@ -110,6 +110,9 @@ class Maximum:
 class Search:
     """Searches the maximum of the evidence, for weights and a curvature that stay as they are.
 
+    The noise under a diagonal curvature is that of the largest likelihood: it counts weights that depend on each other
+    several times, often more than there are data.
+
     Both fixed points are damped, log α ← ½(log α + log γ/Σ(θ − μ₀)²): alone, α oscillates where data are few, since γ
     is proportional to 1/α there; the mean of logarithms contracts at least twofold everywhere.
 
@@ -167,6 +170,7 @@ class Search:
     def _noise(self, variance: float | None, count: float) -> float | None:
         if variance is None or self.residuals is None:
             return None
+        count = count if self.structure.counts_weights else 0.0
         left = max(self.residuals.count - self.temperature * count, 1e-3 * self.residuals.count)
         return math.sqrt(variance * max(self.residuals.squares / left, 1e-12))
 

@@ -45,6 +45,9 @@ class Structure(ReplacedBuffers, ABC):
         last: The last layer, if they are its own.
     """
 
+    counts_weights: ClassVar[bool] = True
+    """Whether Σ (1 − P₀ᵢᵢ·P⁻¹ᵢᵢ) is about the number of weights that the data determine."""
+
     def __init__(self, layout: Layout, last: LastLayer | None) -> None:
         super().__init__()
         self.layout, self.last = layout, last
@@ -170,6 +173,7 @@ class Diagonal(Structure):
 
     nonnegative = ("curvature",)
     roots = ("std",)
+    counts_weights = False
     curvature: Tensor
     std: Tensor
 
