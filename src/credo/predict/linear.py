@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
+from credo.core.support.attention import plain_attention
 from credo.predict.moments import summable
 
 # Covariances of function values that exist at once.
@@ -75,7 +75,7 @@ class _LinearNetwork:
             if not self.mean and not is_point(part):
                 raise ValueError(_impossible(part))
             # The other kernels of attention can be differentiated only once.
-            with part.sampled_in_place({**weights, **self.mean}) as net, sdpa_kernel(SDPBackend.MATH):
+            with part.sampled_in_place({**weights, **self.mean}) as net, plain_attention():
                 values: Tensor = net(x.clone() if self.is_differentiable else x.detach().clone())
             self.values = values if self.is_differentiable else values.detach()
             self.v = torch.zeros_like(values).requires_grad_()

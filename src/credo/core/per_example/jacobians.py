@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from credo.core.support.attention import plain_attention
 
 # Memory of the Jacobians that exist at once, and about that of the passes that make them.
 CHUNK_BYTES = 256 * 2**20
@@ -54,7 +55,7 @@ def jacobians(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> 
         return flat, flat
 
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the only one with a batching rule
+        with plain_attention():  # the only one with a batching rule
             found, values = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))(leaves, x)
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves)
@@ -82,7 +83,7 @@ def projected_jacobians(
         return found
 
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the only one with a batching rule
+        with plain_attention():  # the only one with a batching rule
             found = vmap(products, in_dims=(None, 0, 0))(leaves, x, vectors)
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves, vectors)[1]

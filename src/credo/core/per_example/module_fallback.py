@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
@@ -20,6 +19,7 @@ from credo.core.per_example.example_sums import unexplained
 from credo.core.per_example.hook_plan import FallbackModule, Forward, all_ways
 from credo.core.per_example.hooks import PerExamplePass
 from credo.core.per_example.layer_rules import computes_gradient_of
+from credo.core.support.attention import plain_attention
 
 
 def module_forward(run: PerExamplePass, fallback: FallbackModule, original: Forward) -> Forward:
@@ -201,7 +201,7 @@ class ModuleCall:
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap without a rule: a loop
             if by_example:  # fused attention has no rule for vmap: it would run example by example
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                stack.enter_context(plain_attention())
             # Copies: a module that updates its buffers must not do so once more.
             self.tensors = {name: t.clone() if name in buffers else t for name, t in tensors.items()}
             stack.callback(setattr, self, "tensors", tensors)

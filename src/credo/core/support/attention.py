@@ -1,0 +1,34 @@
+"""The kernel of attention that can be batched by `vmap` and differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_lock = Lock()
+_users = 0
+_switched: AbstractContextManager[None] | None = None
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """While open, in any thread, `scaled_dot_product_attention` is computed by its formula.
+
+    Torch's switch is one for all threads, and each would restore what another had set: the last to leave restores it.
+    """
+    global _users, _switched
+    with _lock:
+        if _users == 0:
+            _switched = sdpa_kernel(SDPBackend.MATH)
+            _switched.__enter__()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0 and _switched is not None:
+                _switched.__exit__(None, None, None)
