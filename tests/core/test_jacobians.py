@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
-from credo.core.per_example.jacobians import jacobian_chunks, jacobians
+from credo.core.per_example.jacobians import jacobian_chunks, jacobians, projected_jacobians
 
 
 class Recurrent(nn.Module):
@@ -74,6 +74,18 @@ def test_they_are_those_of_a_loop_over_examples_and_outputs(name: str) -> None:
                 assert torch.allclose(found[key][index, output], gradient), key
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_their_products_with_vectors_are_those_of_whole_jacobians(name: str) -> None:
+    build, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    net, x = build().double().eval(), torch.randn(shape, dtype=torch.double)
+    parameters = dict(net.named_parameters())
+    values, whole = jacobians(net, x, parameters)
+    vectors = torch.randn(len(x), 4, values.shape[1], dtype=torch.double)
+    for key, found in projected_jacobians(net, x, parameters, vectors).items():
+        assert torch.allclose(found, torch.einsum("bvo,bo...->bv...", vectors, whole[key])), key
+
+
 def test_chunks_join_to_the_whole_and_stay_small() -> None:
     net, x = nn.Linear(3, 2).eval(), torch.randn(7, 3)
     parameters = {"bias": net.bias}
@@ -121,3 +133,36 @@ def test_curvature_of_gaussians_is_the_expected_hessian(likelihood: GaussianNois
     expected = (0.5 * (hessians[0] + hessians[1])).reshape(size, size)
     factors = likelihood.curvature_factors(outputs).detach()[:, 0]
     assert torch.allclose(factors.T @ factors, expected)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "shape"),
+    [
+        (Categorical(), (3, 4)),
+        (Categorical(), (3, 2, 4)),
+        (Categorical(), (3, 2, 2, 4)),
+        (Bernoulli(), (3,)),
+        (Bernoulli(), (3, 1)),
+        (GaussianNoise(0.3), (3,)),
+        (GaussianNoise(0.3), (3, 4)),
+        (GaussianNoise([0.3, 2.0]), (3, 5, 2)),
+        (GaussianNoise(heteroscedastic=True), (3, 4)),
+        (GaussianNoise(heteroscedastic=True), (3, 2, 4)),
+    ],
+)
+def test_sums_and_diagonals_are_those_of_the_factors(likelihood: Likelihood, shape: tuple[int, ...]) -> None:
+    outputs = torch.randn(shape, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    factors = likelihood.double().curvature_factors(outputs).detach()
+    factors = factors.reshape(*factors.shape[:2], -1)
+    each = torch.einsum("vbi,vbj->bij", factors, factors)
+    assert torch.allclose(likelihood.curvature_sum(outputs), each.sum(0))
+    assert torch.allclose(likelihood.curvature_diagonal(outputs), each.diagonal(dim1=1, dim2=2))
+
+
+def test_positions_of_one_example_are_independent() -> None:
+    """An example's cross-entropy is the mean over its positions, and so is the Hessian."""
+    outputs = torch.randn(1, 3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([[0, 3, 1]])
+    hessian = torch.autograd.functional.hessian(lambda f: Categorical().nll(f.view(1, 3, 4), y), outputs.flatten())
+    factors = Categorical().curvature_factors(outputs).flatten(1)
+    assert torch.allclose(factors.T @ factors, hessian)

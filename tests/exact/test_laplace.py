@@ -64,6 +64,19 @@ def test_curvature_covariance_and_evidence_are_those_of_the_dense_matrix(name: s
     assert posterior.log_marginal_likelihood() == pytest.approx(evidence, rel=1e-9)
 
 
+def test_few_eigenpairs_leave_the_diagonal_exact() -> None:
+    net, x, y = made("mlp")
+    posterior = fitted(net, x, y, structure="low-rank", rank=3)
+    structure: Any = posterior.structure
+    h = dense_ggn(net, Categorical(), x, y, posterior.layout.names)
+    torch.testing.assert_close(structure.columns.square().sum(1) + structure.rest, h.diag())
+    values, vectors = torch.linalg.eigh(h)
+    largest = (vectors[:, -3:] * values[-3:]) @ vectors[:, -3:].T
+    torch.testing.assert_close(structure.columns @ structure.columns.T, largest)
+    whole = largest + structure.rest.diag() + 0.7 * torch.eye(len(h), dtype=torch.double)
+    torch.testing.assert_close(covariance(posterior), torch.linalg.inv(whole))
+
+
 @pytest.mark.parametrize("structure", ["full", "diag", "kron", "low-rank"])
 @pytest.mark.parametrize("random", ["last", "all"])
 def test_function_moments_are_those_of_the_linearised_network(structure: str, random: str) -> None:

@@ -165,6 +165,14 @@ def test_a_learned_noise_is_that_of_the_largest_evidence(structure: str, prior: 
     assert len(x) == len(y)
 
 
+def test_under_a_diagonal_the_noise_is_that_of_the_residuals() -> None:
+    """It counts weights that depend on each other several times: with more of them than data there were no noise."""
+    posterior = regression(1, None, structure="diag")
+    x, y = data()
+    wanted = (posterior.model(x) - y).square().mean().sqrt()
+    torch.testing.assert_close(posterior.likelihood.moments(y)[1][0, 0], wanted)
+
+
 def test_the_prior_that_was_found_is_in_config_and_acts_on_training() -> None:
     posterior = classification()
     assert posterior.prior is not None

@@ -181,6 +181,17 @@ def test_what_follows_the_last_layer_is_differentiated() -> None:
         torch.testing.assert_close(found, plain.function_moments(X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_one_logit_without_a_dimension_of_its_own(structure: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    flat = nn.Sequential(net, nn.Flatten(0))
+    options = {"likelihood": "bernoulli", "random": "last", "prior": 1.0}
+    y = (Y == 1).float()
+    wanted, found = (made(structure, each, **options).fit([(X, y)]) for each in (net, flat))
+    assert found.function_moments(X)[1].shape == (24, 1, 1)
+    torch.testing.assert_close(found.function_moments(X), wanted.function_moments(X))
+
+
 def test_batchnorm_without_running_statistics_is_an_error_unless_only_the_last_layer_is_random() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
     with pytest.raises(credo.UnsupportedModelError, match="no running statistics"):
@@ -304,6 +315,21 @@ def test_a_matrix_that_does_not_fit_is_an_error_with_numbers(monkeypatch: pytest
     wide = nn.Linear(30_000, 10)
     with pytest.raises(credo.UnsupportedModelError, match="structure='diag', or random='last'"):
         made("kron", wide)
+
+
+def test_an_exact_curvature_of_too_many_outputs_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 30), nn.Unflatten(1, (10, 3)))
+    y = torch.randint(3, (24, 10))
+    monkeypatch.setattr("credo.methods.laplace.output_curvature.available_bytes", lambda _: 1e4)
+    with pytest.raises(credo.UnsupportedModelError, match=r"30 outputs needs as many backward.*curvature='sampled'"):
+        made("diag", net).fit([(X, y)])
+    made("diag", net, curvature="sampled").fit([(X, y)])
+
+
+def test_networks_whose_gradients_cannot_be_told_apart_are_an_error_at_construction() -> None:
+    net = nn.TransformerEncoderLayer(4, 2, 8)
+    with pytest.raises(credo.UnsupportedModelError, match="batch_first=True"):
+        made("diag", net)
 
 
 def test_a_step_during_a_pass_is_found() -> None:

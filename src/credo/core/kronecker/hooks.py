@@ -42,6 +42,8 @@ class CurvaturePlan:
         layers: Layers with factors.
         others: All other parameters.
         aliases: All names of each parameter.
+        wide: Sum the inputs of linear layers in double precision. Inputs often are almost dependent, and rounding would
+            outweigh the smallest eigenvalues of A.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class CurvaturePlan:
         layers: Sequence[KroneckerLayer],
         others: Sequence[str],
         aliases: Mapping[str, tuple[str, ...]],
+        *,
+        wide: bool = False,
     ) -> None:
-        self.model, self.layers, self.aliases = model, tuple(layers), aliases
+        self.model, self.layers, self.aliases, self.wide = model, tuple(layers), aliases, wide
         self.others = tuple(others)
         self.diagonal = PerExamplePlan(model, others, aliases) if others else None
         self.first_passes = FirstPassChecks()
@@ -251,6 +255,7 @@ class CurvaturePass:
                 self._moments[layer.weight][1].add_(outputs)
                 return
             rows = row_count(layer.layer, g)
+            x = x.double() if self.plan.wide and isinstance(layer.layer, nn.Linear) else x
             places, bias = rows // max(1, len(x)), layer.bias is not None
             inputs = input_moments(layer.layer, x, positions=places, bias=bias, weights=weights)
         if layer.weight in self._moments:  # several calls of one layer count as positions

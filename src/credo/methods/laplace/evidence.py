@@ -110,6 +110,9 @@ class Maximum:
 class Search:
     """Searches the maximum of the evidence, for weights and a curvature that stay as they are.
 
+    The noise under a diagonal curvature is that of the largest likelihood: it counts weights that depend on each other
+    several times, often more than there are data.
+
     Both fixed points are damped, log α ← ½(log α + log γ/Σ(θ − μ₀)²): alone, α oscillates where data are few, since γ
     is proportional to 1/α there; the mean of logarithms contracts at least twofold everywhere.
 
@@ -167,6 +170,7 @@ class Search:
     def _noise(self, variance: float | None, count: float) -> float | None:
         if variance is None or self.residuals is None:
             return None
+        count = count if self.structure.counts_weights else 0.0
         left = max(self.residuals.count - self.temperature * count, 1e-3 * self.residuals.count)
         return math.sqrt(variance * max(self.residuals.squares / left, 1e-12))
 
@@ -174,12 +178,13 @@ class Search:
 
     def _counter(self, groups: Sequence[tuple[str, ...]]) -> Callable[[Tensor, float], Tensor]:
         """The function of α and T that gives γ of each group: by eigenvalues, if no block belongs to several groups."""
+        spectra = self.structure.spectra()
+        owners = {names: [i for i, group in enumerate(groups) if {*names} & {*group}] for names in spectra or {}}
+        if spectra is None or any(len(several) > 1 for several in owners.values()):
+            return partial(self._counts_by_variance, groups)
         values: list[list[Tensor]] = [[] for _ in groups]
-        for names, spectrum in self.structure.spectra().items():
-            owners = {index for index, group in enumerate(groups) if {*names} & {*group}}
-            if len(owners) > 1:
-                return partial(self._counts_by_variance, groups)
-            values[owners.pop()].append(spectrum.double().cpu())
+        for names, spectrum in spectra.items():
+            values[owners[names][0]].append(spectrum.double().cpu())
         return partial(_counts_by_spectrum, [torch.cat(each) for each in values])
 
     def _counts_by_variance(self, groups: Sequence[tuple[str, ...]], alpha: Tensor, temperature: float) -> Tensor:

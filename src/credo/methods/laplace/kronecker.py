@@ -23,15 +23,19 @@ from credo.methods.laplace.structures import Diagonal, ReplacedBuffers, Spectra,
 
 
 class Factors(ReplacedBuffers):
-    """A layer's weight and bias as a matrix [groups, outputs, inputs], with its two factors.
+    """A layer's weight and bias as a matrix [groups, outputs, inputs], with its two factors A and G.
 
     Args:
         layer: The layer.
     """
 
     nonnegative_diagonals = ("inputs", "outputs")
+    roots = ("input_basis", "output_basis", "scale")
     inputs: Tensor
     outputs: Tensor
+    input_values: Tensor
+    output_values: Tensor
+    input_vectors: Tensor
     input_basis: Tensor
     output_basis: Tensor
     scale: Tensor
@@ -43,17 +47,14 @@ class Factors(ReplacedBuffers):
         self.shape, self.has_bias = weight.shape, layer.bias is not None
         self.groups, outputs, inputs = matrix_shape(layer.layer, bias=self.has_bias)
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
-        for name, rows, columns in (
-            ("inputs", inputs, inputs),
-            ("outputs", outputs, outputs),
-            ("input_basis", inputs, inputs),
-            ("output_basis", outputs, outputs),
-            ("scale", outputs, inputs),
-        ):
-            is_factor = name in self.nonnegative_diagonals
-            dtype = torch.double if is_factor else self.dtype
-            zeros = torch.zeros(self.groups, rows, columns, dtype=dtype, device=weight.device)
-            self.register_buffer(name, zeros, persistent=is_factor)
+        factors = {"inputs": (inputs, inputs), "outputs": (outputs, outputs)}
+        values = {"input_values": (inputs,), "output_values": (outputs,)}
+        roots = {"input_basis": (inputs, inputs), "output_basis": (outputs, outputs), "scale": (outputs, inputs)}
+        for name, shape in {**factors, **values, **roots}.items():
+            dtype = self.dtype if name in roots else torch.double
+            zeros = torch.zeros(self.groups, *shape, dtype=dtype, device=weight.device)
+            self.register_buffer(name, zeros, persistent=name in factors)
+        self.register_buffer("input_vectors", self.input_basis, persistent=False)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """[groups, outputs, inputs] of tensors by name."""
@@ -76,16 +77,31 @@ class Factors(ReplacedBuffers):
             )
         return whole[:, 0]
 
+    def decompose_(self) -> None:
+        """Find the eigenpairs of both factors."""
+        self.input_values, self.input_vectors = self._eigenpairs(self.inputs)
+        self.output_values, self.output_basis = self._eigenpairs(self.outputs)
+
     def update_(self, precision: Mapping[str, Tensor], temperature: float) -> None:
         """Find R for the `precision` of the prior by name, and the temperature."""
-        root = self.by_input(precision).rsqrt()
-        values, basis = torch.linalg.eigh(root.unsqueeze(2) * self.inputs * root.unsqueeze(1))
-        other_values, other_basis = torch.linalg.eigh(self.outputs / temperature)
-        product = other_values.clamp_min(0).unsqueeze(2) * values.clamp_min(0).unsqueeze(1)
-        self.input_basis = (root.unsqueeze(2) * basis).to(self.dtype)
-        self.output_basis = other_basis.to(self.dtype)
+        prior = self.by_input(precision)
+        if bool((prior == prior[:, :1]).all()):  # D^-½AD^-½ has the eigenvectors of A
+            values, basis = self.input_values / prior, self.input_vectors
+        else:
+            root = prior.rsqrt()
+            values, basis = self._eigenpairs(root.unsqueeze(2) * self.inputs * root.unsqueeze(1))
+        product = (self.output_values / temperature).unsqueeze(2) * values.unsqueeze(1)
+        self.input_basis = prior.rsqrt().unsqueeze(2).to(self.dtype) * basis
         self.scale = (1 + product).rsqrt().to(self.dtype)
         self.log_det_ratio = float(product.log1p().sum())
+
+    def _eigenpairs(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(matrix)
+        return values.clamp_min(0), vectors.to(self.dtype)
+
+    def scale_(self, factor: float) -> None:
+        """Multiply H by a factor."""
+        self.outputs, self.output_values = self.outputs * factor, self.output_values * factor
 
     def correlate(self, noise: Tensor) -> Tensor:
         """R z, [groups, outputs, inputs]."""
@@ -101,9 +117,7 @@ class Factors(ReplacedBuffers):
 
     def spectrum(self) -> Tensor:
         """Eigenvalues of A ⊗ G."""
-        inputs, outputs = (torch.linalg.eigvalsh(factor).clamp_min(0) for factor in (self.inputs, self.outputs))
-        products: Tensor = outputs.unsqueeze(2) * inputs.unsqueeze(1)
-        return products.flatten()
+        return (self.output_values.unsqueeze(2) * self.input_values.unsqueeze(1)).flatten()
 
     def feature_covariance(self, features: Tensor, *, diagonal: bool) -> Tensor:
         """V diag(Σ (UᵀD^-½φ)²/(1 + m l)) Vᵀ; arguments as in `Structure.feature_covariance`."""
@@ -164,11 +178,17 @@ class Kronecker(Structure):
             one.outputs = sums[one.keys[1]] * (data_size / examples)
         if self.rest is not None:
             self.rest.set_(sums, examples, data_size)
+        self.prepare_()
+
+    def prepare_(self) -> None:
+        """Find the eigenpairs of all factors."""
+        for one in self.factors:
+            one.decompose_()
 
     def scale_(self, factor: float) -> None:
         """Multiply H by a factor."""
         for one in self.factors:
-            one.outputs = one.outputs * factor
+            one.scale_(factor)
         if self.rest is not None:
             self.rest.scale_(factor)
 

@@ -63,7 +63,7 @@ class Laplace(PriorChoice):
         data_size: Number of training examples; if the pass sees another number, the curvature is scaled to this one.
         structure: What of the curvature H is kept: `"kron"`, two Kronecker factors for each linear or convolution layer
             (all others, such as embeddings, transposed convolutions and recurrent layers, have the diagonal); `"diag"`;
-            `"full"`, all of it, for some thousands of weights; `"low-rank"`, its largest eigenpairs.
+            `"full"`, all of it, for some thousands of weights; `"low-rank"`, its largest eigenpairs and the diagonal.
         random: Which parameters are random, as in `random_names`. Those of an `nn.Linear` whose output is the network's
             need no backward pass, however many classes there are.
         prior: The Gaussian prior of the random parameters: an object, its standard deviation or its description. None:
@@ -71,7 +71,7 @@ class Laplace(PriorChoice):
         prior_precision: Precision of a Gaussian prior about zero instead, also by parameter name globs.
         curvature: `"ggn"`, exact, with a backward pass for each output; `"sampled"`, one for a label that the network
             itself draws, right on average; `"empirical"`, one for the true label.
-        rank: Eigenpairs of `"low-rank"`. In all other directions the posterior is the prior: too wide, not too narrow.
+        rank: Eigenpairs of `"low-rank"`.
         temperature: T; below 1 the data count more, and the posterior is narrower.
         evidence: How the prior is chosen where none is given: an `Evidence`, a mapping of its fields, or groups of
             weights that share a precision: `"one"`, `"layer"` or `"tensor"`.
@@ -301,4 +301,6 @@ class Laplace(PriorChoice):
 
 def _after_loading(posterior: nn.Module, _: Any) -> None:
     assert isinstance(posterior, Laplace)
+    if posterior.has_curvature:
+        posterior.structure.prepare_()
     posterior._refresh()

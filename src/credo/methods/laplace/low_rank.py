@@ -1,4 +1,4 @@
-"""The largest eigenpairs of the curvature H, found batch by batch: H ≈ C Cᵀ."""
+"""The largest eigenpairs of the curvature H, found batch by batch, and the diagonal of what is left of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.network.flat_layout import Layout
 from credo.methods.laplace.last_layer import LastLayer
 from credo.methods.laplace.sources import Source, Sums
-from credo.methods.laplace.structures import Spectra, Structure
+from credo.methods.laplace.structures import Structure
+
+# Rows that are merged at once, at least: the fewer, the more matrices are decomposed.
+_MERGED = 64
 
 
 class LowRank(Structure):
-    """The `rank` largest eigenpairs of H; in all other directions the data say nothing, and the prior stays.
+    """H ≈ C Cᵀ + E: `rank` columns C, and a diagonal E that makes the diagonal exact.
 
-    Rows Jᵀv are merged into the columns C some at a time, and the smallest eigenpairs of what results are dropped:
-    exact if there are no more than `rank` rows or weights. With whitened columns B = P₀^-½ C/√T,
-    P⁻¹ = P₀^-½ (I − B(I + BᵀB)⁻¹Bᵀ) P₀^-½.
+    Rows Jᵀv are merged into the columns some at a time, and the smallest eigenpairs of what results are dropped: exact
+    if there are no more than `rank` rows or weights. With D = E/T + P₀ and whitened columns B = D^-½ C/√T,
+    P⁻¹ = D^-½ (I − B(I + BᵀB)⁻¹Bᵀ) D^-½.
 
     Args:
         layout: The random weights.
@@ -28,7 +31,10 @@ class LowRank(Structure):
         rank: How many eigenpairs.
     """
 
+    nonnegative = ("rest",)
+    roots = ("whitened", "scales", "inner", "inner_root")
     columns: Tensor
+    rest: Tensor
     scales: Tensor
     whitened: Tensor
     inner: Tensor
@@ -39,6 +45,7 @@ class LowRank(Structure):
         self.rank = min(rank, layout.size)
         shapes = {
             "columns": (layout.size, self.rank),
+            "rest": (layout.size,),
             "whitened": (layout.size, self.rank),
             "scales": (layout.size,),
             "inner": (self.rank, self.rank),
@@ -46,51 +53,54 @@ class LowRank(Structure):
         }
         for name, shape in shapes.items():
             zeros = torch.zeros(shape, dtype=layout.dtype, device=device)
-            self.register_buffer(name, zeros, persistent=name == "columns")
+            self.register_buffer(name, zeros, persistent=name in ("columns", "rest"))
 
     def start(self) -> Sums:
-        """No columns yet."""
-        return {"columns": self.columns[:, :0].clone()}
+        """No columns yet, and squared rows."""
+        return {"columns": self.columns[:, :0].clone(), "squares": torch.zeros_like(self.rest)}
 
     def add_(self, sums: Sums, source: Source) -> None:
         """Merge a batch's `source.rows()` into the columns of the sums, about as many at a time as there are."""
         for rows in source.rows():
-            for part in rows.split(max(1, 2 * self.rank)):
-                self._merge_(sums, part.T.to(self.layout.dtype))
+            for part in rows.to(self.layout.dtype).split(max(_MERGED, 2 * self.rank)):
+                sums["squares"] += part.square().sum(0)
+                self._merge_(sums, part.T)
 
     def reduce_(self, sums: Sums, group: ProcessGroup) -> None:
         """Merge the columns of one process with each set of data after the other, in the same order in all."""
-        own = sums["columns"]
+        own, squares = sums["columns"], {"squares": sums["squares"]}
+        super().reduce_(squares, group)
         sums["columns"] = own[:, :0]
         for source in range(0, group.world, group.mc_groups):
             self._merge_(sums, group.share(own, source).to(own.device))
 
     def _merge_(self, sums: Sums, new: Tensor) -> None:
-        """The eigenpairs of the Gram matrix of all columns are those of their outer product."""
+        """The eigenpairs of the Gram matrix of all columns give those of their outer product."""
         columns = torch.cat([sums["columns"], new], 1)
         if columns.shape[1] > self.rank:
-            gram = columns.double().T @ columns.double()
-            columns = columns @ torch.linalg.eigh(gram)[1][:, -self.rank :].to(columns)
+            wide = columns.double()
+            columns = columns @ torch.linalg.eigh(wide.T @ wide)[1][:, -self.rank :].to(columns)
         sums["columns"] = columns
 
     def set_(self, sums: Sums, examples: float, data_size: float) -> None:
         """Take it from sums over `examples`, for `data_size` of them."""
+        scale, found = data_size / examples, sums["columns"]
         columns = torch.zeros_like(self.columns)
-        found = sums["columns"] * (data_size / examples) ** 0.5
-        columns[:, : found.shape[1]] = found
+        columns[:, : found.shape[1]] = found * scale**0.5
         self.columns = columns
+        self.rest = (sums["squares"] * scale - columns.square().sum(1)).clamp_min(0)
 
     def scale_(self, factor: float) -> None:
         """Multiply H by a factor."""
-        self.columns = self.columns * factor**0.5
+        self.columns, self.rest = self.columns * factor**0.5, self.rest * factor
 
     def update_(self, precision: float | Tensor, temperature: float) -> None:
         """From the eigenvalues s of BᵀB, with `precision` the diagonal of P₀ and T the temperature.
 
-        R = P₀^-½ (I − B M Bᵀ), where M has the eigenvalues (1 − 1/√(1 + s))/s, here without the division by s.
+        R = D^-½ (I − B M Bᵀ), where M has the eigenvalues (1 − 1/√(1 + s))/s, here without the division by s.
         """
-        prior = torch.as_tensor(precision, dtype=self.columns.dtype, device=self.columns.device)
-        self.scales = prior.rsqrt().expand(self.layout.size).contiguous()
+        rest = self.rest / temperature
+        self.scales = (rest + precision).rsqrt()
         self.whitened = self.columns * self.scales.unsqueeze(1) / temperature**0.5
         wide = self.whitened.double()
         values, vectors = torch.linalg.eigh(wide.T @ wide)
@@ -98,40 +108,35 @@ class LowRank(Structure):
         root = (1 + values).sqrt()
         self.inner = ((vectors / (1 + values)) @ vectors.T).to(self.columns)
         self.inner_root = ((vectors / (root * (root + 1))) @ vectors.T).to(self.columns)
-        self._log_det_ratio = float(values.log1p().sum())
+        self._log_det_ratio = float(values.log1p().sum() + (rest / precision).double().log1p().sum())
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """P₀^-½ (z − B M Bᵀz)."""
+        """D^-½ (z − B M Bᵀz)."""
         z = self._standard_normal(generator)
         return self.scales * (z - self.whitened @ (self.inner_root @ (self.whitened.T @ z)))
 
     def variance(self) -> Tensor:
-        """P₀⁻¹·(1 − the diagonal of B(I + BᵀB)⁻¹Bᵀ)."""
+        """D⁻¹·(1 − the diagonal of B(I + BᵀB)⁻¹Bᵀ)."""
         known = ((self.whitened @ self.inner) * self.whitened).sum(1)
         return self.scales.square() * (1 - known).clamp_min(0)
 
     def log_det_ratio(self) -> float:
-        """Σ log(1 + s)."""
+        """Σ log(1 + s), and that of D."""
         return self._log_det_ratio
 
-    def spectra(self) -> Spectra:
-        """All weights are one block; there are `rank` eigenvalues."""
-        wide = self.columns.double()
-        return {self.layout.names: torch.linalg.eigvalsh(wide.T @ wide).clamp_min(0)}
-
     def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J P₀^-½ (I − B M Bᵀ)."""
+        """J D^-½ (I − B M Bᵀ)."""
         scaled = self._joined(jacobians) * self.scales
         return scaled - ((scaled @ self.whitened) @ self.inner_root) @ self.whitened.T
 
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
-        """Σ φ²/P₀ on the diagonal, less what the data know; arguments as in `Structure.feature_covariance`."""
+        """Σ φ²/D on the diagonal, less what the columns know; arguments as in `Structure.feature_covariance`."""
         assert self.last is not None
         scales = self.last.matrix(self.scales, outputs).to(features)
         columns = self.last.matrix(self.scales.unsqueeze(1) * self.whitened, outputs).to(features)
-        prior = features.square() @ scales.square().T
+        each = features.square() @ scales.square().T
         seen = torch.einsum("bd,kdr->bkr", features, columns)
         known = seen @ self.inner.to(features)
         if diagonal:
-            return (prior - (known * seen).sum(-1)).clamp_min(0)
-        return torch.diag_embed(prior) - known @ seen.mT
+            return (each - (known * seen).sum(-1)).clamp_min(0)
+        return torch.diag_embed(each) - known @ seen.mT

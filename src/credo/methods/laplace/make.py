@@ -13,7 +13,9 @@ from credo.core.kronecker.factors import matrix_shape
 from credo.core.kronecker.layer_rules import kronecker_layers
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.skeleton import private_network
 from credo.core.network.substitute import aliases
+from credo.core.per_example.plan import PerExamplePlan
 from credo.core.support.memory import available_bytes
 from credo.core.support.validate import is_number
 from credo.methods.kfac.sampled_fisher import check_can_sample
@@ -70,11 +72,23 @@ def make_structure(
             f"structure={name!r} of {layout.size:,} random weights needs about {needed / 1e9:,.1f} GB, and "
             f"{available / 1e9:,.1f} GB are free: try {_ADVICE[name]}."
         )
+    if name in ("kron", "diag") and last is None:
+        _check_squares(name, model, layout)
     if name == "kron":
         return Kronecker(model, layout, last, device)
     if name == "low-rank":
         return LowRank(layout, last, device, rank)
     return {"diag": Diagonal, "full": Full}[name](layout, last, device)
+
+
+def _check_squares(name: str, model: nn.Module, layout: Layout) -> None:
+    """Raise UnsupportedModelError at once for a network whose squared gradients the pass would not find."""
+    layers = kronecker_layers(model, layout.names, layout.names, aliases(model)) if name == "kron" else []
+    covered = {each for layer in layers for each in layer.names}
+    others = [each for each in layout.names if each not in covered]
+    net = private_network(model)
+    if others and net is not model:
+        PerExamplePlan(net.eval(), others)
 
 
 def _needed_bytes(name: str, model: nn.Module, layout: Layout, rank: int) -> float:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.per_example.layer_rules import widened
+from credo.core.support.memory import available_bytes
 from credo.methods.kfac.sampled_fisher import sampled_targets
 
 CURVATURES = ("ggn", "sampled", "empirical")
@@ -77,6 +79,7 @@ class OutputCurvature:
         if self.gradients is not None:
             vectors = self.gradients.unsqueeze(1)
         else:
+            _check_memory(self.outputs)
             found = self.likelihood.curvature_factors(self.outputs)
             vectors = found.reshape(*found.shape[:2], -1).transpose(0, 1)
         mask = self.targets.mask
@@ -113,6 +116,17 @@ class OutputCurvature:
         targets = Targets(self.targets.y[rows], counted, self.targets.examples)
         gradients = None if self.gradients is None else self.gradients[rows]
         return replace(self, outputs=self.outputs[rows], targets=targets, gradients=gradients), rows
+
+
+def _check_memory(outputs: Tensor) -> None:
+    """Raise UnsupportedModelError if there is no memory for as many vectors as there are outputs."""
+    size = outputs[:1].numel()
+    needed, available = len(outputs) * size**2 * outputs.element_size(), available_bytes(outputs.device)
+    if needed > available:
+        raise UnsupportedModelError(
+            f"The exact curvature of {size:,} outputs needs as many backward passes, and {needed / 1e9:,.1f} GB for a "
+            f"batch of {len(outputs)}, of which {available / 1e9:,.1f} GB are free: use curvature='sampled'."
+        )
 
 
 def output_curvature(

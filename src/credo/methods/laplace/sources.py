@@ -10,6 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +168,8 @@ class LastLayerSource(Source):
     def factors(self, layers: Sequence[KroneckerLayer], others: Sequence[str]) -> Sums:
         """Σ φφᵀ and Σ Λ; arguments as in `Source.factors`."""
         inputs, outputs = layers[0].keys
-        return {inputs: (self.features.T @ self.features)[None], outputs: self.curvature.total()[None]}
+        features = self.features.double()  # almost dependent, often
+        return {inputs: (features.T @ features)[None], outputs: self.curvature.total()[None]}
 
     def rows(self) -> Iterator[Tensor]:
         """v ⊗ φ."""
@@ -231,7 +233,8 @@ class NetworkSource(Source):
         if layers:
             own = [replace(layer, layer=net.get_submodule(layer.path)) for layer in layers]
             weights = [self.parameters[name] for layer in layers for name in layer.names]
-            with torch.enable_grad(), CurvaturePlan(net, own, (), aliases(net)).hooks(self.targets.counted) as run:
+            plan = CurvaturePlan(net, own, (), aliases(net), wide=True)
+            with torch.enable_grad(), plan.hooks(self.targets.counted) as run:
                 outputs = self._forward()
                 count = self.vectors.shape[1]
                 for index in range(count):
@@ -256,7 +259,7 @@ class NetworkSource(Source):
                 found = projected_jacobians(self.passes.net, x.clone(), self.parameters, part)
                 yield torch.cat([found[name].flatten(2) for name in self.passes.layout.names], -1).flatten(0, 1)
 
-    @property
+    @cached_property
     def vectors(self) -> Tensor:
         """[batch, vectors, outputs]."""
         return self.curvature.vectors()

@@ -27,6 +27,8 @@ class ReplacedBuffers(nn.Module):
     """A module whose buffers are never changed in place, only replaced, so that copies for predictions share them."""
 
     replaces_buffers: ClassVar[bool] = True
+    roots: ClassVar[tuple[str, ...]] = ()
+    """The buffers that predictions read."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, buffer in self._buffers.items():
@@ -42,6 +44,9 @@ class Structure(ReplacedBuffers, ABC):
         layout: The random weights.
         last: The last layer, if they are its own.
     """
+
+    counts_weights: ClassVar[bool] = True
+    """Whether Σ (1 − P₀ᵢᵢ·P⁻¹ᵢᵢ) is about the number of weights that the data determine."""
 
     def __init__(self, layout: Layout, last: LastLayer | None) -> None:
         super().__init__()
@@ -73,6 +78,9 @@ class Structure(ReplacedBuffers, ABC):
             data_size: How many examples H shall be of.
         """
 
+    def prepare_(self) -> None:
+        """Find what depends on H alone, once it has been loaded."""
+
     @abstractmethod
     def scale_(self, factor: float) -> None:
         """Multiply H by a factor."""
@@ -103,9 +111,9 @@ class Structure(ReplacedBuffers, ABC):
     def log_det_ratio(self) -> float:
         """log|P| − log|P₀|."""
 
-    @abstractmethod
-    def spectra(self) -> Spectra:
-        """Eigenvalues of H but zeros, by the parameters of each of its independent blocks."""
+    def spectra(self) -> Spectra | None:
+        """Eigenvalues of H, by the parameters of each of its independent blocks; None if they are not known."""
+        return None
 
     # -- functions of the weights ----------------------------------------------------------------------------------
 
@@ -135,9 +143,9 @@ class Structure(ReplacedBuffers, ABC):
 
     @property
     def spread_count(self) -> int:
-        """Numbers that a prediction needs: those of the root, not of H itself, which is what is saved."""
-        saved: int = sum(tensor.numel() for tensor in self.state_dict().values())
-        return sum(buffer.numel() for buffer in self.buffers()) - saved
+        """Numbers that a prediction needs: those of the root, not of H itself."""
+        parts = [part for part in self.modules() if isinstance(part, ReplacedBuffers)]
+        return sum(int(getattr(part, name).numel()) for part in parts for name in part.roots)
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
@@ -164,6 +172,8 @@ class Diagonal(Structure):
     """
 
     nonnegative = ("curvature",)
+    roots = ("std",)
+    counts_weights = False
     curvature: Tensor
     std: Tensor
 
@@ -231,6 +241,7 @@ class Full(Structure):
     """
 
     nonnegative_diagonals = ("curvature",)
+    roots = ("root",)
     curvature: Tensor
     root: Tensor
 
