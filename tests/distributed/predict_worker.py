@@ -20,7 +20,7 @@ from credo.cli.app import app
 from credo.core.distributed.setup import distribute, join
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import Posterior
-from credo.methods import BBB, MAP, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import BBB, MAP, Ensemble, Laplace, MCDropout, NodeBNN, NoisyKFAC
 from credo.predict import predict
 
 CLASSES = 3
@@ -33,6 +33,11 @@ def regression(index: int) -> Posterior:
     return BBB(network, data_size=100, likelihood=GaussianNoise(std=0.1 * (index + 1)), init=0.3, seed=index)
 
 
+def laplace(index: int) -> Posterior:
+    posterior = Laplace(normed(index, SINGLE), data_size=18, prior_precision=1.0, seed=index)
+    return posterior.fit(batches(posterior), progress=False)
+
+
 BUILDS: dict[str, Callable[[], Posterior]] = {
     "map": lambda: MAP(normed(0, SINGLE), data_size=100),
     "bbb": lambda: BBB(normed(0, SINGLE), data_size=100, init=0.3),
@@ -43,6 +48,8 @@ BUILDS: dict[str, Callable[[], Posterior]] = {
     "deep ensemble": lambda: Ensemble([MAP(normed(i, SINGLE), data_size=100, seed=i) for i in range(3)]),
     "ensemble": lambda: Ensemble([BBB(normed(i, SINGLE), data_size=100, seed=i, init=0.3) for i in range(3)]),
     "regression": lambda: Ensemble([regression(i) for i in range(2)]),
+    "laplace": lambda: laplace(0),
+    "ensemble of laplace": lambda: Ensemble([laplace(i) for i in range(2)]),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -57,6 +64,8 @@ CASES += [
     for option in OPTIONS
     if option != "plain"
 ]
+OPTIONS["linear draws"] = {"predictive": "linear", "link": "draws"}
+CASES += [(name, "linear draws") for name in ("bbb", "ensemble", "ensemble of laplace")]
 DRAWS = 12
 
 

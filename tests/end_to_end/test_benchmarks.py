@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import step_cost
+from benchmarks import links, step_cost
 from benchmarks.memory import peak_bytes, peak_of
 from benchmarks.networks import NETS
 from benchmarks.peers import PEERS, Peer, replace_layers
@@ -196,3 +196,14 @@ def test_compaction_as_a_user_runs_it(tmp_path, run_here):
     assert "lenet5 compact" in output
     # Inner units by halves: conv1 3→3 channels, conv2 3→8, then 8·25→60→42→10, with biases.
     assert record["numbers"]["lenet5"]["compact"]["parameters"] == 15_888
+
+
+def test_links_are_compared_with_many_draws(capsys):
+    links.main(["--quick"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = {
+        cells[1].strip(): [float(cell) for cell in cells[2:-1]] for cells in (line.split("|") for line in lines[4:-1])
+    }
+    assert list(rows) == ["extended-probit", "probit", "bridge", "draws, 32", "mean"]
+    assert all(0 <= value < 1 for row in rows.values() for value in row)
+    assert rows["extended-probit"][-1] < rows["mean"][-1]  # the widest posterior, under noise

@@ -141,6 +141,11 @@ def test_shards_and_tolerances_leave_the_averages(shard: str) -> None:
         assert seen == [4, 4, 1]
 
 
+def test_a_tolerance_asks_for_no_more_draws_than_the_entropies_need() -> None:
+    found = credo.predict(dense_linear(), rows(4), draws=500, tolerance=1e-9)
+    assert found.draws_used.tolist() == [10] * 4
+
+
 # -- regression ------------------------------------------------------------------------------------------------------
 
 
@@ -334,3 +339,23 @@ def test_the_check_leaves_the_random_numbers() -> None:
     plain = credo.predict(posterior, x, batch_size=3, predictive="weights", draws=4)
     found = credo.predict(posterior, list(zip(x.split(3), y.split(3), strict=True)), predictive="weights", draws=4)
     assert torch.equal(found.probs, plain.probs)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_laplace_of_a_linear_layer_predicts_as_the_conjugate_posterior(structure: str) -> None:
+    """One input feature and no bias: Kronecker factors are exact, too."""
+    x, noise = rows(30, inputs=1), 0.5
+    y = 1.5 * x + noise * rows(30, inputs=1, seed=4)
+    layer = nn.Linear(1, 1, bias=False).double()
+    variance = 1 / (float(x.square().sum()) / noise**2 + 2.0)
+    with torch.no_grad():
+        layer.weight.fill_(variance * float((x * y).sum()) / noise**2)
+    posterior = credo.Laplace(
+        layer, data_size=30, structure=structure, prior_precision=2.0, likelihood=credo.GaussianNoise(noise)
+    ).fit([(x, y)], progress=False)
+    new, targets = rows(5, inputs=1, seed=9), rows(5, inputs=1, seed=10)
+    found = credo.predict(posterior, [(new, targets)])
+    std = (new.square() * variance + noise**2).sqrt()
+    torch.testing.assert_close(found.total, std)
+    wanted = torch.distributions.Normal(layer(new).detach(), std).log_prob(targets)
+    torch.testing.assert_close(found.log_likelihood, wanted.squeeze(-1))

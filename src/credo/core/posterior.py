@@ -140,13 +140,12 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
         for _ in range(count):
-            yield self._rescaled(self.draw())
+            draw = self.draw()
+            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
 
     def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
         scale = self.noise_scale
-        if scale == 1.0:
-            return draw
         means = dict(self.model.named_parameters())
         return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
 

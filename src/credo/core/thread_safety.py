@@ -7,7 +7,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Self
 
@@ -431,8 +431,8 @@ class ThreadSafe(nn.Module):
     def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
         """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
         weights = self.draw() if draw is None else draw
-        own = self.guard.holding(not self.guard.is_private)
-        with substituted(self.model, weights, self._aliases), self.activation_noise(), own:
+        held = nullcontext() if self.guard.is_private else self.guard.holding(True)
+        with self.activation_noise(), held, substituted(self.model, weights, self._aliases):
             yield self.model
 
     @contextmanager

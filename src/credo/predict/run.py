@@ -75,7 +75,8 @@ def predict(
             every batch gets fresh draws.
         tolerance: Stop drawing for an input once the Monte-Carlo standard error of its class probabilities (regression:
             of its mean, as a fraction of the predictive std) is below this; `draws` is the maximum then, and
-            `draws_used` counts the draws of each input. None: always `draws`.
+            `draws_used` counts the draws of each input. Averages in closed form have no such error. None: always
+            `draws`.
         strategy: `"loop"` draws all weights. `"activation"` samples the outputs of the first layer instead of its
             weights (exact for each input; see docs/prediction.md for what it needs). `"auto"` samples activations
             where the structure of the network shows that it is possible.
@@ -165,8 +166,9 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            device, task = frozen.device, self._for(frozen)
-            check = WeightsCheck(frozen) if self.predictive == "weights" else None
+            device, is_linear = frozen.device, frozen.parts[0].default_predictive == "linear"
+            task = self._for(frozen)
+            check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
                 if not len(x):
@@ -178,9 +180,9 @@ class _Task:
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
-                    drawn = partial(task._drawn, loop, frozen, x, y)
-                    parts.append(drawn() if closed is None else closed.prediction(x, y, drawn))
-                if check is not None and check.is_needed and y is not None:
+                    by_draws = partial(task._drawn, loop, frozen, x, y)
+                    parts.append(by_draws() if closed is None else closed.prediction(x, y, by_draws))
+                if check is not None and y is not None:
                     check.add(parts[-1], self._mean_network(frozen, x, y))
                 finite = parts[-1].finite
                 if not bool(finite.all()):
@@ -191,18 +193,27 @@ class _Task:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
             check.warn()
+        return task._joined(parts, bad_inputs)
+
+    def _for(self, frozen: Posterior) -> _Task:
+        """The same for a snapshot: without noise, one draw of each part is all; a closed form has no error to lower."""
+        if frozen.noise_scale == 0.0:
+            return replace(self, draws=frozen.whole_draws(1), is_random=False, tolerance=None)
+        if self.tolerance is not None and self._is_closed(frozen):
+            return replace(self, draws=min(self.draws, self.chunk), tolerance=None)
+        return self
+
+    def _is_closed(self, frozen: Posterior) -> bool:
+        return self.predictive == "linear" and has_closed_form(frozen, self.link)
+
+    def _joined(self, parts: list[Prediction], bad_inputs: set[int]) -> Prediction:
+        """The prediction of all batches."""
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, self.on_nonfinite, bad_inputs)
-        if isinstance(prediction, ClassPrediction) and not task.is_random:
+        if isinstance(prediction, ClassPrediction) and not self.is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
-
-    def _for(self, frozen: Posterior) -> _Task:
-        """The same for a snapshot: without noise, one draw of each part is all."""
-        if frozen.noise_scale != 0.0:
-            return self
-        return replace(self, draws=frozen.whole_draws(1), is_random=False, tolerance=None)
 
     def _drawn(self, loop: Loop | NumberedDraws, frozen: Posterior, x: Tensor, y: Tensor | None) -> Prediction:
         """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
@@ -228,7 +239,7 @@ class _Task:
         self, frozen: Posterior, x: Tensor, group: ProcessGroup | None
     ) -> tuple[Loop | NumberedDraws, ClosedForm | None]:
         """What makes the draws, and the closed form that needs no draws for its averages."""
-        is_closed = self.predictive == "linear" and has_closed_form(frozen, self.link)
+        is_closed = self._is_closed(frozen)
         shared = self.shared_draws and not is_closed
         keep = shared and self.shard is None
         how = {"strategy": self.strategy, "predictive": self.predictive}

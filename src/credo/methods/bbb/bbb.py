@@ -158,11 +158,11 @@ class BBB(GradientPosterior, GaussianPosterior):
 
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
-        means = parameters_at(self.model, self.layout.names)
-        is_plain = isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled()
-        if is_plain and flat.fused([*means.values(), self.rho]):
-            listed = flat.TensorList(self.layout.pieces(means))
-            return self.layout.split(flat.softplus_draw(listed, self.rho, flat.new_key(self.generator)))
+        if isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled():
+            means = self.layout.pieces(parameters_at(self.model, self.layout.names))
+            generator = self.generator
+            if flat.fused([*means, self.rho]):
+                return self.layout.split(flat.softplus_draw(flat.TensorList(means), self.rho, flat.new_key(generator)))
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
