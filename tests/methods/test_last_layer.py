@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.core.likelihood import GaussianNoise
+from credo.core.support.finite_state import unsound
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(24) % 3
@@ -85,8 +86,25 @@ def test_the_plain_network_predicts_with_the_posterior_mean() -> None:
     assert torch.equal(posterior.function_moments(X)[0], posterior.model.eval()(X))
 
 
-def test_it_predicts_without_draws_by_default() -> None:
-    assert credo.LastLayer.default_predictive == "linear"
+def test_a_regression_is_predicted_in_closed_form() -> None:
+    posterior = made("gaussian").fit(loader("gaussian"))
+    outputs, variances = posterior.function_moments(X, diagonal=True)
+    noise = F.softplus(posterior.likelihood.noise_rho).item()
+    prediction = credo.predict(posterior, loader("gaussian"))
+    torch.testing.assert_close(prediction.mean, outputs)
+    torch.testing.assert_close(prediction.epistemic, variances.sqrt())
+    torch.testing.assert_close(prediction.aleatoric, torch.full_like(variances, noise))
+    wanted = torch.distributions.Normal(outputs, (variances + noise**2).sqrt()).log_prob(VALUES).sum(1)
+    torch.testing.assert_close(prediction.log_likelihood.float(), wanted)
+
+
+def test_classes_are_predicted_by_the_probit_which_changes_no_label() -> None:
+    posterior = made().fit(loader())
+    outputs, variances = posterior.function_moments(X, diagonal=True)
+    prediction = credo.predict(posterior, X, link="probit")
+    torch.testing.assert_close(prediction.probs, (outputs / (1 + math.pi / 8 * variances).sqrt()).softmax(-1))
+    assert torch.equal(prediction.labels, outputs.argmax(-1))
+    assert bool((credo.predict(posterior, X).epistemic > 0).all())
 
 
 @TASKS
@@ -128,10 +146,31 @@ def test_a_prior_by_weight_is_loaded_from_files(tmp_path: Path) -> None:
     assert same_draws(posterior, loaded)
 
 
-def test_a_chosen_prior_stays_open_in_files(tmp_path: Path) -> None:
+def test_a_chosen_prior_is_described_and_stays_open_in_files(tmp_path: Path) -> None:
     loaded = credo.load(credo.save(made().fit(loader()), tmp_path / "layer"), model=network(1))
     assert loaded.prior is None
+    assert loaded.describe().prior.std == pytest.approx(float(loaded.gaussian.alpha) ** -0.5)
     assert float(loaded.gaussian.alpha) != 1.0
+
+
+@TASKS
+def test_updates_alone_choose_nothing(task: str) -> None:
+    posterior, given = made(task), made(task, prior=1.0)
+    for one in (posterior, given):
+        one.step(lambda net: F.mse_loss(net(X), VALUES))
+        for row in range(0, 24, 6):
+            one.update_(X[row : row + 6], TARGETS[task][row : row + 6])
+    assert float(posterior.gaussian.alpha) == 1.0
+    torch.testing.assert_close(posterior.std(), given.std(), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gram", -1.0), ("squares", -1.0), ("rows", -1.0), ("cross", math.nan)])
+def test_states_of_no_posterior_are_found(name: str, value: float) -> None:
+    posterior = made("gaussian").fit(loader("gaussian"))
+    state = posterior.state_dict()
+    assert unsound(posterior, state) == []
+    state[f"gaussian.{name}"].view(-1)[0] = value
+    assert f"gaussian.{name} holds" in unsound(posterior, state)[0]
 
 
 @TASKS
@@ -339,6 +378,18 @@ def test_a_pass_over_other_data_than_the_training_set_warns() -> None:
     """Such as a calibration set, of which the posterior would be taken for that of the training data."""
     with pytest.warns(credo.DataSizeWarning, match=r"data_size=240, but the pass saw 24 examples"):
         made(data_size=240).fit(loader())
+
+
+def test_an_error_of_the_solver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = made("gaussian").fit(loader("gaussian"))
+    before = copy.deepcopy(posterior.state_dict())
+    monkeypatch.setattr(posterior.gaussian, "refresh_", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        posterior.fit([(2 * X, VALUES + 1)])
+    monkeypatch.undo()
+    after = posterior.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items() if isinstance(value, Tensor))
+    posterior.draw()
 
 
 def test_a_step_during_a_pass_is_found() -> None:

@@ -81,7 +81,7 @@ def predict(
             weights (exact for each input; see docs/prediction.md for what it needs). `"auto"` samples activations
             where the structure of the network shows that it is possible.
         predictive: What is averaged: `"weights"`, outputs of networks with drawn weights, or `"linear"`, of the network
-            linearised at the mean, f(μ) + J(w − μ). None: the method's own, `"linear"` for `Laplace`.
+            linearised at the mean, f(μ) + J(w − μ). None: the method's own, `"linear"` for `Laplace` and `LastLayer`.
         link: How linear logits become class probabilities: `"extended-probit"`, `"probit"`, `"bridge"`, each in closed
             form, or `"draws"`. None: the extended probit, beyond a hundred classes the probit, for methods that compute
             the moments of function values (`Laplace`), else draws. Of a regression, `"draws"` in the place of its exact

@@ -4,10 +4,10 @@ For independent logits fₖ ~ N(mₖ, vₖ) and any numbers aₖ (Knowles and Mi
 
     E[log Σ exp fₖ] ≤ ½ Σ aₖ²vₖ + log Σ exp(mₖ + (½ − aₖ)vₖ).
 
-At a = 0 this is Jensen's bound, as in variational Bayesian last layers (Harrison et al. 2024); at the best a, where
-aₖ = softmaxₖ(m + (½ − a)v), it is much tighter (for v = 1, by a hundredth of the gap), and its derivative by vₖ is
-½aₖ(1 − aₖ): the curvature vanishes where the network is certain, as that of the likelihood itself does. So the Gaussian
-that it gives is neither as narrow as Jensen's nor as one with a constant curvature (Böhning 1992).
+At a = 0 this is Jensen's bound, as in variational Bayesian last layers (Harrison et al. 2024). At the best a, where
+aₖ = softmaxₖ(m + (½ − a)v), it is much tighter: for v = 1 its gap is between a hundredth and a quarter of Jensen's. Its
+derivative by vₖ is then ½aₖ(1 − aₖ): the curvature vanishes where the network is certain, as that of the likelihood
+itself does. So its Gaussian is not as narrow as Jensen's, nor as that of a constant curvature (Böhning 1992).
 """
 
 from __future__ import annotations

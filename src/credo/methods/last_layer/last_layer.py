@@ -97,7 +97,7 @@ class LastLayer(GradientPosterior):
         self.register_module("prior", None)
         given = one_prior(prior, prior_precision)
         if given is not None:
-            self.prior = self._bound(given)
+            self.prior = self._bound_prior(given)
         self.optimizer_step = OptimizerStep(trainable(self), optimizer, lr)
         self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
@@ -169,11 +169,8 @@ class LastLayer(GradientPosterior):
 
     def _update(self, terms: Terms) -> Terms:
         if self.has_curvature:
-            self._drop()  # it was the posterior for other features
+            self.gaussian.reset_()  # it was the posterior for other features
         return super()._update(terms)
-
-    def _drop(self) -> None:
-        self.gaussian.rows = torch.zeros_like(self.gaussian.rows)
 
     # -- the pass over the data ---------------------------------------------------------------------------------------
 
@@ -209,7 +206,7 @@ class LastLayer(GradientPosterior):
         self._find(loader)
 
     def update_(self, x: Tensor, y: Tensor) -> None:
-        """Add examples to the posterior: noise and prior stay as they are.
+        """Add examples to the posterior: noise and prior stay as they are (at first, an open prior is N(0, 1)).
 
         For Gaussian noise the result is that of one pass over all data, to rounding. For classes the posterior so far
         is the prior of the new examples, and what it loses is not found again.
@@ -232,11 +229,7 @@ class LastLayer(GradientPosterior):
         with torch.no_grad(), self.guard.exclusive(self):
             if self.steps != steps:
                 raise CredoError("A training step was made during the pass: the features are not those of the network.")
-            try:
-                self._take(found, adds=adds and self.has_curvature)
-            except BaseException:
-                self._drop()  # no posterior rather than half of one
-                raise
+            self._take(found, adds=adds)
 
     def _gathered(self, batches: Iterable[Any]) -> Any:
         """What the posterior depends on, of all processes."""
@@ -253,10 +246,13 @@ class LastLayer(GradientPosterior):
         x, y = checked_pair(batch, self.device)
         outputs, features = self._features(x)
         if not bool(self.likelihood.nll(outputs, y).isfinite()):  # which also validates the targets
-            raise NonFiniteError(
+            message = (
                 f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "
                 "inputs and targets of this batch."
             )
+            if self.process_group is not None:  # the others do not know
+                self.process_group.close(message)
+            raise NonFiniteError(message)
         features = features.to(self.gaussian.dtype)
         if isinstance(self.likelihood, GaussianNoise):
             return features, y
@@ -279,19 +275,30 @@ class LastLayer(GradientPosterior):
         return found
 
     def _take(self, found: Any, *, adds: bool) -> None:
-        """Find the posterior, and put its mean into the network."""
+        """Find the posterior, and put its mean into the network; an error leaves all as it was."""
         prior, likelihood, mean = self._layer_prior(), self.likelihood, self._matrix()
-        if adds:
-            mean = self.gaussian.add_(found, mean, prior, likelihood)
-        else:
-            mean = self.gaussian.fit_(found, mean, prior, likelihood, is_open=self.prior is None)
+        parameters = [*self._means().values(), *likelihood.parameters()]
+        before, buffers = [p.clone() for p in parameters], dict(self.gaussian.named_buffers())
+        try:
+            if adds:
+                mean = self.gaussian.add_(found, mean, prior, likelihood)
+            else:
+                mean = self.gaussian.fit_(found, mean, prior, likelihood, is_open=self.prior is None)
+            self._set_mean(mean)
+            if self.process_group is not None:  # rounding may differ between machines
+                self.process_group.broadcast_([*parameters, *self.gaussian.state_dict().values()])
+            self._refresh()
+        except BaseException:
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+            for name, buffer in buffers.items():
+                setattr(self.gaussian, name, buffer)
+            raise
+
+    def _set_mean(self, matrix: Tensor) -> None:
         means = self._means()
-        for name, value in self.last.split(mean.T).items():
+        for name, value in self.last.split(matrix.T).items():
             means[name].copy_(value)
-        if self.process_group is not None:  # rounding may differ between machines
-            state = [*means.values(), *likelihood.parameters(), *self.gaussian.state_dict().values()]
-            self.process_group.broadcast_(state)
-        self._refresh()
 
     @torch.no_grad()
     def _refresh(self) -> None:
@@ -310,7 +317,7 @@ class LastLayer(GradientPosterior):
         values = (flat * mean, flat * std**-2)
         return LayerPrior(*(self.last.matrix(value, self.gaussian.outputs).T for value in values))
 
-    def _bound(self, prior: Prior | Mapping[str, Any] | float) -> Gaussian:
+    def _bound_prior(self, prior: Prior | Mapping[str, Any] | float) -> Gaussian:
         bound = make_prior(prior).bind(self.layout, data_size=self.data_size, device=self.device)
         if type(bound) is not Gaussian:
             raise ValueError(f"LastLayer needs a Gaussian prior; got {type(bound).__name__}.")
@@ -329,9 +336,10 @@ class LastLayer(GradientPosterior):
         return self.gaussian.log_evidence(self._layer_prior(), self.likelihood)
 
     def describe(self) -> Description:
-        """Prior, and the covariance of the layer's weights."""
+        """The prior, given or chosen, and the size of the covariance; only a given one enters the loss."""
+        chosen = Gaussian(0.0, float(self.gaussian.alpha) ** -0.5) if self.has_curvature else None
         return Description(
-            prior=self.prior,
+            prior=self.prior or chosen,
             layout=self.layout,
             has_prior=self.prior is not None,
             spread_count=self.gaussian.basis.numel() + self.gaussian.variances.numel(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class LayerPosterior(ReplacedBuffers, ABC):
         device: Where the network is.
     """
 
+    nonnegative: ClassVar[tuple[str, ...]] = ("rows", "alpha")
+    nonnegative_diagonals: ClassVar[tuple[str, ...]] = ("gram",)
     rows: Tensor
     gram: Tensor
     alpha: Tensor
@@ -48,9 +50,10 @@ class LayerPosterior(ReplacedBuffers, ABC):
         }
         self._add_buffer("rows")  # number of examples; 0: there is no posterior
         self._add_buffer("gram", features, features)  # precision that the data add, up to the noise
-        self._add_buffer("alpha")  # factor of the prior's precisions
+        self._add_buffer("alpha")  # factor of the prior's precisions; 1 unless it is chosen
         self._add_buffer("basis", 1, features, features, persistent=False)  # [outputs or 1, features, features]
         self._add_buffer("variances", 1, features, persistent=False)  # [outputs or 1, features]
+        self.reset_()
 
     def _add_buffer(self, name: str, *shape: int, persistent: bool = True) -> None:
         self.register_buffer(name, torch.zeros(shape, **self._options), persistent=persistent)
@@ -78,6 +81,12 @@ class LayerPosterior(ReplacedBuffers, ABC):
         white = torch.randn(shape, generator=generator, device=self.gram.device, dtype=self.dtype)
         return rotated(white * self.variances.sqrt(), self.basis.mT).T
 
+    def reset_(self) -> None:
+        """Forget all data."""
+        for name, buffer in self.state_dict().items():
+            setattr(self, name, torch.zeros_like(buffer))
+        self.alpha = torch.ones_like(self.alpha)
+
     # -- the data -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -103,7 +112,7 @@ class LayerPosterior(ReplacedBuffers, ABC):
 
     @abstractmethod
     def add_(self, found: Any, mean: Tensor, prior: LayerPrior, likelihood: Likelihood) -> Tensor:
-        """Add these data to those before; arguments and result are those of `fit_`, and nothing is chosen."""
+        """Add these data to those before, if any; arguments and result are those of `fit_`, and nothing is chosen."""
 
     @abstractmethod
     def refresh_(self, prior: LayerPrior, likelihood: Likelihood) -> None:
@@ -123,6 +132,7 @@ class ConjugatePosterior(LayerPosterior):
         device: Where the network is.
     """
 
+    nonnegative = ("rows", "alpha", "squares")
     cross: Tensor
     squares: Tensor
 
@@ -148,10 +158,9 @@ class ConjugatePosterior(LayerPosterior):
     def fit_(self, found: Any, mean: Tensor, prior: LayerPrior, likelihood: Likelihood, *, is_open: bool) -> Tensor:
         """Regression on the data alone; noise and prior by the evidence where they are open."""
         assert isinstance(likelihood, GaussianNoise)
-        problem, variance = Regression(found, prior), self._noise_variance(likelihood)
+        problem, variance, one = Regression(found, prior), self._noise_variance(likelihood), torch.ones_like(self.alpha)
         noise = None if not likelihood.learn else "each" if likelihood.noise_rho.dim() else "one"
-        alpha = torch.ones_like(self.alpha)
-        variance, self.alpha = problem.maximum(variance, alpha, noise=noise, prior=is_open, least=MIN_STD**2)
+        variance, self.alpha = problem.maximum(variance, one, noise=noise, prior=is_open, least=MIN_STD**2)
         if noise is not None:
             likelihood.set_variance_(variance if noise == "each" else variance[0])
         return self._take(found, problem, likelihood)
@@ -228,7 +237,7 @@ class ClassPosterior(LayerPosterior):
     def add_(self, found: Any, mean: Tensor, prior: LayerPrior, likelihood: Likelihood) -> Tensor:
         """Maximise it with the posterior so far as the prior."""
         features, labels = found
-        now = LayerPrior(mean, self.alpha * prior.precision)
+        now = LayerPrior(mean if self.rows > 0 else prior.mean, self.alpha * prior.precision)
         best = ClassSolver(features, labels, now, self.gram).solve(mean, choose_alpha=False)
         self.gram = self.gram + best.curvature
         self.bound = self.bound + best.bound
