@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,9 +16,11 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.network.flat_layout import Layout
 from credo.core.network.references import NotFollowed
 from credo.core.optimizers import DECAYS, ForgottenOptimizer, Optimizer, Rates, make_optimizer, rates_by_name
 from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.prior import Prior
 
 
 class OptimizerStep(NotFollowed):
@@ -223,14 +224,27 @@ class OptimizerStep(NotFollowed):
 
 
 class GradientPosterior(Posterior):
-    """A posterior whose parameters a torch optimiser updates; a method computes their gradients in `_gradients`."""
+    """A posterior whose parameters a torch optimiser updates; a noisy method overrides `_gradients`."""
 
     averages_over_processes = True
     optimizer_step: OptimizerStep
+    prior: Prior | None
+    layout: Layout
 
-    @abstractmethod
     def _gradients(self, nll: Nll) -> Terms:
-        """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated."""
+        """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated.
+
+        Here those of mean NLL − log p(w)/data_size at the network's own weights, where p is `prior` of `layout`.
+        """
+        loss = data_term = nll(self._net)
+        if self.prior is not None:
+            weights = self.layout.flatten(dict(self.model.named_parameters()))
+            loss = scalar_loss(data_term) - self.prior.log_prob(weights) / self.data_size
+        self.optimizer_step.clear()  # what the loss itself may have left
+        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
+        del loss, data_term  # and the graph with them
+        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
+        return Terms(loss=total, nll=data, penalty=total - data)
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """Make one step of the optimiser, with `nll`, `examples` and `weights` as in `Posterior.step`."""
@@ -256,7 +270,7 @@ class GradientPosterior(Posterior):
 
     def _update(self, terms: Terms) -> Terms:
         self.likelihood.update_(self.steps)
-        self.optimizer_step.move(scale=self.lr_scale)
+        self.optimizer_step.move(scale=self.lr_factor(self.steps))
         return self._stepped(terms)
 
     def _optimizer(self) -> torch.optim.Optimizer:

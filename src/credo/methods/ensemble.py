@@ -82,6 +82,12 @@ class Ensemble(Posterior):
         """The members' activation noise, of the same kind for all."""
         return self.parts[0].activation_noise()
 
+    def lr_factor(self, step: int) -> float:
+        """That of the first member in a `step`; the members have their own."""
+        first = self.parts[0]
+        first.lr_scale = self.lr_scale
+        return first.lr_factor(step)
+
     def reseed_(self, seed: int) -> None:
         """Restart the random numbers of the ensemble and of each member."""
         super().reseed_(seed)
