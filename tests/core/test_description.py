@@ -37,10 +37,10 @@ def test_every_method_after_a_step(name: str) -> None:
     posterior.step(nll)
     about = posterior.describe()
     assert about.has_curvature
-    assert about.has_prior is (name not in ("map", "mc-dropout", "ensemble"))
-    assert (about.temperature is None) is (name in ("map", "mc-dropout", "ensemble", "ogn", "kfac"))
+    assert about.has_prior is (name not in ("map", "mc-dropout", "ensemble", "swag"))
+    assert (about.temperature is None) is (name in ("map", "mc-dropout", "ensemble", "ogn", "kfac", "swag"))
     assert (about.kl is not None) is (name in ("bbb", "node-bnn"))
-    assert isinstance(posterior, HasMoments) is (name in ("bbb", "vogn", "ivon", "noisy-kfac"))
+    assert isinstance(posterior, HasMoments) is (name in ("bbb", "vogn", "ivon", "noisy-kfac", "swag"))
     if about.kl is not None:
         assert about.kl().item() > 0
         assert about.kl_weight is not None
@@ -62,6 +62,7 @@ def test_every_method_after_a_step(name: str) -> None:
         ("vogn", WEIGHTS),
         ("ivon", WEIGHTS),
         ("noisy-kfac", 5 * 5 + 5 * 5 + 6 * 6 + 3 * 3),  # inputs with a 1, and outputs, of each layer
+        ("swag", 21 * WEIGHTS),  # variances and twenty deviations
         ("node-bnn", 2 * 4 * (4 + 5)),  # mean and deviation of four components for every input of a layer
     ],
 )

@@ -18,6 +18,7 @@ from credo.methods.natural.ogn import OGN
 from credo.methods.natural.vogn import VOGN
 from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes
 from credo.methods.node.node import NodeBNN
+from credo.methods.swag.swag import SWAG
 
 METHODS: dict[str, type[Posterior]] = {
     "map": MAP,
@@ -30,6 +31,7 @@ METHODS: dict[str, type[Posterior]] = {
     "kfac": KFAC,
     "noisy-kfac": NoisyKFAC,
     "node-bnn": NodeBNN,
+    "swag": SWAG,
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "MAP",
     "METHODS",
     "OGN",
+    "SWAG",
     "VOGN",
     "AdversarialSampling",
     "Curvature",
