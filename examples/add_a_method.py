@@ -1,4 +1,6 @@
-"""A whole new method in one file: diagonal SWAG (Maddox et al. 2019), mean and spread of the path that SGD takes."""
+"""A whole new method in one file: SGLD (Welling and Teh 2011), noisy SGD whose path is a sample from the posterior."""
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -10,46 +12,45 @@ from credo.core.posterior import Nll
 from credo.data import Batches, load_dataset
 
 
-class DiagonalSWAG(credo.GaussianPosterior):
-    """Gaussian with the moments of SGD's weights after each step from `start` on; the network holds the last ones."""
+class SGLD(credo.Posterior):
+    """The last `keep` weights that were visited, one every `every` steps; the network holds the current ones."""
 
-    def __init__(self, model: nn.Module, *, lr: float = 0.1, start: int = 0, **options: object) -> None:
+    def __init__(
+        self, model: nn.Module, *, lr: float = 0.1, temperature: float = 0.1, every: int = 20, keep: int = 16, **options
+    ) -> None:
         super().__init__(model, **options)  # data_size, likelihood, seed
-        self.lr, self.start, self.layout = lr, start, Layout(dict(model.named_parameters()))
+        self.lr, self.temperature, self.every = lr, temperature, every
+        self.layout = Layout(dict(model.named_parameters()))
         self.optimizer_step = OptimizerStep(dict(self.named_parameters()), "sgd", lr)
-        self.register_buffer("centre", self._weights())  # buffers are part of state_dict() and of saved files
-        self.register_buffer("variance", torch.zeros_like(self.centre))
+        self.register_buffer("visited", self._weights().repeat(keep, 1))  # buffers are part of state_dict() and files
 
     def draw(self) -> dict[str, Tensor]:
-        """Mean + std·ε; randomness comes from the posterior's own generator."""
-        eps = torch.randn(self.layout.size, generator=self.generator, device=self.device)
-        return self.layout.split(self.centre + self.variance.sqrt() * eps)
-
-    def mean(self) -> dict[str, Tensor]:
-        """Average of the visited weights."""
-        return self.layout.split(self.centre.clone())
-
-    def std(self) -> dict[str, Tensor]:
-        """Standard deviation of the visited weights."""
-        return self.layout.split(self.variance.sqrt())
+        """One of the visited weights; randomness comes from the posterior's own generator."""
+        index = torch.randint(len(self.visited), (), generator=self.generator, device=self.device)
+        return self.layout.split(self.visited[int(index)].clone())
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> credo.Terms:
-        """One step of SGD, then the running moments (Welford 1962): count 1 until `start` forgets what was before."""
+        """w ← w − lr·∇(mean NLL − temperature·log p(w)/N) + √(2·lr·temperature/N)·ε, with the prior p = N(0, 1)."""
         loss = nll(self.model)
-        self.optimizer_step.step(loss, at=self.steps, scale=self.lr_scale)
+        squares = sum(p.square().sum() for p in self.model.parameters())
+        penalty = self.temperature * squares / (2 * self.data_size)
+        self.optimizer_step.step(loss + penalty, at=self.steps, scale=self.lr_scale)
+        std = math.sqrt(2 * self.lr * self.lr_scale * self.temperature / self.data_size)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.add_(torch.randn(p.shape, generator=self.generator, device=p.device), alpha=std)
         self.steps += 1
-        count, delta = max(1, self.steps - self.start), self._weights() - self.centre
-        self.variance.add_(delta.square() / count).mul_(1 - 1 / count)
-        self.centre.add_(delta / count)
-        return credo.Terms(loss=loss.item(), nll=loss.item())
+        if self.steps % self.every == 0:
+            self.visited[self.steps // self.every % len(self.visited)] = self._weights()
+        return credo.Terms(loss=(loss + penalty).item(), nll=loss.item(), penalty=penalty.item())
 
     def _weights(self) -> Tensor:
         return self.layout.flatten(dict(self.model.named_parameters())).detach()
 
 
-credo.METHODS["diagonal-swag"] = DiagonalSWAG  # now `credo.save` and `credo.load` know it
+credo.METHODS["sgld"] = SGLD  # now `credo.save` and `credo.load` know it
 digits = load_dataset("digits")
 network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-posterior = DiagonalSWAG(network, data_size=len(digits.train), start=250)
-credo.fit(posterior, Batches(digits.train, batch_size=32), epochs=12)
+posterior = SGLD(network, data_size=len(digits.train))
+credo.fit(posterior, Batches(digits.train, batch_size=32), epochs=20, schedule="constant")
 print("accuracy", credo.evaluate.accuracy(credo.predict(posterior, digits.test.x).probs, digits.test.y))

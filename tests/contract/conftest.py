@@ -14,7 +14,21 @@ from torch.nn import functional as F
 
 from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, Laplace, LastLayer, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import (
+    BBB,
+    IVON,
+    KFAC,
+    MAP,
+    OGN,
+    SWAG,
+    VOGN,
+    Ensemble,
+    Laplace,
+    LastLayer,
+    MCDropout,
+    NodeBNN,
+    NoisyKFAC,
+)
 from credo.methods import METHODS as REGISTERED
 
 Network = Callable[[int], nn.Module]
@@ -109,6 +123,9 @@ METHODS: dict[str, Row] = {
         penalised=True,
     ),
     "ensemble of node-bnn": Row(ensemble_of(NodeBNN, lr=0.05, nodes="out", kl_term="mean"), penalised=True),
+    "swag": Row(of(SWAG, lr=0.05, rank=3, batchnorm_draws=2), differs=False, noisy=False),
+    "swag diagonal": Row(of(SWAG, lr=0.05, rank=0, every=2, start=1, prior=1.0), False, noisy=False, penalised=True),
+    "ensemble of swag": Row(ensemble_of(SWAG, lr=0.05, rank=2), noisy=False),
     "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature={"init": 0.5}), kl=True),
     "bbb relative spread": Row(of(BBB, lr=0.05, spread="relative", init={"relative_std": 0.3}, noise="lrt"), kl=True),
     "bbb one spread a layer": Row(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.posterior import Posterior
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import BBB, IVON, KFAC, MAP, OGN, SWAG, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
 
 
 class Recurrent(nn.Module):
@@ -62,6 +62,7 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "kfac": lambda net: KFAC(net, data_size=24),
     "noisy-kfac": lambda net: NoisyKFAC(net, data_size=24),
     "node-bnn": lambda net: NodeBNN(net, data_size=24, components=2),
+    "swag": lambda net: SWAG(net, data_size=24, rank=2),
 }
 X = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3

@@ -37,10 +37,12 @@ def test_every_method_after_a_step(name: str) -> None:
     posterior.step(nll)
     about = posterior.describe()
     assert about.has_curvature is (name not in ("laplace", "last-layer"))  # a pass over the data finds it
-    assert about.has_prior is (name not in ("map", "mc-dropout", "ensemble", "last-layer"))
-    assert (about.temperature is None) is (name in ("map", "mc-dropout", "ensemble", "ogn", "kfac", "last-layer"))
+    assert about.has_prior is (name not in ("map", "mc-dropout", "ensemble", "last-layer", "swag"))
+    assert (about.temperature is None) is (
+        name in ("map", "mc-dropout", "ensemble", "ogn", "kfac", "last-layer", "swag")
+    )
     assert (about.kl is not None) is (name in ("bbb", "node-bnn"))
-    have_moments = ("bbb", "vogn", "ivon", "noisy-kfac", "laplace", "last-layer")
+    have_moments = ("bbb", "vogn", "ivon", "noisy-kfac", "laplace", "last-layer", "swag")
     assert isinstance(posterior, HasMoments) is (name in have_moments)
     if about.kl is not None:
         assert about.kl().item() > 0
@@ -65,6 +67,7 @@ def test_every_method_after_a_step(name: str) -> None:
         ("noisy-kfac", 5 * 5 + 5 * 5 + 6 * 6 + 3 * 3),  # inputs with a 1, and outputs, of each layer
         ("laplace", 6 * 6 + 3 * 3 + 3 * 6),  # bases of the last layer's inputs with a 1 and outputs, and scales
         ("last-layer", 6 * 6 + 6),  # a basis of the last layer's inputs with a 1, and variances in it
+        ("swag", 21 * WEIGHTS),  # variances and twenty deviations
         ("node-bnn", 2 * 4 * (4 + 5)),  # mean and deviation of four components for every input of a layer
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
-from credo.core.per_example.jacobians import jacobian_chunks, jacobians, projected_jacobians
+from credo.core.network.jacobians import jacobian_chunks, jacobians, projected_jacobians
 
 
 class Recurrent(nn.Module):

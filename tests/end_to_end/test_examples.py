@@ -97,13 +97,13 @@ def check_pretrained(names: dict[str, Any], out: str) -> None:
 
 def check_add_a_method(names: dict[str, Any], out: str) -> None:
     assert float(out.split()[-1]) > 0.9
-    credo.save(names["posterior"], "swag.safetensors")
+    credo.save(names["posterior"], "sgld.safetensors")
     loaded = credo.load(
-        "swag.safetensors", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        "sgld.safetensors", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     )
     x = names["digits"].test.x[:20]
     assert torch.equal(credo.predict(loaded, x).probs, credo.predict(names["posterior"], x).probs)
-    check_swag_moments(names["DiagonalSWAG"])
+    check_sgld_steps(names["SGLD"])
 
 
 def check_super_resolution(names: dict[str, Any], out: str) -> None:
@@ -291,21 +291,21 @@ def test_gan_stores_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(names["images"], names["samples"](names["generator"], len(names["images"]), 3))
 
 
-def check_swag_moments(swag: Any) -> None:
-    """Against the slow obvious way: keep all weights, then take mean and standard deviation."""
+def check_sgld_steps(sgld: Any) -> None:
+    """Against the rule by hand, with the same random numbers."""
     torch.manual_seed(0)
-    posterior = swag(nn.Linear(3, 2), data_size=10, lr=0.3, start=4)
+    posterior = sgld(nn.Linear(3, 2, bias=False), data_size=10, lr=0.3, temperature=0.4, every=2, keep=2)
     x, y = torch.randn(10, 3), torch.randint(2, (10,))
-    visited = []
-    for _ in range(12):
+    numbers, visited = torch.Generator().manual_seed(0), []
+    for _ in range(6):
+        before = posterior.model.weight.detach().clone().requires_grad_()
+        objective = F.cross_entropy(x @ before.T, y) + 0.4 * before.square().sum() / (2 * 10)
+        (gradient,) = torch.autograd.grad(objective, before)
+        noise = torch.randn(2, 3, generator=numbers) * math.sqrt(2 * 0.3 * 0.4 / 10)
         posterior.step(lambda net: F.cross_entropy(net(x), y))
-        visited.append(posterior.model.weight.detach().clone())
-        with torch.no_grad():
-            posterior(x)
-        assert torch.equal(posterior.model.weight, visited[-1])
-    kept = torch.stack(visited[4:])
-    torch.testing.assert_close(posterior.mean()["weight"], kept.mean(0))
-    torch.testing.assert_close(posterior.std()["weight"], kept.std(0, correction=0))
+        torch.testing.assert_close(posterior.model.weight.detach(), before.detach() - 0.3 * gradient + noise)
+        visited.append(posterior.model.weight.detach().flatten().clone())
+    assert {tuple(row.tolist()) for row in posterior.visited} == {tuple(visited[i].tolist()) for i in (3, 5)}
 
 
 def test_example_experiment() -> None:

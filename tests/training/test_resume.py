@@ -19,6 +19,7 @@ METHODS: dict[str, Callable[[], credo.Posterior]] = {
     **killed_runs.METHODS,
     "bbb lrt": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, noise="lrt"),
     "mc-dropout": lambda: credo.MCDropout(network(), data_size=SIZE, optimizer="sgd", lr=0.1),
+    "swag": lambda: credo.SWAG(network(), data_size=SIZE, lr=0.05, rank=3, batchnorm_draws=2),
 }
 LOADERS: dict[str, Callable[[], Any]] = {
     **killed_runs.LOADERS,

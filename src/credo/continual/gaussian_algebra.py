@@ -78,7 +78,7 @@ class GaussianMoments:
 
 
 def moments_of(posterior: Posterior) -> GaussianMoments:
-    """Means and standard deviations of a posterior; of noisy K-FAC the marginal ones of each weight."""
+    """Means and standard deviations of a posterior; of noisy K-FAC and SWAG the marginal ones of each weight."""
     if not isinstance(posterior, HasMoments):
         raise ValueError(
             f"{type(posterior).__name__} has no Gaussian over its weights. Use BBB, VOGN, IVON or NoisyKFAC; of an "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,9 +16,11 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.network.flat_layout import Layout
 from credo.core.network.references import NotFollowed
 from credo.core.optimizers import DECAYS, ForgottenOptimizer, Optimizer, Rates, make_optimizer, rates_by_name
 from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.prior import Prior
 
 
 class OptimizerStep(NotFollowed):
@@ -223,14 +224,32 @@ class OptimizerStep(NotFollowed):
 
 
 class GradientPosterior(Posterior):
-    """A posterior whose parameters a torch optimiser updates; a method computes their gradients in `_gradients`."""
+    """A posterior whose parameters a torch optimiser updates; a noisy method overrides `_gradients`."""
 
     averages_over_processes = True
     optimizer_step: OptimizerStep
+    prior: Prior | None
+    layout: Layout
 
-    @abstractmethod
     def _gradients(self, nll: Nll) -> Terms:
-        """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated."""
+        """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated.
+
+        Here those of mean NLL and `_penalty` at the network's own weights.
+        """
+        loss = data_term = nll(self._net)
+        if self.prior is not None:
+            loss = scalar_loss(data_term) + self._penalty()
+        self.optimizer_step.clear()  # what the loss itself may have left
+        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
+        del loss, data_term  # and the graph with them
+        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
+        return Terms(loss=total, nll=data, penalty=total - data)
+
+    def _penalty(self) -> Tensor:
+        """What `prior` of `layout` adds to the loss: −log p(w)/data_size."""
+        assert self.prior is not None
+        weights = self.layout.flatten(dict(self.model.named_parameters()))
+        return -self.prior.log_prob(weights) / self.data_size
 
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:
         """Make one step of the optimiser, with `nll`, `examples` and `weights` as in `Posterior.step`."""
@@ -254,25 +273,9 @@ class GradientPosterior(Posterior):
                 nll = weighed(nll, Counted(examples, weights), self.process_group)
             yield partial(self._update, self._gradients(nll))
 
-    def _point_gradients(self, nll: Nll, penalty: Callable[[], Tensor] | None) -> Terms:
-        """Set the gradients of a point estimate's loss, and make them `ready`.
-
-        Args:
-            nll: `nll(net)` gives the batch's mean negative log-likelihood.
-            penalty: Gives what the prior adds to it; None: nothing.
-        """
-        loss = data_term = nll(self._net)
-        if penalty is not None:
-            loss = scalar_loss(data_term) + penalty()
-        self.optimizer_step.clear()  # what the loss itself may have left
-        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
-        del loss, data_term  # and the graph with them
-        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
-        return Terms(loss=total, nll=data, penalty=total - data)
-
     def _update(self, terms: Terms) -> Terms:
         self.likelihood.update_(self.steps)
-        self.optimizer_step.move(scale=self.lr_scale)
+        self.optimizer_step.move(scale=self.lr_factor(self.steps))
         return self._stepped(terms)
 
     def _optimizer(self) -> torch.optim.Optimizer:

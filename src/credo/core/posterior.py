@@ -222,6 +222,14 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
             self._watch.after_step(terms.nll, self)
         return terms
 
+    def lr_factor(self, step: int) -> float:
+        """The factor on the learning rates in a step: `lr_scale`, unless the method has a reason to differ.
+
+        Args:
+            step: Number of steps before it.
+        """
+        return self.lr_scale
+
     def plan_training_(self, *, steps: int, epochs: float) -> None:
         """Choose arguments that were left open for a training of this length; `fit` calls it before the first step.
 

@@ -21,6 +21,7 @@ from credo.methods.natural.ogn import OGN
 from credo.methods.natural.vogn import VOGN
 from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes
 from credo.methods.node.node import NodeBNN
+from credo.methods.swag.swag import SWAG
 
 METHODS: dict[str, type[Posterior]] = {
     "map": MAP,
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Posterior]] = {
     "node-bnn": NodeBNN,
     "laplace": Laplace,
     "last-layer": LastLayer,
+    "swag": SWAG,
 }
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "MAP",
     "METHODS",
     "OGN",
+    "SWAG",
     "VOGN",
     "AdversarialSampling",
     "Curvature",

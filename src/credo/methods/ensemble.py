@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
+from credo.core.support.posterior_tensors import checkpoint_files, load_checkpoint_
 
 
 class Ensemble(Posterior):
@@ -41,6 +43,24 @@ class Ensemble(Posterior):
         super().__init__(first.model, data_size=first.data_size, likelihood=first.likelihood, seed=first.seed)
         self.members = nn.ModuleList(members)
         self._use(first)
+
+    @classmethod
+    def from_checkpoints(cls, files: Path | str | Sequence[Path | str], build: Callable[[], Posterior]) -> Ensemble:
+        """The states that one training went through as members: a snapshot ensemble (Huang et al. 2017).
+
+        Members of one training differ less than those of several; a rate that rises again between the checkpoints (a
+        cyclical schedule) moves them apart. With files of `credo.save`: `Ensemble([credo.load(path) for path in …])`.
+
+        Args:
+            files: A checkpoint of `fit(..., checkpoint=, keep=5)`, which stands for itself and the older ones beside
+                it, a folder of checkpoints, or a list of files.
+            build: `build()` returns a posterior like the one that was trained, each time with a new network.
+        """
+        paths = checkpoint_files(Path(files)) if isinstance(files, Path | str) else [Path(file) for file in files]
+        members = [build() for _ in paths]
+        for member, path in zip(members, paths, strict=True):
+            load_checkpoint_(member, path)
+        return cls(members).eval()
 
     @property
     def parts(self) -> list[Posterior]:
@@ -81,6 +101,12 @@ class Ensemble(Posterior):
     def activation_noise(self) -> AbstractContextManager[None]:
         """The members' activation noise, of the same kind for all."""
         return self.parts[0].activation_noise()
+
+    def lr_factor(self, step: int) -> float:
+        """That of the first member in a `step`; the members have their own."""
+        first = self.parts[0]
+        first.lr_scale = self.lr_scale
+        return first.lr_factor(step)
 
     def reseed_(self, seed: int) -> None:
         """Restart the random numbers of the ensemble and of each member."""

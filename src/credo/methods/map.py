@@ -18,7 +18,6 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random, all_names, random_names
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
-from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 
 
@@ -57,7 +56,7 @@ class MAP(GradientPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self.prior: Prior | None = None
+        self.prior = None
         prior = one_prior(prior, prior_precision)
         if prior is not None:
             parameters = dict(model.named_parameters())
@@ -83,15 +82,6 @@ class MAP(GradientPosterior):
             masks: For each parameter which weights stay, by name.
         """
         self.optimizer_step.keep_({f"model.{name}": mask for name, mask in self._keep(masks).items()})
-
-    def _gradients(self, nll: Nll) -> Terms:
-        """Set the gradients of mean NLL − log p(w)/data_size."""
-        return self._point_gradients(nll, None if self.prior is None else self._penalty)
-
-    def _penalty(self) -> Tensor:
-        assert self.prior is not None
-        weights = self.layout.flatten(dict(self.model.named_parameters()))
-        return -self.prior.log_prob(weights) / self.data_size
 
     def describe(self) -> Description:
         """A prior, if there is one, and nothing else."""

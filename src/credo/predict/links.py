@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-# σ(z) ≈ Φ(√λ⁻¹·z) with the same slope at 0, so that E[σ(z)] ≈ σ(m/√(1 + λv)) for z ~ N(m, v).
+# σ(z) ≈ Φ(√λ⁻¹·z) with the same derivative at 0, so that E[σ(z)] ≈ σ(m/√(1 + λv)) for z ~ N(m, v).
 _LAMBDA = math.pi / 8
 
 

@@ -168,7 +168,7 @@ def train(
         training.run_hook("end_epoch_", epoch=progress.epoch + 1, epochs=epochs)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = update_best(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate, seconds = posterior.lr_scale, training.seconds()
+        rate, seconds = posterior.lr_factor(posterior.steps - 1), training.seconds()
         record = EpochRecord(
             progress.epoch + 1, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
         )

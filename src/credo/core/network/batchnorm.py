@@ -77,6 +77,7 @@ def refresh_statistics(
     """
     if not tracking_layers(model):
         return
+    device = next((p.device for p in model.parameters()), None)
     net = model if draw is None else private_network(model)
     modules = tracking_layers(net)
     before = [(m, m.momentum, m.training) for m in modules]
@@ -91,7 +92,7 @@ def refresh_statistics(
                 for module in modules:
                     # None is the plain average for batch norm, but no update at all for instance norm.
                     module.momentum = None if _is_batch_norm(module) else 1 / (count + 1)
-                net(_inputs(batch))
+                net(_inputs(batch, device))
                 count += 1
                 if most is not None and count >= most:
                     break
@@ -103,6 +104,23 @@ def refresh_statistics(
         raise ValueError("refresh_statistics got no batch: the running statistics are now those of a new layer.")
 
 
-def _inputs(batch: Any) -> Tensor:
-    inputs: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
-    return inputs
+@torch.no_grad()
+def statistics_of(model: nn.Module, batches: Iterable[Any], draw: Draw) -> dict[str, Tensor]:
+    """Running statistics for one draw, by buffer name, as `refresh_statistics` estimates them; the model's own stay.
+
+    Args:
+        model: The network.
+        batches: Tensors, or tuples whose first entry is the input.
+        draw: Weights to run it with, by name.
+    """
+    tracked = {id(b) for layer in tracking_layers(model) for b in layer._buffers.values()}
+    own = {name: buffer.clone() for name, buffer in model.named_buffers() if id(buffer) in tracked}
+    refresh_statistics(model, batches, draw={**draw, **own})
+    return own
+
+
+def _inputs(batch: Any, device: torch.device | None) -> Tensor:
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"A batch must be a tensor or (inputs, …) to estimate statistics from; got {type(batch)}.")
+    return inputs.to(device=device)

@@ -96,6 +96,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         **RENAMED_OPTIMIZER,
         "prior_precision": PRECISION,
     }
+    prior: Prior
 
     def __init__(
         self,

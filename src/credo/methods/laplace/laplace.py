@@ -25,12 +25,12 @@ from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
-from credo.core.per_example.jacobians import jacobian_chunks
-from credo.core.posterior import Nll, Terms
+from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
 from credo.core.support.loader_checks import check_batches
 from credo.core.support.validate import checked_count
@@ -182,10 +182,6 @@ class Laplace(PriorChoice):
         return outputs, covariance.to(outputs) * self.noise_scale**2
 
     # -- training: θ* ----------------------------------------------------------------------------------------------
-
-    def _gradients(self, nll: Nll) -> Terms:
-        """Set the gradients of mean NLL − T·log p(θ)/data_size."""
-        return self._point_gradients(nll, None if self.prior is None else self._penalty)
 
     def _penalty(self) -> Tensor:
         assert self.prior is not None

@@ -20,11 +20,11 @@ from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.core.network.substitute import aliases, parameters_at
 from credo.core.per_example.first_pass_checks import FirstPassChecks, rows_interact
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.hooks import squared_gradients
-from credo.core.per_example.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.core.per_example.output_rows import Call
 from credo.core.per_example.plan import PerExamplePlan
 from credo.methods.laplace.last_layer import LastLayer

@@ -47,10 +47,10 @@ def best_tilt(mean: Tensor, variance: Tensor) -> Tensor:
     level = (a * (target - log_a - variance * a)).sum(-1, keepdim=True)
     for _ in range(_NEWTON_STEPS):
         error = log_a + variance * a + level - target
-        slope = 1 + variance * a
-        weight = a / slope
+        derivative = 1 + variance * a
+        weight = a / derivative
         change = (a.sum(-1, keepdim=True) - 1 - (weight * error).sum(-1, keepdim=True)) / weight.sum(-1, keepdim=True)
-        step = (-(error + change) / slope).clamp_(-_LARGEST_NEWTON_STEP, _LARGEST_NEWTON_STEP)
+        step = (-(error + change) / derivative).clamp_(-_LARGEST_NEWTON_STEP, _LARGEST_NEWTON_STEP)
         log_a, level = log_a + step, level + change
         a = log_a.exp()
         if float((a * step).abs().max()) < 1e-7:

@@ -27,7 +27,7 @@ from credo.core.network.selection import all_names, join
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
-from credo.core.posterior import Nll, Terms
+from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import check_batches
 from credo.core.thread_safety import changes_weights
@@ -158,14 +158,6 @@ class LastLayer(GradientPosterior):
         return parameters_at(self.model, self.layout.names)
 
     # -- training: φ ----------------------------------------------------------------------------------------------
-
-    def _gradients(self, nll: Nll) -> Terms:
-        """Set the gradients of mean NLL − log p(w)/data_size."""
-        return self._point_gradients(nll, None if self.prior is None else self._penalty)
-
-    def _penalty(self) -> Tensor:
-        assert self.prior is not None
-        return -self.prior.log_prob(self.layout.flatten(self._means())) / self.data_size
 
     def _update(self, terms: Terms) -> Terms:
         if self.has_curvature:

@@ -59,8 +59,10 @@ def check_sizes(path: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]
         tensors: Its tensors.
     """
     room = _PER_ENTRY * sum(tensor.numel() for tensor in tensors.values())
-    weights = sum(math.prod(shape) for shape in about["architecture"]["shapes"].values())
+    sizes = {name: math.prod(shape) for name, shape in about["architecture"]["shapes"].items()}
+    weights = sum(sizes.values())
     members, lengths = _members(about["posterior"]), _lengths(about["posterior"])
+    lengths += _matrices(about["posterior"], sizes)
     if members * max(weights, 1) > room or any(not 0 <= length <= room for length in lengths):
         raise FileFormatError(
             f"{path} describes more than it holds: {members} networks of {weights} weights, vectors of "
@@ -79,6 +81,17 @@ def _lengths(described: Any) -> list[float]:
         return []
     own = [value for key, value in described.items() if key in _LENGTHS and isinstance(value, int | float)]
     return own + _lengths(list(described.values()))
+
+
+def _matrices(about: dict[str, Any], sizes: Mapping[str, int]) -> list[float]:
+    """Entries of the matrices of SWAG: deviations of the random weights, running statistics of draws."""
+    if "members" in about:
+        return [entries for member in about["members"] for entries in _matrices(member, sizes)]
+    options, weights = about["options"], sum(sizes.values())
+    random = options.get("random")
+    chosen = sum(sizes.get(name, weights) for name in random) if isinstance(random, list) else weights
+    tracked = sum(size for name, size in sizes.items() if name.endswith(("running_mean", "running_var")))
+    return [options.get("rank", 0) * chosen, options.get("batchnorm_draws", 0) * tracked]
 
 
 def rebuild(

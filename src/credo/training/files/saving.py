@@ -17,6 +17,7 @@ from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_atomically
 from credo.core.support.finite_state import listed, unsound, without_std
+from credo.core.support.posterior_tensors import check_fit, tensors_of
 from credo.core.support.tensor_files import read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names
@@ -41,7 +42,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         extra: Your own JSON, which `describe` returns.
     """
     path = Path(path)
-    whole = _tensors(posterior)
+    whole = tensors_of(posterior)
     problems = unsound(posterior, whole)
     if problems:
         raise NonFiniteError(f"Not saved, since it could not be loaded: {listed(problems)}.")
@@ -81,7 +82,7 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         tensors = current_names(posterior, tensors)
         if about["format"] == PRUNED_FORMAT:
             tensors = _unpacked(path, posterior, tensors)
-        _check_tensors(path, _tensors(posterior), tensors)
+        check_fit(path, posterior, tensors)
         adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
         _raise_if(path, unsound(posterior, tensors))
         posterior.load_state_dict(tensors, strict=False)
@@ -100,11 +101,6 @@ def _raise_if(path: Path, problems: list[str]) -> None:
 def describe(path: Path | str) -> dict[str, Any]:
     """Return the JSON description in a file: versions, method, hyper-parameters, network, calibration, `extra`."""
     return _read(Path(path))[0]
-
-
-def _tensors(posterior: Posterior) -> dict[str, Tensor]:
-    state = posterior.state_dict()
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -184,14 +180,6 @@ def _unpacked(path: Path, posterior: Posterior, tensors: dict[str, Tensor]) -> d
         return unpack_(posterior, tensors)
     except ValueError as error:
         raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
-
-
-def _check_tensors(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    missing = sorted(set(wanted) - set(given))
-    surplus = sorted(set(given) - set(wanted))
-    shapes = [n for n in wanted if n in given and wanted[n].shape != given[n].shape]
-    if missing or surplus or shapes:
-        raise FileFormatError(f"{path} does not fit: missing {missing}, not expected {surplus}, other shape {shapes}.")
 
 
 def _digest(tensors: Mapping[str, Tensor], about: str) -> str:

@@ -1,0 +1,1 @@
+"""SWAG: moments of the weights that an optimiser visits."""
