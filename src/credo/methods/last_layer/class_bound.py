@@ -164,6 +164,7 @@ class ClassSolver:
         self.prior, self.outputs = prior, outputs
         self.earlier = features.new_zeros(features.shape[1], features.shape[1]) if earlier is None else earlier
         self.mean_precision = prior.precision.mean(1)
+        self.log_det = prior.precision.log().sum() if earlier is None else _log_det(prior, earlier)
         classes = len(free)
         self.first_curvature = features.T @ features * ((classes - 1) / classes**2)
 
@@ -172,7 +173,7 @@ class ClassSolver:
 
         Args:
             mean: To start from, [features, outputs].
-            choose_alpha: Whether to choose the factor α of the prior's precisions, too; else it is 1.
+            choose_alpha: Whether to choose the factor α of the prior's precisions, too, else 1; not with earlier data.
         """
         root = self._root(self.first_curvature, 1.0)
         found = ClassGaussian(mean, self.first_curvature, 1.0, root, -math.inf)
@@ -242,13 +243,8 @@ class ClassSolver:
         shared = self.earlier + alpha * self.mean_precision.diag()
         trace = ((root @ shared) * root).sum() - len(root)
         log_det = -2 * root.diagonal().log().sum()
-        return 0.5 * float(scatter + self.outputs * (trace + log_det) - self._prior_log_det(alpha))
-
-    def _prior_log_det(self, alpha: float) -> Tensor:
-        precisions = self.prior.precision.T
-        precisions = precisions[:1] if self.prior.is_shared else precisions
-        each: Tensor = torch.linalg.slogdet(self.earlier + alpha * precisions.diag_embed())[1]
-        return each.mean() * self.outputs
+        prior_log_det = self.log_det + mean.numel() * math.log(alpha)
+        return 0.5 * float(scatter + self.outputs * (trace + log_det) - prior_log_det)
 
     def _precision(self, offset: Tensor, alpha: float) -> Tensor:
         """The prior's precision, with that of earlier data, times vectors [features, outputs]."""
@@ -259,3 +255,11 @@ class ClassSolver:
         lower = torch.linalg.cholesky(precision)
         root: Tensor = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
         return root
+
+
+def _log_det(prior: LayerPrior, earlier: Tensor) -> Tensor:
+    """Log determinants of the prior's precisions with those of earlier data, summed over outputs."""
+    precisions = prior.precision.T
+    precisions = precisions[:1] if prior.is_shared else precisions
+    each: Tensor = torch.linalg.slogdet(earlier + precisions.diag_embed())[1]
+    return each.mean() * prior.mean.shape[1]
