@@ -1,4 +1,4 @@
-"""Twins of our networks in the layers of other libraries, trained and used as their READMEs say."""
+"""Copies of our networks in the layers of other libraries, trained and used as their READMEs say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Peer:
     """
 
     distribution: str
-    twin: Callable[[nn.Module], nn.Module]
+    converted: Callable[[nn.Module], nn.Module]
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
     own_step: Callable[[nn.Module], Step] | None = None
     own_predictor: Callable[[nn.Module, int], Callable[[Tensor], Tensor]] | None = None
@@ -38,17 +38,17 @@ class Peer:
         """One draw, cross-entropy and KL, backward, Adam; an optimiser's own step where the library is one."""
         if self.own_step is not None:
             return self.own_step(net)
-        return descent_step(self.twin(net), self.loss)
+        return descent_step(self.converted(net), self.loss)
 
     def predictor(self, net: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
         """Class probabilities averaged over a plain loop of `draws` passes."""
         if self.own_predictor is not None:
             return self.own_predictor(net, draws)
-        twin = self.twin(net).eval()
+        converted = self.converted(net).eval()
 
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
-            return torch.stack([F.softmax(twin(x), dim=-1) for _ in range(draws)]).mean(0)
+            return torch.stack([F.softmax(converted(x), dim=-1) for _ in range(draws)]).mean(0)
 
         return predict
 
@@ -131,8 +131,8 @@ def _blitz_layer(layer: nn.Module) -> nn.Module | None:
 
 def _blitz_twin(net: nn.Module) -> nn.Module:
     estimator = import_module("blitz.utils").variational_estimator
-    twin: nn.Module = estimator(type("BlitzNet", (_Wrapped,), {}))(replace_layers(net, _blitz_layer))
-    return twin
+    converted: nn.Module = estimator(type("BlitzNet", (_Wrapped,), {}))(replace_layers(net, _blitz_layer))
+    return converted
 
 
 def _blitz_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

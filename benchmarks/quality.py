@@ -56,7 +56,7 @@ def judge(task: Task, contender: Contender, options: Options) -> dict[str, Any]:
         after = time.process_time()
         inside.append(trained.predict(task.test.x))
         cost = {"train_seconds": after - start, "predict_seconds": time.process_time() - after}
-        outside.append(trained.predict(task.foreign))
+        outside.append(trained.predict(task.ood))
         runs.append({**cost, "numbers": trained.numbers, "nll": nll(inside[-1], task.test.y)})
     probs = torch.stack(inside)
     found = scores(probs, task.test.y, torch.stack(outside))
@@ -169,7 +169,7 @@ def main(given: list[str] | None = None) -> None:
         if chosen.quick:
             task = replace(task, epochs=1, seeds=1, is_small=False)
         effort = {name: getattr(task, name) for name in ("epochs", "seeds", "batch_size", "schedule")}
-        sizes = {part: len(getattr(task, part)) for part in ("train", "validation", "test", "foreign")}
+        sizes = {part: len(getattr(task, part)) for part in ("train", "validation", "test", "ood")}
         run = Run("quality", {"task": task.title, "sizes": sizes, **effort, "draws": DRAWS}, chosen.threads)
         path = chosen.folder / f"{name}.json" if chosen.folder else None
         rows = run_task(task, names, run, path, settings=1 if chosen.quick else None)

@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
 
 
-def scores(probs: Tensor, labels: Tensor, foreign: Tensor) -> dict[str, list[float]]:
+def scores(probs: Tensor, labels: Tensor, ood: Tensor) -> dict[str, list[float]]:
     """Mean over seeds and 95 % interval of each score, from probabilities `[seeds, images, classes]`.
 
     Images are resampled, each with all its seeds: two networks' losses on one image are not two independent ones.
@@ -35,9 +35,9 @@ def scores(probs: Tensor, labels: Tensor, foreign: Tensor) -> dict[str, list[flo
     right = torch.stack([correct(one, labels) for one in probs]).double().mean(0)
     found = {"accuracy": bootstrap(right), "nll": bootstrap(image_losses(probs, labels))}
     found["ece"] = _centred(bootstrap_metric(_ece, probs.transpose(0, 1), labels, resamples=200))
-    doubts = torch.cat([torch.stack([ood_score("entropy", one) for one in part], -1) for part in (probs, foreign)])
-    is_foreign = torch.arange(len(doubts)) >= probs.shape[1]
-    found["ood_auroc"] = bootstrap_metric(_auroc, doubts, is_foreign, resamples=200)
+    scores_of_all = torch.cat([torch.stack([ood_score("entropy", one) for one in part], -1) for part in (probs, ood)])
+    is_ood = torch.arange(len(scores_of_all)) >= probs.shape[1]
+    found["ood_auroc"] = bootstrap_metric(_auroc, scores_of_all, is_ood, resamples=200)
     return {name: [one.value, one.low, one.high] for name, one in found.items()}
 
 
@@ -56,8 +56,8 @@ def _centred(found: Interval) -> Interval:
     return Interval(found.value, max(0.0, found.value - half), found.value + half)
 
 
-def _auroc(doubts: Tensor, is_foreign: Tensor) -> float:
-    return fmean(auroc(one[is_foreign], one[~is_foreign]) for one in doubts.unbind(1))
+def _auroc(scores_of_all: Tensor, is_ood: Tensor) -> float:
+    return fmean(auroc(one[is_ood], one[~is_ood]) for one in scores_of_all.unbind(1))
 
 
 def packed(losses: Tensor) -> str:

@@ -24,7 +24,7 @@ class Task:
     train: Split
     validation: Split
     test: Split
-    foreign: Tensor
+    ood: Tensor
     epochs: int
     seeds: int
     is_small: bool = False
@@ -58,20 +58,20 @@ class Contender:
 
 
 def digits() -> Task:
-    """scikit-learn's 8×8 digits, an MLP with two hidden layers of 128; photographs are foreign."""
+    """scikit-learn's 8×8 digits, an MLP with two hidden layers of 128; photographs are out-of-distribution."""
     data = load_dataset("digits")
     train, validation = split_validation(data.train, size=0.15, seed=0, stratify=True)
 
     def network(seed: int) -> nn.Module:
         return build_model("mlp", inputs=data.input_shape, classes=10, hidden=[128, 128], seed=seed)
 
-    foreign = load_dataset("photo-patches", n=500).test.x
+    ood = load_dataset("photo-patches", n=500).test.x
     title = "digits, MLP 128-128"
-    return Task(title, network, train, validation, data.test, foreign, epochs=30, seeds=5, is_small=True)
+    return Task(title, network, train, validation, data.test, ood, epochs=30, seeds=5, is_small=True)
 
 
 def fashion() -> Task:
-    """10 000 training and 5 000 test images of Fashion-MNIST, LeNet-5; MNIST's digits are foreign."""
+    """10 000 training and 5 000 test images of Fashion-MNIST, LeNet-5; MNIST's digits are out-of-distribution."""
     data = load_dataset("fashion-mnist")
 
     def some(part: Split, start: int, stop: int) -> Split:
@@ -81,8 +81,8 @@ def fashion() -> Task:
         return build_model("lenet5", inputs=data.input_shape, classes=10, seed=seed)
 
     train, validation, test = some(data.train, 0, 10_000), some(data.train, 50_000, 52_000), some(data.test, 0, 5000)
-    foreign = as_float(load_dataset("mnist").test.x[:1000])
-    return Task("Fashion-MNIST, LeNet-5", network, train, validation, test, foreign, epochs=10, seeds=2)
+    ood = as_float(load_dataset("mnist").test.x[:1000])
+    return Task("Fashion-MNIST, LeNet-5", network, train, validation, test, ood, epochs=10, seeds=2)
 
 
 TASKS = {"digits": digits, "fashion-mnist": fashion}

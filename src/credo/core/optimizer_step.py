@@ -117,7 +117,7 @@ class OptimizerStep(NotFollowed):
     def check(self, loss: float, *, at: int) -> None:
         """Raise NonFiniteError for a NaN or infinite loss before anything has changed; distributed, on all ranks."""
         if self._process_group is not None and self._process_group.defers:
-            self._process_group.doubt(loss)
+            self._process_group.record_nonfinite(loss)
         else:
             self._check_finite(loss, at)
 

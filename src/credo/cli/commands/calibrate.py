@@ -37,8 +37,9 @@ def _command(
 ) -> None:
     """Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.
 
-    A noise scale of 0 is the network at the mean, above 1 there is more doubt than training found; a temperature above
-    1 makes class probabilities less sure. For regression, a factor on the noise of the targets takes its place.
+    A noise scale of 0 is the network at the mean, above 1 there is more uncertainty than training found; a
+    temperature above 1 makes class probabilities less sure. For regression, a factor on the noise of the targets takes
+    its place.
 
         credo calibrate runs/first
         credo evaluate runs/first

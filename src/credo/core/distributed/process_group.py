@@ -133,7 +133,8 @@ class ProcessGroup:
 
         Args:
             tensors: Averaged in place.
-            losses: At least one; the averages are returned. The first becomes NaN if any rank called `doubt`.
+            losses: At least one; the averages are returned. The first becomes NaN if any rank called
+                `record_nonfinite`.
             parameters: Their `.grad` is averaged; it stays None only if it is None on every rank.
         """
         numbers = list(losses)
@@ -177,7 +178,7 @@ class ProcessGroup:
         """Whether a non-finite loss is raised at the step's reduction, on all ranks, instead of at once."""
         return self.world > 1
 
-    def doubt(self, loss: float) -> None:
+    def record_nonfinite(self, loss: float) -> None:
         """Record a non-finite loss; it is raised on all ranks at the next step reduction."""
         self._loss_is_bad = self._loss_is_bad or not math.isfinite(loss)
 

@@ -50,7 +50,7 @@ def check_finite(total: float, gathered: Sequence[Mapping[str, Tensor]], at: int
 def check_loss(value: float, posterior: Posterior) -> None:
     """Raise NonFiniteError for a NaN or infinite loss; in a process group, once all processes know of it."""
     if posterior.process_group is not None and posterior.process_group.defers:
-        posterior.process_group.doubt(value)
+        posterior.process_group.record_nonfinite(value)
     else:
         check_finite_loss(value, posterior)
 
