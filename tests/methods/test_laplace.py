@@ -249,9 +249,9 @@ def test_many_classes_need_no_more_than_a_matrix_of_the_classes() -> None:
     ("loader", "error", "message"),
     [
         (TensorDataset(X, Y), TypeError, r"DataLoader\(data, batch_size=128\)"),
-        ([{"x": X}], TypeError, "two tensors.*got a dict"),
+        ([{"x": X}], TypeError, "batches with targets.*got inputs alone"),
         ([(X, Y, Y)], TypeError, "of Tensor, Tensor, Tensor"),
-        ([X], TypeError, "got a Tensor"),
+        ([X], TypeError, "got inputs alone"),
         ([(X, Y[:3])], ValueError, "24 inputs and 3 targets"),
         ([], credo.CredoError, "no batch"),
         ([(X, torch.full((24,), -100))], ValueError, "All labels"),

@@ -355,7 +355,7 @@ def test_half_precision_is_summed_in_double() -> None:
     ("batches", "error", "message"),
     [
         (TensorDataset(X, LABELS), TypeError, r"DataLoader\(data, batch_size=128\)"),
-        ([{"x": X}], TypeError, "two tensors.*got a dict"),
+        ([{"x": X}], TypeError, "batches with targets.*got inputs alone"),
         ([(X, LABELS[:3])], ValueError, "24 inputs and 3 targets"),
         ([(X, LABELS + 1)], ValueError, "Labels run from 1 to 3"),
         ([], credo.CredoError, "no batch"),

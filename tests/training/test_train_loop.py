@@ -85,7 +85,7 @@ def test_own_loss_on_batches_of_any_form() -> None:
     batches = [{"x": x, "weight": torch.full((len(x), 1), 2.0)} for x, _ in PAIRS]
     list(credo.train(posterior, batches, epochs=40, nll=lambda net, b: (b["weight"] * net(b["x"])).square().mean()))
     assert posterior.model.weight.abs().max() < 0.05
-    with pytest.raises(TypeError, match="give nll="):
+    with pytest.raises(TypeError, match="for other losses nll="):
         list(credo.train(posterior, batches, epochs=1))
 
 

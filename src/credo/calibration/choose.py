@@ -27,6 +27,7 @@ from credo.core.errors import NonFiniteError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Digests, row_digests
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.moments import gaussian_likelihoods
@@ -74,6 +75,8 @@ def calibrate(
     folds: int = 5,
     seed: int = 0,
     progress: bool = True,
+    forward: Forward | None = None,
+    target: Target | None = None,
 ) -> Posterior:
     """Choose the scale of the noise and the temperature on held-out rows; returns the same posterior.
 
@@ -92,13 +95,15 @@ def calibrate(
         folds: Number of parts for cross-fitting, by which `calibration.nll_after` is honest.
         seed: Seed of the draws.
         progress: Show a progress bar; only on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
     """
     check_posterior(posterior)
     draws, seed = checked_count("draws", draws), checked_seed(seed)
     folds = checked_count("folds", folds, least=2)
     if not isinstance(posterior.likelihood, ClassLikelihood):
         gaussian_likelihoods([posterior.likelihood])  # raises TypeError for others, as `predict` does
-    batches = list(validation) if isinstance(validation, Iterator) else validation
+    batches = read_batches(list(validation) if isinstance(validation, Iterator) else validation, forward, target)
     digests = row_digests(batches)
     distinct = np.unique(digests)
     if len(distinct) < 2:

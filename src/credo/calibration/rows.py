@@ -13,6 +13,7 @@ from torch import Tensor
 
 from credo.core.held_out.ledger import Digests, batch_digests
 from credo.core.likelihood import ClassLikelihood, Likelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.predict.closed_form import ClosedForm, FunctionValues, closed_form, has_closed_form
 from credo.predict.draw_loop import draw_loop
@@ -171,7 +172,7 @@ def held_out(
 
 def _with_targets(
     batches: Iterable[Any], device: torch.device, on_batch: Callable[[], None]
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[AnyInputs, Tensor]]:
     for x, y in batches_of(batches, 1024):
         if y is None:
             raise ValueError("calibrate needs batches of (inputs, targets): without targets nothing can be chosen.")
@@ -179,7 +180,9 @@ def _with_targets(
         on_batch()
 
 
-def _drawn_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], total: int, draws: int) -> Iterator[HeldOut]:
+def _drawn_rows(
+    frozen: Posterior, pairs: Iterable[tuple[AnyInputs, Tensor]], total: int, draws: int
+) -> Iterator[HeldOut]:
     likelihoods = [part.likelihood for part in frozen.parts]
     loop, row, stride = None, 0, 1
     for x, y in pairs:
@@ -189,13 +192,14 @@ def _drawn_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], total
         if row == 0:
             size = 4 * draws * total * (outputs[0, 0].numel() if isinstance(likelihoods[0], ClassLikelihood) else 1)
             stride = -(-size // _MOST_BYTES)
-        kept = torch.arange(-row % stride, len(x), stride)
-        row += len(x)
+        kept = torch.arange(-row % stride, outputs.shape[1], stride)
+        row += outputs.shape[1]
         if len(kept):
-            yield _rows(likelihoods, outputs[:, kept].cpu(), x[kept], y[kept].cpu())
+            digests = batch_digests(x, y)[kept.numpy()]
+            yield _rows(likelihoods, outputs[:, kept].cpu(), digests, y[kept].cpu())
 
 
-def _closed_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], total: int) -> Iterator[HeldOut]:
+def _closed_rows(frozen: Posterior, pairs: Iterable[tuple[AnyInputs, Tensor]], total: int) -> Iterator[HeldOut]:
     form, row, stride = None, 0, 1
     for x, y in pairs:
         if form is None:
@@ -207,11 +211,12 @@ def _closed_rows(frozen: Posterior, pairs: Iterable[tuple[Tensor, Tensor]], tota
         row += len(x)
         if len(kept):
             values = [piece for piece, _ in form.pieces(x[kept], y[kept])]
-            yield FunctionRows(batch_digests(x[kept], y[kept].cpu()), form, FunctionValues.joined(values), y[kept])
+            digests = batch_digests(x, y)[kept.numpy()]
+            yield FunctionRows(digests, form, FunctionValues.joined(values), y[kept])
 
 
-def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, x: Tensor, y: Tensor) -> HeldOut:
-    first, digests = likelihoods[0], batch_digests(x, y)
+def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, digests: Digests, y: Tensor) -> HeldOut:
+    first = likelihoods[0]
     if isinstance(first, ClassLikelihood):
         log_probs = class_log_probs(first, outputs.double())
         return ClassRows(digests, log_probs.float(), class_labels(y, *log_probs.shape[1:]))

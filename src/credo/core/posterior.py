@@ -19,6 +19,7 @@ from credo.core.example_counts import Counted
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
 from credo.core.pruning import Prunable
@@ -149,7 +150,7 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         means = dict(self.model.named_parameters())
         return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
 
-    def function_moments(self, x: Tensor, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+    def function_moments(self, x: AnyInputs, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
         """Moments of the network's outputs, linearised at the mean, for each input by itself, where a method has them.
 
         Returns means [batch, outputs] and covariances [batch, outputs, outputs], scaled by `noise_scale`².

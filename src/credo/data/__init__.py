@@ -9,6 +9,7 @@ from credo.data.files import DataFile, DatasetSpec, Download, data_root
 from credo.data.registry import DATASETS, dataset_names, load_dataset
 from credo.data.splits import Dataset, Split, split_validation
 from credo.data.status import DatasetStatus, FileStatus, data_status, dataset_status
+from credo.data.with_length import WithLength
 
 __all__ = [
     "AUGMENTATIONS",
@@ -28,6 +29,7 @@ __all__ = [
     "DownloadError",
     "FileStatus",
     "Split",
+    "WithLength",
     "as_float",
     "augment_flip",
     "augment_flip_crop",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.renamed import renamed_arguments
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
@@ -43,6 +44,8 @@ def diagnose(
     examples: int = 1000,
     history: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
+    forward: Forward | None = None,
+    target: Target | None = None,
     on_stage: OnStage | None = None,
 ) -> Diagnosis:
     """Measure a posterior and report what is wrong with it, with the arguments to change.
@@ -60,9 +63,12 @@ def diagnose(
         examples: Maximum number of examples to measure on, from each loader.
         history: Records of training, one for each epoch, as `credo.train` yields them (as dicts).
         seed: Seed of the doctor's own draws.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
         on_stage: Called with (stage, index, number of stages), for a progress bar.
     """
     _check(posterior, baseline, draws)
+    loader, test = read_batches(loader, forward, target), read_batches(test, forward, target)
     stages = iter(enumerate(STAGES))
 
     def stage() -> None:

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.network.inputs import AnyInputs, join_inputs
 from credo.predict.run import batches_of
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[AnyInputs, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Subset:
     """Some examples of a loader; `examples`, `batches` and (largest) `batch_size` are those of the whole loader."""
 
-    x: Tensor
+    x: AnyInputs
     y: Tensor
     examples: int
     batches: int
@@ -58,11 +59,11 @@ def take_subset(loader: Iterable[Any], *, most: int, data_size: int | None = Non
                 break
     if not count:
         raise ValueError("The loader is empty: there is nothing to measure.")
-    x, y = (torch.cat([batch[side] for batch in kept]) for side in (0, 1))
+    x, y = join_inputs([x for x, _ in kept]), torch.cat([y for _, y in kept])
     order = keys.argsort()  # a loader that is sorted by class would give batches of one class
     if data_size is not None:
         count, batches = data_size, -(-data_size // largest)
-    return Subset(x[order.to(x.device)], y[order.to(y.device)], count, batches, largest)
+    return Subset(x[order], y[order.to(y.device)], count, batches, largest)
 
 
 def _smallest(batches: list[Batch], keys: Tensor, most: int) -> tuple[list[Batch], Tensor]:
@@ -70,8 +71,8 @@ def _smallest(batches: list[Batch], keys: Tensor, most: int) -> tuple[list[Batch
     if len(keys) <= most:
         return batches, keys
     chosen = keys.argsort()[:most].sort().values
-    x, y = (torch.cat([batch[side] for batch in batches]) for side in (0, 1))
-    return [(x[chosen.to(x.device)], y[chosen.to(y.device)])], keys[chosen]
+    x, y = join_inputs([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    return [(x[chosen], y[chosen.to(y.device)])], keys[chosen]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
@@ -151,7 +152,7 @@ def study_batches(
 
 
 def _pieces(
-    likelihood: ClassLikelihood, loop: Loop, x: Tensor, y: Tensor, draws: int, temperature: float
+    likelihood: ClassLikelihood, loop: Loop, x: AnyInputs, y: Tensor, draws: int, temperature: float
 ) -> Iterator[Piece]:
     for start in range(0, draws, 10):
         probs = class_log_probs(likelihood, loop.outputs(x, min(10, draws - start)), temperature).exp()

@@ -16,6 +16,7 @@ from torch import Tensor
 from credo.core.errors import unknown
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.predict.draw_loop import Loop
 from credo.predict.linear import FunctionLoop, example_output, has_moments, is_point, rows_at_once
@@ -81,7 +82,7 @@ class ClosedForm(ABC):
         """
 
     @abstractmethod
-    def prediction(self, x: Tensor, y: Tensor | None, drawn: Callable[[], Prediction]) -> Prediction:
+    def prediction(self, x: AnyInputs, y: Tensor | None, drawn: Callable[[], Prediction]) -> Prediction:
         """Predict one batch.
 
         Args:
@@ -90,7 +91,7 @@ class ClosedForm(ABC):
             drawn: Makes the prediction by draws, for what has no closed form.
         """
 
-    def pieces(self, x: Tensor, y: Tensor | None) -> Iterator[tuple[FunctionValues, Tensor | None]]:
+    def pieces(self, x: AnyInputs, y: Tensor | None) -> Iterator[tuple[FunctionValues, Tensor | None]]:
         """Moments and targets of a batch, of as many rows at once as memory is meant for."""
         rows = len(x) if self.is_diagonal(y) else rows_at_once(self.shape)
         for start in range(0, len(x), rows):
@@ -98,13 +99,13 @@ class ClosedForm(ABC):
             targets = None if y is None else y[part]
             yield self.values(x if rows >= len(x) else x[part], targets), targets
 
-    def values(self, x: Tensor, y: Tensor | None) -> FunctionValues:
+    def values(self, x: AnyInputs, y: Tensor | None) -> FunctionValues:
         """Moments of the function values at `x`; with covariances if these targets need them."""
         found = self._moments(x, self.is_diagonal(y))
         mean, spread = (torch.stack([widened(pair[side]) for pair in found]) for side in (0, 1))
         return FunctionValues(mean, spread)
 
-    def _moments(self, x: Tensor, diagonal: bool) -> list[tuple[Tensor, Tensor]]:
+    def _moments(self, x: AnyInputs, diagonal: bool) -> list[tuple[Tensor, Tensor]]:
         return [part.function_moments(x.clone(), diagonal=diagonal) for part in self.posterior.parts]
 
 
@@ -127,7 +128,7 @@ class ClassForm(ClosedForm):
         """For the probit, and for one logit."""
         return self.is_binary or self.link == "probit"
 
-    def _moments(self, x: Tensor, diagonal: bool) -> list[tuple[Tensor, Tensor]]:
+    def _moments(self, x: AnyInputs, diagonal: bool) -> list[tuple[Tensor, Tensor]]:
         if self.loop is None:
             return super()._moments(x, diagonal)
         found = self.loop.moments(x)
@@ -151,7 +152,7 @@ class ClassForm(ClosedForm):
         log_probs = self.log_probs(values, scale)
         return log_probs.gather(-1, class_labels(y, *log_probs.shape).unsqueeze(-1)).squeeze(-1)
 
-    def prediction(self, x: Tensor, y: Tensor | None, drawn: Callable[[], Prediction]) -> ClassPrediction:
+    def prediction(self, x: AnyInputs, y: Tensor | None, drawn: Callable[[], Prediction]) -> ClassPrediction:
         """Probabilities for `x` by the link; `drawn()`, made with `y`, has the entropies of single draws.
 
         Where these are larger than the entropy of the probabilities, which is approximate, all of it is aleatoric.
@@ -194,7 +195,7 @@ class GaussianForm(ClosedForm):
             found.append(_normal_log_prob(residual, spread, variance))
         return torch.stack(found).logsumexp(0) - math.log(len(found))
 
-    def prediction(self, x: Tensor, y: Tensor | None, drawn: Callable[[], Prediction]) -> RegressionPrediction:
+    def prediction(self, x: AnyInputs, y: Tensor | None, drawn: Callable[[], Prediction]) -> RegressionPrediction:
         """Predict `x` with targets `y`; nothing is `drawn`."""
         scale = self.calibration.std_factor
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -263,7 +264,7 @@ def has_closed_form(posterior: Posterior, link: str | None) -> bool:
     return isinstance(likelihood, Categorical | Bernoulli)
 
 
-def closed_form(posterior: Posterior, x: Tensor, link: str | None, loop: Loop | None = None) -> ClosedForm:
+def closed_form(posterior: Posterior, x: AnyInputs, link: str | None, loop: Loop | None = None) -> ClosedForm:
     """The closed form of a linearised posterior's predictions, which must have one.
 
     Args:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.errors import CredoError
+from credo.core.network.inputs import AnyInputs, output_tensor, same_values
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
@@ -35,13 +36,13 @@ class Loop(Protocol):
             skip: Draws to leave out first: those of a mixture are of its members in turn.
         """
 
-    def outputs(self, x: Tensor, count: int) -> Tensor:
+    def outputs(self, x: AnyInputs, count: int) -> Tensor:
         """Outputs [count, batch, …] of the next `count` draws."""
 
 
 def draw_loop(
     posterior: Posterior,
-    x: Tensor,
+    x: AnyInputs,
     *,
     draws: int,
     shared: bool,
@@ -63,12 +64,14 @@ def draw_loop(
     if (predictive or posterior.parts[0].default_predictive) == "linear" and not is_point(posterior):
         if not shared and has_moments(posterior):
             example = example_output(posterior.model, x)
-            if len(x) <= rows_at_once(example.shape):
+            if isinstance(x, Tensor) and len(x) <= rows_at_once(example.shape):
                 return FunctionLoop(posterior, example.shape)
         return DrawLoop(posterior, draws, keep=shared and keep, linear=LinearNetworks(posterior))
     first, in_pieces = None, False
     kind = type(posterior.model)
-    if strategy == "activation":
+    if not isinstance(x, Tensor):
+        pass  # no layer that takes them is known, and rows may not be separate
+    elif strategy == "activation":
         first = requested_first_layer(posterior, x, shared=shared)
     elif strategy == "auto" and (kind is nn.Sequential or getattr(kind, "rowwise", False)) and posterior.is_random:
         first = None if shared else declared_first_layer(posterior, x)
@@ -126,19 +129,19 @@ class DrawLoop:
                 made = iter(self._kept)
         self._source = islice(made, skip, None) if skip else made
 
-    def outputs(self, x: Tensor, count: int) -> Tensor:
+    def outputs(self, x: AnyInputs, count: int) -> Tensor:
         """Outputs [count, batch, …] of the next `count` draws."""
         draws = islice(self._source, count)
         number, self._number = self._number, self._number + count
         if self.linear is not None:
             return self.linear.outputs(draws, x, first=number)
-        if self.first_layer is None:
+        if self.first_layer is None or not isinstance(x, Tensor):
             return run_draws(self.posterior, draws, x, in_pieces=self.in_pieces)
         with self.first_layer.sampled(x, passes=count):
             return run_draws(self.posterior, draws, x)
 
 
-def run_draws(posterior: Posterior, draws: Iterable[Draw], x: Tensor, *, in_pieces: bool = False) -> Tensor:
+def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_pieces: bool = False) -> Tensor:
     """Outputs [draws, batch, …] of one pass per draw, which all see `x` as it was given.
 
     The first pass runs on a copy. If the network wrote into it (`x -= 1`, a first `nn.ReLU(inplace=True)`), every pass
@@ -151,18 +154,21 @@ def run_draws(posterior: Posterior, draws: Iterable[Draw], x: Tensor, *, in_piec
         in_pieces: Whether to run images in small pieces, with their channels last in memory.
     """
     results: list[Tensor] = []
-    if in_pieces:
+    if in_pieces and isinstance(x, Tensor):
         x = x.contiguous(memory_format=torch.channels_last)
     given, is_copy = x.clone(), True
     for draw in draws:
         version = None if given.is_inference() else given._version  # inference tensors do not count changes
         with posterior.sampled_in_place(draw) as net:
-            outputs = [net(piece) for piece in given.split(PIECE)] if in_pieces else [net(given)]
-        results.append(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+            if in_pieces:
+                outputs: Any = torch.cat([net(piece) for piece in given.split(PIECE)])
+            else:
+                outputs = net(given) if isinstance(given, Tensor) else given.run(net)
+        results.append(outputs if isinstance(outputs, Tensor) else output_tensor(outputs))
         is_unchanged = version is not None and given._version == version
         if is_copy:
             # Values, too: changes through `.data` or NumPy are not counted.
-            is_copy = x.is_inference() or not is_unchanged or not torch.equal(given, x)
+            is_copy = x.is_inference() or not is_unchanged or not same_values(given, x)
             given = x.clone() if is_copy else x
         elif not is_unchanged:
             raise CredoError(

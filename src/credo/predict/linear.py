@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.support.attention import plain_attention
@@ -35,7 +36,7 @@ class LinearNetworks:
     def __init__(self, posterior: Posterior) -> None:
         check_linearisable(posterior)
         self.parts = posterior.parts
-        self._x: Tensor | None = None
+        self._x: AnyInputs | None = None
         self._networks: dict[int, _LinearNetwork] = {}
 
     def iter_draws(self, count: int) -> Iterator[Draw]:
@@ -44,7 +45,7 @@ class LinearNetworks:
         for number in range(count):
             yield next(sources[number % len(sources)])
 
-    def outputs(self, draws: Iterable[Draw], x: Tensor, *, first: int = 0) -> Tensor:
+    def outputs(self, draws: Iterable[Draw], x: AnyInputs, *, first: int = 0) -> Tensor:
         """Values [draws, batch, …] at these weights.
 
         Args:
@@ -66,7 +67,7 @@ class LinearNetworks:
 class _LinearNetwork:
     """One network at one batch: its values f(μ), and Jᵀv as a function of v."""
 
-    def __init__(self, part: Posterior, draw: Draw, x: Tensor) -> None:
+    def __init__(self, part: Posterior, draw: Draw, x: AnyInputs) -> None:
         self.is_differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
             # Detached, so that there is a graph from the random weights on only.
@@ -76,7 +77,7 @@ class _LinearNetwork:
                 raise ValueError(_impossible(part))
             # The other kernels of attention can be differentiated only once.
             with part.sampled_in_place({**weights, **self.mean}) as net, plain_attention():
-                values: Tensor = net(x.clone() if self.is_differentiable else x.detach().clone())
+                values = run_network(net, x.clone() if self.is_differentiable else x.detach().clone())
             self.values = values if self.is_differentiable else values.detach()
             self.v = torch.zeros_like(values).requires_grad_()
             self.products: dict[str, Tensor] = {}  # Jᵀv, of the weights that the values depend on
@@ -111,7 +112,7 @@ class FunctionLoop:
     def __init__(self, posterior: Posterior, shape: torch.Size) -> None:
         self.posterior, self.shape = posterior, shape
         self._number = 0  # of the next draw
-        self._x: Tensor | None = None
+        self._x: AnyInputs | None = None
         self._moments: list[tuple[Tensor, Tensor]] = []
         self._roots: list[Tensor] = []
 
@@ -119,14 +120,14 @@ class FunctionLoop:
         """Start the draws of a batch, whose number (`batch`) does not matter here, at the draw of number `skip`."""
         self._number = skip
 
-    def moments(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def moments(self, x: AnyInputs) -> list[tuple[Tensor, Tensor]]:
         """Means and covariances for each part; they are kept until another `x` comes."""
         if x is not self._x:
             self._moments = [part.function_moments(x.clone()) for part in self.posterior.parts]
             self._x, self._roots = x, []
         return self._moments
 
-    def outputs(self, x: Tensor, count: int) -> Tensor:
+    def outputs(self, x: AnyInputs, count: int) -> Tensor:
         """Values [count, batch, …] of the next `count` draws, of the parts in turn."""
         means = [summable(mean) for mean, _ in self.moments(x)]
         self._roots = self._roots or [covariance_root(each).to(means[0]) for _, each in self._moments]
@@ -164,15 +165,14 @@ def is_point(posterior: Posterior) -> bool:
     return not posterior.is_random or posterior.noise_scale == 0.0
 
 
-def example_output(model: nn.Module, x: Tensor) -> Tensor:
+def example_output(model: nn.Module, x: AnyInputs) -> Tensor:
     """The network's output for one input, without the dimension of the batch.
 
     Args:
         model: The network.
         x: Inputs of a batch, of which the first is run.
     """
-    output: Tensor = model(x[:1].clone())[0]
-    return summable(output)
+    return summable(run_network(model, x[:1].clone())[0])
 
 
 def rows_at_once(shape: torch.Size) -> int:

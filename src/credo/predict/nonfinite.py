@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import NonFiniteError
+from credo.core.network.inputs import AnyInputs, tensors_of
 from credo.predict.result import P
 
 _MOST_LISTED = 5
 
 
-def nonfinite_inputs(x: Tensor, finite: Tensor, first: int) -> set[int]:
+def nonfinite_inputs(x: AnyInputs, finite: Tensor, first: int) -> set[int]:
     """Numbers of the rows without a prediction whose *inputs* are NaN or infinite already.
 
     Args:
@@ -22,10 +23,9 @@ def nonfinite_inputs(x: Tensor, finite: Tensor, first: int) -> set[int]:
         finite: Which of its rows have a prediction, [rows].
         first: Number of its first row, counted over all batches.
     """
-    if not x.is_floating_point():
-        return set()
     bad = (~finite).nonzero().flatten().tolist()
-    return {first + row for row in bad if not bool(x[row].isfinite().all())}
+    floating = [tensor for tensor in tensors_of(x) if tensor.is_floating_point() and len(tensor) == len(finite)]
+    return {first + row for row in bad if not all(bool(tensor[row].isfinite().all()) for tensor in floating)}
 
 
 def raise_or_mark(prediction: P, on_nonfinite: str, bad_inputs: Collection[int]) -> P:

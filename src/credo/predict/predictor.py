@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
@@ -105,12 +106,22 @@ class Predictor:
             raise ValueError("way='vmap' needs draws that are sets of weights and fit into memory: use way='auto'.")
 
     @torch.no_grad()
-    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024, on_nonfinite: str = "raise") -> Any:
-        """Predict a tensor of inputs, or an iterable of batches, each a tensor or (inputs, targets).
+    def __call__(
+        self,
+        inputs: Tensor | Mapping[str, Any] | Iterable[Any],
+        *,
+        forward: Forward | None = None,
+        target: Target | None = None,
+        batch_size: int = 1024,
+        on_nonfinite: str = "raise",
+    ) -> Any:
+        """Predict a tensor or a mapping of inputs, or an iterable of batches, as `predict` does.
 
         Args:
-            inputs: A tensor, which is split into batches, or an iterable of batches.
-            batch_size: Rows per batch when `inputs` is a tensor.
+            inputs: A tensor or a mapping of tensors, which is split into batches, or an iterable of batches.
+            forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch.
+            target: `target(batch)` returns the targets; None: by the form of the batch.
+            batch_size: Rows per batch when `inputs` is a tensor or mapping.
             on_nonfinite: `"raise"` an error that lists the rows whose outputs are NaN or infinite, or `"mark"` them, as
                 in `predict`.
         """
@@ -118,10 +129,10 @@ class Predictor:
         parts: list[Prediction] = []
         bad_inputs: set[int] = set()
         row = 0
-        for x, y in batches_of(inputs, checked_count("batch_size", batch_size)):
+        for x, y in batches_of(read_batches(inputs, forward, target), checked_count("batch_size", batch_size)):
             parts.append(self._batch(x, y))
             bad_inputs |= nonfinite_inputs(x, parts[-1].finite, row)
-            row += len(x)
+            row += len(parts[-1])
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
@@ -129,8 +140,8 @@ class Predictor:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _batch(self, x: Tensor, y: Tensor | None) -> Prediction:
-        if not len(x):
+    def _batch(self, x: AnyInputs, y: Tensor | None) -> Prediction:
+        if isinstance(x, Tensor) and not len(x):
             raise ValueError("An empty batch cannot be predicted.")
         device = self._posterior.device
         x = x.to(device)
@@ -142,7 +153,7 @@ class Predictor:
             self._original.guard.is_isolated = False
             return self._predicted(x, y)
 
-    def _predicted(self, x: Tensor, y: Tensor | None) -> Prediction:
+    def _predicted(self, x: AnyInputs, y: Tensor | None) -> Prediction:
         if self.predictive == "linear":
             options: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "link": self.link}
             options |= {"predictive": "linear", "shared_draws": True, "on_nonfinite": "mark"}
@@ -153,7 +164,7 @@ class Predictor:
         single = self.draws == 1 and not self._is_random
         return make_moments(likelihoods, summable(outputs), y, single=single, calibration=self.calibration).result()
 
-    def _outputs(self, x: Tensor) -> Tensor:
+    def _outputs(self, x: AnyInputs) -> Tensor:
         """Outputs [draws, batch, …] of all networks."""
         # Tensors of the copy never change: threads may share them.
         seed = self.seed if self._posterior.is_random else None
@@ -167,18 +178,17 @@ class Predictor:
                     return outputs
             return self._one_by_one(view, x)
 
-    def _one_by_one(self, view: Posterior, x: Tensor) -> Tensor:
+    def _one_by_one(self, view: Posterior, x: AnyInputs) -> Tensor:
         return run_draws(view, view.iter_draws(self.draws) if self._kept is None else self._kept, x)
 
-    def _together(self, view: Posterior, x: Tensor) -> Tensor | None:
+    def _together(self, view: Posterior, x: AnyInputs) -> Tensor | None:
         """Outputs of all networks in one pass; None if `vmap` cannot run this network, or gives other outputs."""
         stack = self._stack
         assert stack is not None
 
         def one(weights: Draw) -> Tensor:
             with substituted(view.model, weights, view._aliases) as net:
-                outputs: Tensor = net(x.clone())
-            return outputs
+                return run_network(net, x.clone())
 
         if self._can_stack:
             return torch.func.vmap(one)(stack)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import unknown
+from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches, read_quietly
@@ -40,14 +41,16 @@ ON_NONFINITE = ("raise", "mark")
 # Draws between two looks at the Monte-Carlo error: enough for a first estimate of the variance.
 _CHUNK = 10
 OnBatch = Callable[[int], None]
-Batch = tuple[Tensor, Tensor | None]
+Batch = tuple[AnyInputs, Tensor | None]
 
 
 @torch.no_grad()
 def predict(
     posterior: Posterior,
-    inputs: Tensor | Iterable[Any],
+    inputs: Tensor | Mapping[str, Any] | Iterable[Any],
     *,
+    forward: Forward | None = None,
+    target: Target | None = None,
     draws: int = 32,
     batch_size: int = 1024,
     shared_draws: bool = False,
@@ -67,10 +70,16 @@ def predict(
 
     Args:
         posterior: The posterior to draw networks from.
-        inputs: A tensor, which is split into batches, or an iterable of batches: tensors or (inputs, targets).
+        inputs: A tensor or a mapping of tensors, which is split into batches, or an iterable of batches: inputs,
+            (inputs, targets), or a mapping or object with its targets as `labels`. Inputs are a tensor, a tuple of
+            tensors, a mapping (given as keyword arguments) or an object with `.to(device)`.
+        forward: `forward(net, batch)` returns the network's outputs for a batch, where the form of the batch or of the
+            outputs does not show it. None: the network is called with the inputs, and returns a tensor or something
+            with `logits`.
+        target: `target(batch)` returns the targets of a batch. None: by the form of the batch.
         draws: Networks to average over. A mixture takes equally many of every member, rounded up; a point estimate is
             one network.
-        batch_size: Rows per batch when `inputs` is a tensor.
+        batch_size: Rows per batch when `inputs` is a tensor or mapping.
         shared_draws: Use the same networks for all batches, as "the accuracy of one sampled network" needs; otherwise
             every batch gets fresh draws.
         tolerance: Stop drawing for an input once the Monte-Carlo standard error of its class probabilities (regression:
@@ -126,7 +135,7 @@ def predict(
     keep_freed()
     if shard is not None:
         torch.manual_seed(seed)  # a loader that shuffles must do so alike in every process
-    batches = batches_of(inputs, batch_size)
+    batches = batches_of(read_batches(inputs, forward, target), batch_size)
     first = list(islice(batches, 1))
     try:
         return task.run(posterior, chain(first, batches))
@@ -171,12 +180,13 @@ class _Task:
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
-                if not len(x):
+                if isinstance(x, Tensor) and not len(x):
                     raise ValueError("An empty batch cannot be predicted.")
                 if loop is None:
                     loop, closed = task._draw_loop(frozen, x, group)
-                first, row = row, row + len(x)
+                first = row
                 if data_shard is not None and not data_shard.is_ours(index):
+                    row += len(x)
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
@@ -184,11 +194,11 @@ class _Task:
                     parts.append(by_draws() if closed is None else closed.prediction(x, y, by_draws))
                 if check is not None and y is not None:
                     check.add(parts[-1], self._mean_network(frozen, x, y))
-                finite = parts[-1].finite
+                finite, row = parts[-1].finite, first + len(parts[-1])
                 if not bool(finite.all()):
                     bad_inputs |= nonfinite_inputs(x, finite, first)
                 if self.on_batch is not None:
-                    self.on_batch(len(x))
+                    self.on_batch(len(parts[-1]))
         if data_shard is not None:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
@@ -215,14 +225,15 @@ class _Task:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _drawn(self, loop: Loop | NumberedDraws, frozen: Posterior, x: Tensor, y: Tensor | None) -> Prediction:
+    def _drawn(self, loop: Loop | NumberedDraws, frozen: Posterior, x: AnyInputs, y: Tensor | None) -> Prediction:
         """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
         chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
         done = min(chunk, self.draws)
         is_single = self.draws == 1 and not self.is_random
         likelihoods, calibration = [part.likelihood for part in frozen.parts], frozen.calibration
-        moments = make_moments(likelihoods, loop.outputs(x, done), y, single=is_single, calibration=calibration)
-        rows = torch.arange(len(x), device=x.device)
+        outputs = loop.outputs(x, done)
+        moments = make_moments(likelihoods, outputs, y, single=is_single, calibration=calibration)
+        count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
         while done < self.draws:
             if self.tolerance is not None:
                 rows = rows[moments.error()[rows] > self.tolerance]
@@ -230,13 +241,13 @@ class _Task:
                 if not len(rows):
                     break
             count = min(chunk, self.draws - done)
-            is_whole = len(rows) == len(x)
+            is_whole = len(rows) == count_all
             moments.add(loop.outputs(x if is_whole else x[rows], count), slice(None) if is_whole else rows)
             done += count
         return moments.result()
 
     def _draw_loop(
-        self, frozen: Posterior, x: Tensor, group: ProcessGroup | None
+        self, frozen: Posterior, x: AnyInputs, group: ProcessGroup | None
     ) -> tuple[Loop | NumberedDraws, ClosedForm | None]:
         """What makes the draws, and the closed form that needs no draws for its averages."""
         is_closed = self._is_closed(frozen)
@@ -250,7 +261,7 @@ class _Task:
         by_draws = group if self.shard == "draws" else None
         return NumberedDraws(loop, frozen, by_draws, seed=self.seed, shared=shared), closed
 
-    def _mean_network(self, frozen: Posterior, x: Tensor, y: Tensor) -> Prediction:
+    def _mean_network(self, frozen: Posterior, x: AnyInputs, y: Tensor) -> Prediction:
         """The prediction without noise."""
         with frozen.seeded(self.seed), noise_scaled(frozen, 0.0):
             outputs = run_draws(frozen, frozen.iter_draws(len(frozen.parts)), x)
@@ -356,28 +367,16 @@ def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None
             part.noise_scale = own
 
 
-def batches_of(inputs: Tensor | Iterable[Any], batch_size: int) -> Iterator[Batch]:
-    """Batches (inputs, targets or None) of a tensor or of an iterable of batches."""
+def batches_of(inputs: Tensor | Mapping[str, Any] | Iterable[Any], batch_size: int) -> Iterator[Batch]:
+    """Batches (inputs, targets or None) of a tensor, of a mapping of tensors, or of an iterable of batches."""
     if isinstance(inputs, Tensor):
         for x in inputs.split(batch_size):
             yield x, None
         return
+    if isinstance(inputs, Mapping | Inputs):  # one batch, such as a tokenizer's
+        x, y = split_batch(inputs)
+        pieces: list[Any] = [None] * -(-len(x) // batch_size) if y is None else [*y.split(batch_size)]
+        yield from zip(x.split(batch_size), pieces, strict=True)
+        return
     check_batches(inputs, also="a tensor, ")
-    for batch in read_quietly(inputs):
-        if isinstance(batch, Tensor):
-            yield batch, None
-        elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
-            yield batch[0], batch[1]
-        elif isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor):
-            yield batch[0], None
-        else:
-            raise TypeError(
-                f"A batch must be a tensor or (inputs, targets), got {_described(batch)}. A network of several inputs "
-                "needs them in one tensor, which a module around it takes apart."
-            )
-
-
-def _described(batch: Any) -> str:
-    if not isinstance(batch, tuple | list):
-        return type(batch).__name__
-    return f"a {type(batch).__name__} of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
+    yield from map(split_batch, read_quietly(inputs))

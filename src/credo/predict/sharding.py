@@ -14,6 +14,7 @@ from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, LostProcessError
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.predict.draw_loop import Loop
 from credo.predict.result import P
@@ -101,7 +102,7 @@ class NumberedDraws:
         whole = self.block * (1 if self.process_group is None else self.process_group.world)
         return -(-count // whole) * whole
 
-    def outputs(self, x: Tensor, count: int) -> Tensor:
+    def outputs(self, x: AnyInputs, count: int) -> Tensor:
         """Outputs [count, batch, …] of the next `count` draws, whichever process makes them."""
         end = self.done + count
         blocks = [(first, min(self.block, end - first)) for first in range(self.done, end, self.block)]
@@ -112,7 +113,7 @@ class NumberedDraws:
         with self.failing:
             own = [self._outputs(x, *block).cpu() for block in blocks[self.process_group.rank :: world]]
         found = [self.process_group.share(own, source) for source in range(min(world, len(blocks)))]
-        return torch.cat([found[i % world][i // world] for i in range(len(blocks))]).to(x.device)
+        return torch.cat([found[i % world][i // world] for i in range(len(blocks))]).to(self.posterior.device)
 
     def agreed(self, rows: Tensor) -> Tensor:
         """Rows as the first process has them: rounding may differ between machines."""
@@ -121,7 +122,7 @@ class NumberedDraws:
         found: Tensor = self.process_group.share(rows.cpu())
         return found.to(rows.device)
 
-    def _outputs(self, x: Tensor, first: int, count: int) -> Tensor:
+    def _outputs(self, x: AnyInputs, first: int, count: int) -> Tensor:
         name = f"{self.seed} {self.batch} {first}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
         with self.posterior.seeded(seed):

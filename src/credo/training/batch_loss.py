@@ -9,36 +9,46 @@ from torch import Tensor, nn
 
 from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Likelihood
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.posterior import Posterior
 
 BatchNll = Callable[[nn.Module, Any], Tensor]
 BatchCounts = Callable[[Any], Counted]
+ReadBatch = Callable[[Any], tuple[AnyInputs, Tensor | None]]
 
 
-def likelihood_nll(posterior: Posterior) -> BatchNll:
-    """Return the mean NLL of (inputs, targets) under the posterior's likelihood, as a function of network and batch."""
+def likelihood_nll(posterior: Posterior, read: ReadBatch) -> BatchNll:
+    """Return the mean NLL of a batch under the posterior's likelihood, as a function of network and batch.
+
+    Args:
+        posterior: The posterior.
+        read: Gives the inputs and targets of a batch.
+    """
 
     def nll(net: nn.Module, batch: Any) -> Tensor:
-        if not _is_pair(batch):
-            raise TypeError("A batch must be (inputs, targets); for other batches give nll=lambda net, batch: …")
-        x, y = (entry.to(posterior.device) for entry in batch)
+        x, y = read(batch)
+        if y is None:
+            raise TypeError(
+                "A batch without targets cannot be trained on: give batches (inputs, targets) or mappings with "
+                "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: …"
+            )
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
-        return own.nll(net(x), y)
+        return own.nll(run_network(net, x.to(posterior.device)), y.to(posterior.device))
 
     return nll
 
 
-def start_likelihoods_(posterior: Posterior, batch: Any) -> None:
+def start_likelihoods_(posterior: Posterior, y: Tensor | None) -> None:
     """Let a learned noise that the user did not give start from the spread of the first batch's targets.
 
     Args:
         posterior: Before its first step.
-        batch: Inputs and targets.
+        y: Targets of the first batch.
     """
-    if _is_pair(batch) and isinstance(batch[1], Tensor):
+    if y is not None:
         group = posterior.process_group
         for part in posterior.all_posteriors():
-            part.likelihood.start_(batch[1].to(posterior.device), None if group is None else group.average_)
+            part.likelihood.start_(y.to(posterior.device), None if group is None else group.average_)
 
 
 def batch_counts(
@@ -46,6 +56,7 @@ def batch_counts(
     nll: BatchNll | None,
     examples: Callable[[Any], float] | None,
     weights: Callable[[Any], Tensor] | None,
+    read: ReadBatch,
 ) -> BatchCounts | None:
     """Return what a batch's loss is a mean over, as a function of the batch; None if over all rows.
 
@@ -54,6 +65,7 @@ def batch_counts(
         nll: The caller's own loss.
         examples: Number of examples that the mean was divided by.
         weights: How often each row counts.
+        read: Gives the inputs and targets of a batch.
     """
     if examples is not None or weights is not None:
         return lambda batch: Counted(
@@ -62,8 +74,9 @@ def batch_counts(
     likelihood = posterior.likelihood
     if nll is not None or type(likelihood).counted is Likelihood.counted:
         return None
-    return lambda batch: likelihood.counted(batch[1]) if _is_pair(batch) else EVERY
 
+    def counts(batch: Any) -> Counted:
+        y = read(batch)[1]
+        return EVERY if y is None else likelihood.counted(y)
 
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, tuple | list) and len(batch) == 2
+    return counts

@@ -14,9 +14,17 @@ from credo.calibration import calibrate as calibrated
 from credo.core.divergence import reduce_first_noise
 from credo.core.errors import CredoError, unknown
 from credo.core.likelihood import Categorical
+from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches
 from credo.core.posterior import Posterior, Terms
 from credo.core.support.validate import checked_count
-from credo.training.batch_loss import BatchCounts, BatchNll, batch_counts, likelihood_nll, start_likelihoods_
+from credo.training.batch_loss import (
+    BatchCounts,
+    BatchNll,
+    ReadBatch,
+    batch_counts,
+    likelihood_nll,
+    start_likelihoods_,
+)
 from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
@@ -87,6 +95,8 @@ def train(
     stop: Callable[[], bool] | None = None,
     seed: int = 0,
     nll: BatchNll | None = None,
+    forward: Forward | None = None,
+    target: Target | None = None,
     examples: Callable[[Any], float] | None = None,
     weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
@@ -119,15 +129,20 @@ def train(
         stop: Asked after every step; if true, a checkpoint is written and `TrainingStopped` raised. See
             `stopping_on_signals`.
         seed: Seed of shuffling and of everything that uses torch's global generator.
-        nll: `nll(net, batch)` returns the batch's mean negative log-likelihood. None: the posterior's likelihood on
-            batches of (inputs, targets).
+        nll: `nll(net, batch)` returns the batch's mean negative log-likelihood. None: the posterior's likelihood of
+            the network's outputs.
+        forward: `forward(net, batch)` returns the network's outputs for a batch, also for `validation`. None: by the
+            form of the batch: (inputs, targets), or a mapping or object with `labels` (see `credo.predict`).
+        target: `target(batch)` returns the targets of a batch. None: by the form of the batch.
         examples: `examples(batch)` returns the number that this mean was divided by, in the units of `data_size`,
             where it is not the number of rows (`ignore_index`, masks).
         weights: `weights(batch)` returns how often each row counts (see `Posterior.step`).
         on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
     """
     process_group = posterior.process_group
-    counts = batch_counts(posterior, nll, examples, weights)
+    read = ReadBatches(loader, forward, target).read
+    validation = None if validation is None else read_batches(validation, forward, target)
+    counts = batch_counts(posterior, nll, examples, weights, read)
     # Ignored labels are few, so the number of rows still tells what data_size should be about.
     counted = counts is not None and type(posterior.likelihood) is not Categorical
     counted = counted or examples is not None or weights is not None
@@ -156,12 +171,13 @@ def train(
         posterior.ledger.record("early stopping", validation)
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loss = nll or likelihood_nll(posterior)
+    loss = nll or likelihood_nll(posterior, read)
     if posterior.steps == 0:
         for part in posterior.all_posteriors():
             part.plan_training_(steps=epochs * len(loader), epochs=epochs)
-    starts = nll is None
-    training = _Training(posterior, loader, loss, counts, checkpoints, timer, progress, seed, on_step, starts)
+    whole = read_batches(loader, forward, target)
+    first = None if nll is not None else read
+    training = _Training(posterior, loader, whole, loss, counts, checkpoints, timer, progress, seed, on_step, first)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
@@ -191,6 +207,8 @@ class _Training:
 
     posterior: Posterior
     loader: Loader
+    read_loader: Any
+    """The same batches as methods read them between epochs: by `forward` and `target`, where these are given."""
     nll: BatchNll
     counts: BatchCounts | None
     checkpoints: Checkpoints
@@ -198,8 +216,8 @@ class _Training:
     progress: Progress
     seed: int
     on_step: OnStep | None
-    starts: bool
-    """Whether the likelihood's own parameters start from the targets of the first batch."""
+    read_first: ReadBatch | None
+    """Reads the first batch, whose targets the likelihood's own parameters start from; None: they do not."""
 
     def epoch(self, scale: Schedule) -> Terms:
         """Make the remaining steps of the epoch; return the means of the terms over all its steps."""
@@ -226,7 +244,7 @@ class _Training:
         parts = [p for p in self.posterior.all_posteriors() if getattr(type(p), name) is not getattr(Posterior, name)]
         for part in parts:
             with seeded_epoch(self.loader, self.seed, self.progress.epoch, self.posterior.device):
-                getattr(part, name)(self.loader, **options)
+                getattr(part, name)(self.read_loader, **options)
 
     def _steps(self, scale: Schedule) -> None:
         posterior, progress, group = self.posterior, self.progress, self.posterior.process_group
@@ -247,8 +265,8 @@ class _Training:
 
     def _start_with(self, batch: Any) -> None:
         """Before the first step, let what the user did not give suit the first batch."""
-        if self.starts:
-            start_likelihoods_(self.posterior, batch)
+        if self.read_first is not None:
+            start_likelihoods_(self.posterior, self.read_first(batch)[1])
         for part in self.posterior.parts:
             reduce_first_noise(part, lambda net: self.nll(net, batch))
 

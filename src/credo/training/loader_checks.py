@@ -32,7 +32,10 @@ def check_loader(loader: Any) -> None:
     try:
         len(loader)
     except TypeError as error:
-        raise TypeError(f"The number of batches of an epoch must be known, but {error}: give it a __len__.") from None
+        raise TypeError(
+            f"The number of batches of an epoch must be known, but {error}: give credo.data.WithLength(loader, "
+            "batches=…)."
+        ) from None
 
 
 def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credo.core.errors import ReusedRowsWarning, unknown
+from credo.core.network.inputs import AnyInputs, Inputs, split_batch, tensors_of
 from credo.core.network.references import NotFollowed
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.validate import is_count
@@ -162,18 +163,23 @@ def row_digests(batches: Iterable[Any]) -> Digests:
         batches: Batches of (inputs, targets), or of inputs alone.
     """
     check_batches(batches)
-    found = [batch_digests(*_parts(batch)) for batch in read_quietly(batches)]
+    found = [batch_digests(*split_batch(batch)) for batch in read_quietly(batches)]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)
 
 
-def batch_digests(x: Tensor, y: Tensor | None = None) -> Digests:
+def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
     """A 64-bit digest of each row of one batch.
+
+    Where inputs cannot be taken apart into the rows of the targets, rows are known by all targets and their number.
 
     Args:
         x: Inputs.
         y: Targets, if there are any.
     """
-    columns = [_bytes(part) for part in (x, y) if part is not None]
+    parts = [part for part in (*tensors_of(x), y) if part is not None]
+    if y is not None and isinstance(x, Inputs) and {len(tensor) for tensor in x.tensors()} != {len(y)}:
+        parts = [torch.arange(len(y)), y.reshape(1, -1).expand(len(y), -1)]
+    columns = [_bytes(part) for part in parts]
     digests = [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
@@ -182,14 +188,6 @@ def _bytes(tensor: Tensor) -> list[memoryview]:
     """The contents of each row: equal numbers of another type give equal bytes, and so do 0 and −0."""
     values = torch.as_tensor(tensor).detach().cpu().reshape(len(tensor), -1).float() + 0.0
     return [memoryview(row) for row in values.contiguous().numpy().view(np.uint8)]
-
-
-def _parts(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, tuple | list) and len(batch) in (1, 2) and isinstance(batch[0], Tensor):
-        return batch[0], torch.as_tensor(batch[1]) if len(batch) == 2 else None
-    raise TypeError(f"A batch must be a tensor or (inputs, targets), got a {type(batch).__name__}.")
 
 
 def _use(purpose: str, digests: Digests) -> Use:

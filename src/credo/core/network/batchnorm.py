@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.inputs import AnyInputs, run_network, split_batch
 from credo.core.network.skeleton import private_network
 from credo.core.network.substitute import Draw, substituted
 
@@ -71,7 +72,7 @@ def refresh_statistics(
 
     Args:
         model: The network.
-        batches: Tensors, or tuples whose first entry is the input.
+        batches: Batches as `credo.predict` takes them; of longer tuples, the first entry is the input.
         draw: Weights to run it with, by name; None: its own.
         most: How many batches to use at most.
     """
@@ -92,7 +93,7 @@ def refresh_statistics(
                 for module in modules:
                     # None is the plain average for batch norm, but no update at all for instance norm.
                     module.momentum = None if _is_batch_norm(module) else 1 / (count + 1)
-                net(_inputs(batch, device))
+                run_network(net, _inputs(batch, device))
                 count += 1
                 if most is not None and count >= most:
                     break
@@ -119,8 +120,7 @@ def statistics_of(model: nn.Module, batches: Iterable[Any], draw: Draw) -> dict[
     return own
 
 
-def _inputs(batch: Any, device: torch.device | None) -> Tensor:
-    inputs = batch[0] if isinstance(batch, tuple | list) else batch
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"A batch must be a tensor or (inputs, …) to estimate statistics from; got {type(batch)}.")
-    return inputs.to(device=device)
+def _inputs(batch: Any, device: torch.device | None) -> AnyInputs:
+    several = isinstance(batch, tuple | list) and len(batch) > 2
+    inputs, _ = split_batch(batch[:1] if several else batch)
+    return inputs if device is None else inputs.to(device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vjp, vmap
 
+from credo.core.network.inputs import AnyInputs, Inputs, output_tensor, run_network, tensors_of
 from credo.core.support.attention import plain_attention
 
 # Memory of the Jacobians that exist at once, and about that of the passes that make them.
@@ -16,7 +17,7 @@ CHUNK_BYTES = 256 * 2**20
 
 
 def jacobian_chunks(
-    model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor], *, outputs: int, chunk_bytes: int = CHUNK_BYTES
+    model: nn.Module, x: AnyInputs, parameters: Mapping[str, Tensor], *, outputs: int, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
     """Yield rows of the batch, their outputs [rows, outputs] and Jacobians {name: [rows, outputs, *shape]}, in pieces.
 
@@ -36,7 +37,7 @@ def jacobian_chunks(
         yield part, *jacobians(model, x[part], parameters)
 
 
-def jacobians(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def jacobians(model: nn.Module, x: AnyInputs, parameters: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs [batch, outputs] and Jacobians {name: [batch, outputs, *shape]} of all examples at once.
 
     By `torch.func.vmap` where the network allows it, else by one backward pass for each example and output.
@@ -50,20 +51,20 @@ def jacobians(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> 
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):  # no batching rule
         return _one_by_one(model, x, leaves)
 
-    def outputs(weights: dict[str, Tensor], row: Tensor) -> tuple[Tensor, Tensor]:
-        flat = functional_call(model, weights, (row.unsqueeze(0),)).flatten()
+    def outputs(weights: dict[str, Tensor], row: list[Tensor]) -> tuple[Tensor, Tensor]:
+        flat = _flat_output(model, weights, _one_row(x, row))
         return flat, flat
 
     try:
         with plain_attention():  # the only one with a batching rule
-            found, values = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))(leaves, x)
+            found, values = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))(leaves, tensors_of(x))
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves)
     return values.detach(), {name: each.detach() for name, each in found.items()}
 
 
 def projected_jacobians(
-    model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor], vectors: Tensor
+    model: nn.Module, x: AnyInputs, parameters: Mapping[str, Tensor], vectors: Tensor
 ) -> dict[str, Tensor]:
     """Jᵀv of every example for some vectors v each, {name: [batch, vectors, *shape]}: gradients of v·outputs.
 
@@ -77,21 +78,21 @@ def projected_jacobians(
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):  # no batching rule
         return _one_by_one(model, x, leaves, vectors)[1]
 
-    def products(weights: dict[str, Tensor], row: Tensor, own: Tensor) -> dict[str, Tensor]:
-        pull: Any = vjp(lambda w: functional_call(model, w, (row.unsqueeze(0),)).flatten(), weights)[1]
+    def products(weights: dict[str, Tensor], row: list[Tensor], own: Tensor) -> dict[str, Tensor]:
+        pull: Any = vjp(lambda w: _flat_output(model, w, _one_row(x, row)), weights)[1]
         found: dict[str, Tensor] = vmap(pull)(own)[0]
         return found
 
     try:
         with plain_attention():  # the only one with a batching rule
-            found = vmap(products, in_dims=(None, 0, 0))(leaves, x, vectors)
+            found = vmap(products, in_dims=(None, 0, 0))(leaves, tensors_of(x), vectors)
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves, vectors)[1]
     return {name: each.detach() for name, each in found.items()}
 
 
 def _one_by_one(
-    model: nn.Module, x: Tensor, leaves: Mapping[str, Tensor], vectors: Tensor | None = None
+    model: nn.Module, x: AnyInputs, leaves: Mapping[str, Tensor], vectors: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs and Jacobians, or their products with `vectors`, by a backward pass for each."""
     values: list[Tensor] = []
@@ -99,7 +100,7 @@ def _one_by_one(
     for index, row in enumerate(x.split(1)):
         with torch.enable_grad():
             weights = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
-            flat = functional_call(model, weights, (row,)).flatten()
+            flat = _flat_output(model, weights, row)
             entries = flat if vectors is None else vectors[index] @ flat
             rows = [_gradients(entry, list(weights.values())) for entry in entries]
         values.append(flat.detach())
@@ -110,3 +111,29 @@ def _one_by_one(
 
 def _gradients(entry: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(entry, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def _flat_output(model: nn.Module, weights: Mapping[str, Tensor], x: AnyInputs) -> Tensor:
+    """The network's output with these weights, as a vector."""
+    if isinstance(x, Tensor):
+        return output_tensor(functional_call(model, dict(weights), (x,))).flatten()
+    named = {f"net.{name}": tensor for name, tensor in weights.items()}
+    return output_tensor(functional_call(_Runner(model), named, (x,))).flatten()
+
+
+class _Runner(nn.Module):
+    """A module that runs a network on `Inputs`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Inputs) -> Tensor:
+        """The network's output."""
+        return run_network(self.net, x)
+
+
+def _one_row(x: AnyInputs, row: list[Tensor]) -> AnyInputs:
+    """A batch of the form of `x` with one row, given by its tensors without the dimension of the batch."""
+    tensors = [tensor.unsqueeze(0) for tensor in row]
+    return tensors[0] if isinstance(x, Tensor) else x.with_tensors(tensors)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.core.network.inputs import run_network
 from credo.core.posterior import GaussianPosterior, Posterior
 from credo.doctor.no_side_effects import leaves, without_side_effects
 from credo.doctor.subset import Batch, Subset
@@ -167,9 +168,9 @@ def _gradient(leaf: Posterior, batch: Batch, weights: Mapping[str, Tensor]) -> d
     """∂(mean NLL)/∂w by name at these weights; `.grad` is not changed."""
     drawn = {name: w.detach().requires_grad_(w.is_floating_point()) for name, w in weights.items()}
     own = {name: p for name, p in leaf.model.named_parameters() if p.requires_grad and name not in drawn}
-    x, y = (part.to(leaf.device) for part in batch)
+    x, y = batch[0].to(leaf.device), batch[1].to(leaf.device)
     with torch.enable_grad(), leaf.sampled(drawn) as net:
-        nll = leaf.likelihood.nll(net(x), y)
+        nll = leaf.likelihood.nll(run_network(net, x), y)
         names, tensors = zip(*{**own, **drawn}.items(), strict=True)
         gradients = torch.autograd.grad(nll, tensors, allow_unused=True)
     return {

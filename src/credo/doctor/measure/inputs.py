@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.inputs import run_network
 from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
@@ -54,7 +55,7 @@ def input_scale(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Input
             if module._parameters
         ]
         try:
-            model(subset.x.to(posterior.device))
+            run_network(model, subset.x.to(posterior.device))
         finally:
             for handle in handles:
                 handle.remove()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.network.inputs import run_network
 from credo.core.posterior import Posterior
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
@@ -163,7 +164,8 @@ def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int
 def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Predictive:
     """Predict `subset` with the posterior's mean weights and no noise; `seed` as in `predict_draws`."""
     with without_side_effects(posterior, seed):
-        outputs = [summable(posterior.model(x.to(posterior.device))).cpu() for x, _ in subset.split(_BATCH)]
+        batches = [x.to(posterior.device) for x, _ in subset.split(_BATCH)]
+        outputs = [summable(run_network(posterior.model, x)).cpu() for x in batches]
     together = torch.cat(outputs).unsqueeze(0)
     return make_predictive([posterior.likelihood], together, subset.y.cpu(), posterior.calibration)
 

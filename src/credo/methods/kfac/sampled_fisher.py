@@ -21,6 +21,7 @@ from credo.core.kronecker.row_weights import CountedRows
 from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.inplace_inputs import ChangedInputError, versions
+from credo.core.network.inputs import output_tensor
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.output_rows import OutputGradients
 
@@ -88,7 +89,7 @@ def sampled_curvature(
                             "fisher='sampled' runs the network a second time on the inputs it got, and it changes them "
                             "in place: let its forward work on a copy, x = x.clone(), or use fisher='empirical'."
                         )
-                    found = plan.model(*args, **options)
+                    found = _one_tensor(plan.model(*args, **options))
                     targets = sampled_targets(likelihood, found, generator, rows)
                     losses.append(likelihood.nll(found if factor is None else _scaled_back(found, factor), targets))
                 torch.autograd.grad(torch.stack(losses).mean(), leaves, allow_unused=True)
@@ -135,7 +136,17 @@ def _scaled_back(outputs: Tensor, factor: Tensor) -> Tensor:
     return scaled
 
 
-def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:
+def _one_tensor(outputs: Any) -> Tensor:
+    try:
+        return output_tensor(outputs)
+    except TypeError as error:
+        raise UnsupportedModelError(
+            "fisher='sampled' needs a network whose output is one tensor, or has `logits`; got a "
+            f"{type(outputs).__name__}: use fisher='empirical'."
+        ) from error
+
+
+def sampled_targets(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator, rows: Rows = WHOLE) -> Tensor:
     """Draw targets from the distribution that the likelihood makes of a network's outputs.
 
     Args:
@@ -144,11 +155,6 @@ def sampled_targets(likelihood: Likelihood, outputs: Any, generator: torch.Gener
         generator: Source of the random numbers.
         rows: Which rows of a batch this process has.
     """
-    if not isinstance(outputs, Tensor):
-        raise UnsupportedModelError(
-            f"fisher='sampled' needs a network whose output is one tensor, got a {type(outputs).__name__}: "
-            "use fisher='empirical'."
-        )
     outputs = outputs.detach()
     if isinstance(likelihood, GaussianNoise):
         mean, std = (moment.detach() for moment in likelihood.moments(outputs))

@@ -14,6 +14,7 @@ from torch import Tensor
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
+from credo.core.network.inputs import AnyInputs, split_batch
 from credo.core.support.loader_checks import read_quietly
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
@@ -90,18 +91,15 @@ def pass_over(
     return sums, totals
 
 
-def checked_pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
     """Inputs and targets of a batch of the pass, on the device; raises TypeError or ValueError for other batches."""
-    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
-    if not is_pair or not all(isinstance(entry, Tensor) for entry in batch):
-        given = f"a {type(batch).__name__}"
-        if isinstance(batch, tuple | list):
-            given += f" of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
+    x, y = split_batch(batch)
+    if y is None:
         raise TypeError(
-            f"The pass needs batches of two tensors, (inputs, targets); got {given}. The weights are as they "
-            "were: call posterior.fit(loader) with such batches. A network of several inputs needs them in one tensor."
+            "The pass needs batches with targets, such as (inputs, targets); got inputs alone. The weights are as they "
+            "were: call posterior.fit(loader) with such batches, or name the targets by target=lambda batch: …"
         )
-    x, y = (entry.to(device) for entry in batch)
+    x, y = x.to(device), y.to(device)
     if not len(x) or len(x) != len(y):
         raise ValueError(f"A batch has {len(x)} inputs and {len(y)} targets: it needs as many, one at least.")
     return x, y

@@ -24,6 +24,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
@@ -153,7 +154,7 @@ class Laplace(PriorChoice):
         return {name: v.clone() for name, v in self.layout.split(self.structure.variance().sqrt()).items()}
 
     @torch.no_grad()
-    def function_moments(self, x: Tensor, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+    def function_moments(self, x: AnyInputs, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
         """Moments of the linearised network f(x) + J(x)(θ − θ*) over the posterior.
 
         Returns the network's outputs [batch, outputs], those of more than one dimension flattened, and their covariance
@@ -167,9 +168,9 @@ class Laplace(PriorChoice):
             frozen.eval()
             return frozen._moments(x, diagonal)
 
-    def _moments(self, x: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:
+    def _moments(self, x: AnyInputs, diagonal: bool) -> tuple[Tensor, Tensor]:
         found = None if self.last is None else self.last.features(self.model, x)
-        outputs = self.model(x.clone()) if found is None else found[0]
+        outputs = run_network(self.model, x.clone()) if found is None else found[0]
         outputs = outputs.reshape(len(x), -1)
         size = outputs.shape[1]
         if not self.has_curvature:
@@ -209,14 +210,25 @@ class Laplace(PriorChoice):
     # -- the pass over the data: H ------------------------------------------------------------------------------------
 
     @changes_weights
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        forward: Forward | None = None,
+        target: Target | None = None,
+    ) -> Self:
         """Find the curvature around the network's weights as they are, and what the evidence chooses; returns itself.
 
         Args:
             loader: The training batches, (inputs, targets); those of this process if there are several.
             progress: Show a progress bar; only on an interactive terminal.
+            forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
+                `credo.predict`.
+            target: `target(batch)` returns the targets; None: by the form of the batch.
         """
         check_batches(loader)
+        loader = read_batches(loader, forward, target)
         is_first = self.process_group is None or self.process_group.is_first
         with shown(loader, progress=progress and is_first) as batches:
             self._find(batches)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.selection import join
 from credo.core.network.substitute import aliases
 from credo.core.per_example.layer_rules import widened
@@ -29,7 +30,7 @@ class LastLayer:
     bias: str | None
 
     @torch.no_grad()
-    def features(self, net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    def features(self, net: nn.Module, x: AnyInputs) -> tuple[Tensor, Tensor] | None:
         """The network's outputs, and the layer's inputs [batch, inputs], with a 1 behind them if the bias is random.
 
         None if the outputs are not those of one call of the layer, on one row for each input.
@@ -47,7 +48,7 @@ class LastLayer:
 
         handle = net.get_submodule(self.path).register_forward_hook(called)
         try:
-            outputs: Tensor = net(x.clone())
+            outputs = run_network(net, x.clone())
         finally:
             handle.remove()
         if len(calls) != 1:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.core.network.substitute import aliases, parameters_at
 from credo.core.per_example.first_pass_checks import FirstPassChecks, rows_interact
@@ -86,7 +88,7 @@ class Passes:
     plans: dict[tuple[str, ...], PerExamplePlan] = field(default_factory=dict)
     checked: list[bool] = field(default_factory=list)
 
-    def source(self, x: Tensor, y: Tensor) -> Source:
+    def source(self, x: AnyInputs, y: Tensor) -> Source:
         """The source of a batch (x, y)."""
         targets = counted_targets(self.likelihood, y)
         if self.last is not None and (found := self.last.features(self.net, x)) is not None:
@@ -94,7 +96,7 @@ class Passes:
             self.check(outputs, len(x))
             return LastLayerSource(self.last, features, self.curvature(outputs, targets))
         if not self.checked:
-            self.net(x.clone())  # which finds a network that has no private copies
+            run_network(self.net, x.clone())  # which finds a network that has no private copies
             _check_rows_are_alone(self.net, x)
             self.checked.append(True)
         return NetworkSource(self, x, targets)
@@ -125,7 +127,7 @@ class Passes:
         return self.plans[key]
 
 
-def _check_rows_are_alone(net: nn.Module, x: Tensor) -> None:
+def _check_rows_are_alone(net: nn.Module, x: AnyInputs) -> None:
     """Raise or warn if the outputs of a row depend on others."""
     batch_norms = (m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     if any(module.running_mean is None for module in batch_norms):
@@ -133,7 +135,7 @@ def _check_rows_are_alone(net: nn.Module, x: Tensor) -> None:
             "A BatchNorm layer has no running statistics, and normalises by the batch in eval mode, too: the curvature "
             "of single examples does not exist. Use track_running_stats=True, or random='last' with an nn.Linear."
         )
-    if rows_interact(net, Call((x,), {}), len(x)):
+    if isinstance(x, Tensor) and rows_interact(net, Call((x,), {}), len(x)):
         warnings.warn(
             "The output of one row of a batch depends on the inputs of others in this network: its curvature is taken "
             "for that of a network whose rows are independent.",
@@ -191,7 +193,7 @@ class LastLayerSource(Source):
         return total.view(len(order), len(order))[order][:, order]
 
 
-def _chunks(first: Tensor, second: Tensor, *, each: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(first: Any, second: Tensor, *, each: int) -> Iterator[tuple[Any, Tensor]]:
     """Parts of two tensors with the same rows, of which `each` needs so many bytes."""
     step = max(1, CHUNK_BYTES // max(1, each))
     return zip(first.split(step), second.split(step), strict=True)
@@ -209,7 +211,7 @@ class NetworkSource(Source):
         targets: Targets.
     """
 
-    def __init__(self, passes: Passes, x: Tensor, targets: Targets) -> None:
+    def __init__(self, passes: Passes, x: AnyInputs, targets: Targets) -> None:
         self.passes, self.x, self.targets = passes, x, targets
         self.parameters = parameters_at(passes.net, passes.layout.names)
         self._curvature: OutputCurvature | None = None
@@ -265,13 +267,12 @@ class NetworkSource(Source):
         return self.curvature.vectors()
 
     def _forward(self) -> Tensor:
-        outputs = self.passes.net(self.x.clone())  # which the network may change in place
+        outputs = run_network(self.passes.net, self.x.clone())  # which the network may change in place
         self.passes.check(outputs, len(self.x))
         if self._curvature is None:
             self._curvature = self.passes.curvature(outputs, self.targets)
             self.outputs = self._curvature.outputs
-        found: Tensor = outputs
-        return found
+        return outputs
 
     def _loss(self, outputs: Tensor, index: int) -> Tensor:
         """Σ w·v·f / n: a mean over examples, as hooks expect it."""

@@ -22,6 +22,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, NonFiniteError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import all_names, join
 from credo.core.network.substitute import parameters_at
@@ -134,7 +135,7 @@ class LastLayer(GradientPosterior):
         return {name: std.to(self.layout.dtypes[name]).contiguous() for name, std in stds.items()}
 
     @torch.no_grad()
-    def function_moments(self, x: Tensor, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
+    def function_moments(self, x: AnyInputs, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
         """Moments of the network's outputs over the posterior, exact: they are linear in the layer's weights.
 
         Returns the means [batch, outputs] and the covariance [batch, outputs, outputs], a diagonal one, zero before a
@@ -166,7 +167,14 @@ class LastLayer(GradientPosterior):
 
     # -- the pass over the data ---------------------------------------------------------------------------------------
 
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        forward: Forward | None = None,
+        target: Target | None = None,
+    ) -> Self:
         """Find the posterior of the layer for the features as they are, and put its mean there; returns itself.
 
         The pass runs in eval mode. For classes, the features of all rows are held in memory.
@@ -174,8 +182,12 @@ class LastLayer(GradientPosterior):
         Args:
             loader: The training batches, (inputs, targets); those of this process if there are several.
             progress: Show a progress bar; only on an interactive terminal.
+            forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
+                `credo.predict`.
+            target: `target(batch)` returns the targets; None: by the form of the batch.
         """
         check_batches(loader)
+        loader = read_batches(loader, forward, target)
         is_first = self.process_group is None or self.process_group.is_first
         with shown(loader, progress=progress and is_first) as batches:
             self._find(batches)
@@ -197,7 +209,7 @@ class LastLayer(GradientPosterior):
         """
         self._find(loader)
 
-    def update_(self, x: Tensor, y: Tensor) -> None:
+    def update_(self, x: AnyInputs, y: Tensor) -> None:
         """Add examples to the posterior: noise and prior stay as they are (at first, an open prior is N(0, 1)).
 
         For Gaussian noise the result is that of one pass over all data, to rounding. For classes the posterior so far
@@ -254,7 +266,7 @@ class LastLayer(GradientPosterior):
         counts = labels >= 0  # of those below, the likelihood lets −100 pass, which is to be ignored
         return features[counts], labels[counts]
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, x: AnyInputs) -> tuple[Tensor, Tensor]:
         """Outputs of the network, and features [batch, features] with a 1 for the bias, if there is one."""
         found = self.last.features(self.model, x)
         if found is None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.network.batchnorm import statistics_of, tracking_layers
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import split_batch
 from credo.core.network.substitute import Draw
 
 # Rows of the training data that the statistics of a draw are estimated from: more than the running average of training
@@ -108,7 +109,8 @@ def _spaced_into(spaced: list[Any], loader: Iterable[Any]) -> Iterator[Any]:
     every = most = 1
     for index, batch in enumerate(loader):
         if index == 0:
-            rows = len(batch[0] if isinstance(batch, tuple | list) else batch)
+            several = isinstance(batch, tuple | list) and len(batch) > 2
+            rows = len(split_batch(batch[:1] if several else batch)[0])
             most = math.ceil(ROWS / max(rows, 1))
             every = max(1, len(loader) // most) if isinstance(loader, Sized) else 1
         if index % every == 0 and len(spaced) < most:

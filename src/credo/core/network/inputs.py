@@ -1,0 +1,323 @@
+"""Batches in any form: which of it are inputs and targets, how the network is called with them, and its output.
+
+A tensor stays a tensor. All other inputs (several tensors, a mapping, an object, a batch with a `forward` of the user's
+own) become `Inputs`, which have the few operations that the library needs of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[[nn.Module, Any], Any]
+Target = Callable[[Any], Any]
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+class Inputs:
+    """Inputs of a batch that are not one tensor.
+
+    Its rows are those of the first tensor in it; tensors with as many rows are taken apart with it, all else belongs to
+    every row. A mapping is given to the network as keyword arguments, a tuple or list as positional ones, any other
+    object as it is.
+
+    Args:
+        content: Tensors in tuples, lists, mappings and dataclasses, in any nesting, or an object with `.to(device)`.
+        forward: `forward(net, content)` runs the network; None calls it with the content.
+    """
+
+    def __init__(self, content: Any, forward: Forward | None = None) -> None:
+        self.content, self.forward = content, forward
+
+    def run(self, net: nn.Module) -> Any:
+        """What the network returns."""
+        if self.forward is not None:
+            return self.forward(net, self.content)
+        named = dict(self.content) if isinstance(self.content, Mapping) else {}
+        placed = self.content if isinstance(self.content, tuple | list) else () if named else (self.content,)
+        try:
+            return net(*placed, **named)
+        except TypeError as error:
+            _check_arguments(net, placed, named, error)
+            raise
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with every tensor changed."""
+        return Inputs(_mapped(self.content, change), self.forward)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that have the batch's rows; none of an object that cannot be looked into."""
+        found: list[Tensor] = []
+        _mapped(self.content, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        found = [tensor for tensor in found if tensor.dim()]
+        return [tensor for tensor in found if len(tensor) == len(found[0])]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Inputs:
+        """The same with other tensors in the place of `tensors()`."""
+        others = {id(own): other for own, other in zip(self.tensors(), tensors, strict=True)}
+        return self.mapped(lambda tensor: others.get(id(tensor), tensor))
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same on a device."""
+        if not self.tensors() and hasattr(self.content, "to"):
+            return Inputs(self.content.to(device), self.forward)
+        return self.mapped(lambda tensor: tensor.to(device))
+
+    def clone(self) -> Inputs:
+        """Copies of all tensors."""
+        return self.mapped(Tensor.clone)
+
+    def detach(self) -> Inputs:
+        """The same without a graph."""
+        return self.mapped(Tensor.detach)
+
+    def __len__(self) -> int:
+        tensors = self.tensors()
+        if not tensors:
+            raise TypeError(
+                f"The rows of a {type(self.content).__name__} cannot be counted: give batches of tensors, or of "
+                "tuples, mappings or dataclasses of tensors."
+            )
+        return len(tensors[0])
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        if isinstance(rows, int):
+            rows = slice(rows, rows + 1)
+        len(self)  # raises TypeError where there are no rows
+        on = (lambda tensor: rows.to(tensor.device)) if isinstance(rows, Tensor) else lambda _: rows
+        return self.with_tensors([tensor[on(tensor)] for tensor in self.tensors()])
+
+    def split(self, size: int) -> list[Inputs]:
+        """Pieces of `size` rows, the last one may be smaller."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def numel(self) -> int:
+        """Entries of all tensors with rows."""
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    def is_inference(self) -> bool:
+        """Whether a tensor was made in inference mode, where changes are not counted."""
+        return any(tensor.is_inference() for tensor in self.tensors())
+
+    @property
+    def _version(self) -> int:
+        """Number of changes in place, as of a tensor."""
+        return sum(tensor._version for tensor in self.tensors())
+
+
+AnyInputs = Tensor | Inputs
+
+
+def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
+    """The network's output for the inputs of a batch, as one tensor.
+
+    Args:
+        net: The network.
+        x: A tensor, or `Inputs`.
+    """
+    outputs = net(x) if isinstance(x, Tensor) else x.run(net)
+    return outputs if isinstance(outputs, Tensor) else output_tensor(outputs)
+
+
+def output_tensor(outputs: Any) -> Tensor:
+    """The logits or means in what a network returned; raises TypeError if it is not clear which they are.
+
+    Args:
+        outputs: A tensor, or a mapping or object with `logits`.
+    """
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if isinstance(found, Tensor):
+        return found
+    given = f"a {type(outputs).__name__}"
+    if isinstance(outputs, Mapping):
+        given += f" with {', '.join(map(repr, outputs)) or 'nothing'}"
+    elif isinstance(outputs, tuple | list):
+        given += f" of {', '.join(type(entry).__name__ for entry in outputs) or 'nothing'}"
+    raise TypeError(
+        f"The network must return one tensor, or something with `logits`; got {given}. Name the output by "
+        "forward=lambda net, batch: …, such as net(**batch)['scores'] or net(batch)[0]."
+    )
+
+
+def _check_arguments(net: nn.Module, placed: Sequence[Any], named: Mapping[str, Any], error: TypeError) -> None:
+    """Raise TypeError with the way out if a network does not take these arguments."""
+    signature = inspect.signature(net.forward)
+    try:
+        signature.bind(*placed, **named)
+    except TypeError:
+        given = ", ".join(map(repr, named)) if named else f"{len(placed)} inputs"
+        raise TypeError(
+            f"{type(net).__name__}.forward takes {signature}, and a batch has {given}. Say how to call it by "
+            "forward=lambda net, batch: …, and what of a batch are the targets by target=lambda batch: …"
+        ) from error
+
+
+def same_values(a: AnyInputs, b: AnyInputs) -> bool:
+    """Whether two inputs of one form have equal tensors."""
+    pairs = zip(tensors_of(a), tensors_of(b), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def tensors_of(x: AnyInputs) -> list[Tensor]:
+    """The tensors that have the rows of a batch."""
+    return [x] if isinstance(x, Tensor) else x.tensors()
+
+
+def join_inputs(parts: Sequence[AnyInputs]) -> AnyInputs:
+    """The rows of several batches of one form as one; raises ValueError if their shapes differ.
+
+    Args:
+        parts: At least one.
+    """
+    if isinstance(parts[0], Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    columns = zip(*(tensors_of(part) for part in parts), strict=True)
+    try:
+        return parts[0].with_tensors([torch.cat(column) for column in columns])
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"Batches whose rows have different shapes cannot be joined: pad all of them to one length ({error})."
+        ) from error
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def split_batch(batch: Any) -> tuple[AnyInputs, Tensor | None]:
+    """Inputs of a batch, and its targets if it has any.
+
+    A batch is inputs alone, or (inputs, targets), or a mapping or object with the targets under one of `TARGET_KEYS`.
+    Inputs are a tensor, a tuple, list or mapping of tensors, or an object with `.to(device)`.
+
+    Args:
+        batch: What a loader gives.
+    """
+    if isinstance(batch, Tensor | Inputs):
+        return batch, None
+    if isinstance(batch, tuple | list):
+        if len(batch) in (1, 2) and is_inputs(batch[0]):
+            return as_inputs(batch[0]), _targets(batch[1]) if len(batch) == 2 else None
+    elif isinstance(batch, Mapping):
+        key = next((key for key in TARGET_KEYS if key in batch), None)
+        inputs = {name: value for name, value in batch.items() if name != key}
+        if inputs and is_inputs(inputs):
+            return Inputs(inputs), None if key is None else _targets(batch[key])
+    elif is_inputs(batch):
+        found = next(
+            (getattr(batch, key) for key in TARGET_KEYS if isinstance(getattr(batch, key, None), Tensor)), None
+        )
+        return Inputs(batch), found
+    raise TypeError(
+        f"A batch must be a tensor, (inputs, targets), or a mapping or object with `labels`; got {_described(batch)}. "
+        "Several inputs are ((first, second), targets) or a mapping. For other batches give "
+        "forward=lambda net, batch: … and target=lambda batch: …"
+    )
+
+
+def read_batches(batches: Any, forward: Forward | None = None, target: Target | None = None) -> Any:
+    """The same batches as (inputs, targets), if `forward` or `target` says how to read them; else unchanged.
+
+    Args:
+        batches: A sized or unsized iterable of batches.
+        forward: `forward(net, batch)` returns the network's outputs for a batch.
+        target: `target(batch)` returns its targets.
+    """
+    if (forward is None and target is None) or batches is None:
+        return batches
+    if isinstance(batches, Tensor):
+        raise TypeError("forward and target read batches: give an iterable of batches, not one tensor.")
+    return ReadBatches(batches, forward, target)
+
+
+class ReadBatches:
+    """Batches that are read by the user's own functions; as long as the original.
+
+    Args:
+        batches: The batches.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the inputs.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
+    """
+
+    def __init__(self, batches: Iterable[Any], forward: Forward | None, target: Target | None) -> None:
+        self.batches, self.forward, self.target = batches, forward, target
+
+    def __iter__(self) -> Iterator[tuple[AnyInputs, Tensor | None]]:
+        return map(self.read, self.batches)
+
+    def __len__(self) -> int:
+        assert isinstance(self.batches, Sized)
+        return len(self.batches)
+
+    def read(self, batch: Any) -> tuple[AnyInputs, Tensor | None]:
+        """Inputs and targets of one batch."""
+        if self.forward is None:
+            inputs, found = split_batch(batch)
+        else:
+            inputs, found = Inputs(batch, self.forward), None
+        if self.target is not None:
+            return inputs, _targets(self.target(batch))
+        return (inputs, found) if self.forward is None else (inputs, _found_targets(batch))
+
+
+def as_inputs(given: Any) -> AnyInputs:
+    """A tensor as it is, all else as `Inputs`."""
+    return given if isinstance(given, Tensor | Inputs) else Inputs(given)
+
+
+def is_inputs(given: Any) -> bool:
+    """Whether a network could be called with this: it has a tensor in it, or can be moved to a device."""
+    if isinstance(given, Tensor | Inputs):
+        return True
+    if isinstance(given, str | bytes):
+        return False
+    return bool(Inputs(given).tensors()) or callable(getattr(given, "to", None))
+
+
+def _found_targets(batch: Any) -> Tensor | None:
+    """Targets of a batch that a function of the user's own runs, where its form shows them."""
+    try:
+        return split_batch(batch)[1]
+    except TypeError:
+        return None
+
+
+def _targets(given: Any) -> Tensor:
+    return given if isinstance(given, Tensor) else torch.as_tensor(given)
+
+
+def _mapped(content: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of nested containers with every tensor changed; other entries are shared."""
+    if isinstance(content, Tensor):
+        return change(content)
+    if isinstance(content, Mapping):
+        entries = {key: _mapped(value, change) for key, value in content.items()}
+        return entries if type(content) is dict else _rebuilt(content, entries)
+    if isinstance(content, tuple | list):
+        values = [_mapped(value, change) for value in content]
+        return type(content)(*values) if hasattr(content, "_fields") else type(content)(values)
+    if is_dataclass(content) and not isinstance(content, type):
+        own = {field.name: getattr(content, field.name) for field in fields(content) if field.init}
+        return replace(content, **{name: _mapped(value, change) for name, value in own.items()})
+    return content
+
+
+def _rebuilt(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+    """A mapping of the same class, such as a tokenizer's, or a dict where that cannot be made."""
+    try:
+        return type(mapping)(entries)  # type: ignore[call-arg]
+    except TypeError:
+        return entries
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} of {', '.join(map(repr, batch)) or 'nothing'}"
+    return f"a {type(batch).__name__}"

@@ -1,0 +1,90 @@
+"""Every method trains on and predicts batches of any form as it does batches of one tensor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.contract.conftest import METHODS, Row
+from torch import Tensor, nn
+
+import credo
+from credo.core.posterior import Posterior
+
+ROWS = 20
+
+
+@dataclass
+class Point:
+    left: Tensor
+    right: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "Point":
+        return Point(self.left.to(device), self.right.to(device), self.labels.to(device))
+
+
+class Answer(dict[str, Tensor]):
+    """As a Hugging Face model returns it."""
+
+
+class Several(nn.Module):
+    """A network of two inputs, given in any of the usual forms."""
+
+    def __init__(self, seed: int, returns: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.head, self.returns = nn.Linear(4, 6), nn.Linear(6, 3), returns
+
+    def forward(self, left: Any, right: Tensor | None = None) -> Any:
+        if right is None:
+            left, right = (left.left, left.right) if isinstance(left, Point) else left.split(2, dim=1)
+        return self.returns(self.head(self.body(torch.cat([left, right], 1)).tanh()))
+
+
+def logits(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor], Any], dict[str, Any]]] = {
+    "tuple": (lambda x, y: ((x[:, :2], x[:, 2:]), y), logits, {}),
+    "mapping": (lambda x, y: {"left": x[:, :2], "right": x[:, 2:], "labels": y}, lambda o: Answer(logits=o), {}),
+    "object": (lambda x, y: Point(x[:, :2], x[:, 2:], y), logits, {}),
+    "functions": (
+        lambda x, y: [x[:, 2:], x[:, :2], y],
+        lambda o: (o, None),
+        {"forward": lambda net, b: net(b[1], b[0])[0], "target": lambda b: b[2]},
+    ),
+}
+
+
+def trained(row: Row, batches: list[Any], returns: Callable[[Tensor], Any], reading: dict[str, Any]) -> Posterior:
+    posterior = row.build(lambda seed: Several(seed, returns), data_size=ROWS)
+    credo.fit(posterior, batches, epochs=2, validation=batches, progress=False, **reading)
+    return posterior
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "mc-dropout own"])  # an nn.Sequential
+def test_any_form_of_batch_gives_the_same_training_and_prediction(method: str, form: str) -> None:
+    row = METHODS[method]
+    if form == "functions" and method.endswith("sampled"):
+        pytest.skip("labels are sampled from the network's own output, which must have logits")
+    torch.manual_seed(1)
+    x, y = torch.randn(ROWS, 4), torch.randint(3, (ROWS,))
+    pieces = [(x[i : i + 5], y[i : i + 5]) for i in range(0, ROWS, 5)]
+    make, returns, reading = FORMS[form]
+    batches = [make(*piece) for piece in pieces]
+    plain, other = trained(row, pieces, logits, {}), trained(row, batches, returns, reading)
+    wanted, found = (
+        credo.predict(plain, pieces, draws=4, seed=3, strategy="loop"),
+        credo.predict(other, batches, draws=4, seed=3, strategy="loop", **reading),
+    )
+    assert torch.equal(found.probs, wanted.probs)
+    assert torch.equal(found.log_likelihood, wanted.log_likelihood)
+    credo.calibrate(plain, pieces, draws=4, progress=False)
+    credo.calibrate(other, batches, draws=4, progress=False, **reading)
+    assert plain.calibration is not None
+    assert other.calibration is not None
+    assert other.calibration.nll_before == plain.calibration.nll_before
