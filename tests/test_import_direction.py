@@ -21,6 +21,7 @@ ORDER = (
     "data",
     "models",
     "training",
+    "exporting",
     "continual",
     "experiments",
     "report",

@@ -37,6 +37,7 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
+from credo.exporting import export
 from credo.methods import *  # noqa: F403
 from credo.models import summary
 from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
@@ -82,6 +83,7 @@ __all__ = [
     "diagnose",
     "distribute",
     "ensemble_study",
+    "export",
     "fit",
     "frozen_statistics",
     "load",

@@ -21,6 +21,7 @@ COMMANDS = {
     "calibrate": "calibrate",
     "evaluate": "evaluate",
     "predict": "predict",
+    "export": "export",
     "prune": "prune",
     "attack": "attack",
     "continual": "continual",

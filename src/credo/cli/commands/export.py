@@ -1,0 +1,45 @@
+"""`credo export`: write a run as a file that predicts without Credo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from credo.cli.output import errors_explained, new_app, print_json, say
+from credo.data import as_float
+from credo.experiments.runs import Run
+from credo.exporting import export
+
+app = new_app()
+_EXAMPLES = 4
+
+
+@app.command("export")
+def _command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="model.onnx (ONNX) or model.pt2 (torch.export).")],
+    draws: Annotated[int, typer.Option(help="Networks in the file; its size grows with them.")] = 16,
+    mean: Annotated[bool, typer.Option("--mean", help="The network at the mean alone, without draws.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.
+
+    The file holds networks that are drawn once. Its outputs are probs (or mean), total, aleatoric and epistemic, as
+    `credo predict` prints them; input scaling and calibration are inside, standardisation of a table's columns is not.
+
+        credo export runs/first model.onnx --draws 16
+
+    The file is compared with torch before the command ends. ONNX needs `pip install 'credo[export]'`.
+    """
+    with errors_explained():
+        run = Run(folder)
+        posterior, split = run.posterior(), run.dataset().test
+        example = as_float(split.x[:_EXAMPLES])
+        path = export(posterior, example, output, draws=draws, mean=mean, seed=seed)
+        if as_json:
+            print_json({"file": str(path), "bytes": path.stat().st_size, "draws": 0 if mean else draws})
+            return
+        say(f"written to {path} ({path.stat().st_size / 2**20:.1f} MB), and equal to torch")

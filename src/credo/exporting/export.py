@@ -1,0 +1,196 @@
+"""Write a posterior as an ONNX graph or a torch.export program, with fixed draws inside."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import CredoError, unknown
+from credo.core.held_out.calibration import Calibration
+from credo.core.likelihood import ClassLikelihood, GaussianNoise
+from credo.core.posterior import Posterior
+from credo.core.support.files import write_atomically
+from credo.core.support.validate import checked_count, checked_seed
+from credo.exporting.graph import FixedDraws
+from credo.predict.run import check_posterior, noise_scaled
+from credo.version import __version__
+
+SUFFIXES = (".onnx", ".pt2")
+_NEEDED = "pip install 'credo[export]', or onnx, onnxscript and onnxruntime"
+# Of the largest output; graphs of other runtimes add in another order.
+TOLERANCE = 1e-5
+
+
+@torch.no_grad()
+def export(
+    posterior: Posterior,
+    example: Tensor | Sequence[Tensor],
+    path: Path | str,
+    *,
+    draws: int = 16,
+    mean: bool = False,
+    seed: int = 0,
+    check: bool = True,
+) -> Path:
+    """Write a posterior to a file that predicts without Credo; returns the path.
+
+    The file holds `draws` networks that are drawn once, so it gives the same prediction for the same input, of any
+    number of rows: class probabilities `probs`, or `mean`, and the uncertainties `total`, `aleatoric` and `epistemic`,
+    as `credo.predict` defines them. Input scaling inside the network and the posterior's calibration are part of it;
+    conformal sets are not.
+
+    Args:
+        posterior: A posterior whose draws are weights.
+        example: Inputs of a batch of at least two rows, a tensor or several; they are not stored.
+        path: `.onnx` for ONNX, `.pt2` for `torch.export`.
+        draws: Networks in the file, whose size they multiply. A mixture takes equally many of every member.
+        mean: Write the network at the mean alone: one pass, and no epistemic uncertainty.
+        seed: Seed of the draws.
+        check: Run the file on the example and on fewer rows, and raise CredoError if its outputs differ from torch's
+            by more than 1e-5. Of an ONNX file this needs onnxruntime.
+    """
+    check_posterior(posterior)
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(unknown("suffix of an exported file", path.suffix, SUFFIXES))
+    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+    _check_inputs(inputs)
+    graph = fixed_draws(posterior, draws=checked_count("draws", draws), mean=mean, seed=checked_seed(seed))
+    rows = torch.export.Dim("batch", min=1)
+    dynamic = {"inputs": tuple({0: rows} for _ in inputs)}
+    device = posterior.device
+    moved = tuple(tensor.to(device) for tensor in inputs)
+    graph(*moved)  # the first pass of a private copy is watched for what it reads of the original
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(graph, moved, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        raise CredoError(
+            f"torch.export cannot trace {type(posterior.model).__name__}: {_first_line(error)}. A forward that "
+            "branches on values or on the number of rows cannot be exported."
+        ) from error
+    if path.suffix == ".pt2":
+        write_atomically(path, lambda temporary: _save_program(program, temporary))
+    else:
+        _write_onnx(program, graph, moved, path, _facts(posterior, graph))
+    if check:
+        _check_file(path, graph, moved)
+    return path
+
+
+def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: int = 0) -> FixedDraws:
+    """The module that is exported: networks that are drawn once, and averages over them.
+
+    Args:
+        posterior: The posterior.
+        draws: Number of networks.
+        mean: Take the network at the mean instead.
+        seed: Seed of the draws.
+    """
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, ClassLikelihood | GaussianNoise):
+        raise TypeError(f"export supports class and Gaussian likelihoods, not {type(likelihood).__name__}.")
+    frozen = posterior.frozen_copy().eval()
+    calibration = frozen.calibration or Calibration()
+    scale = 0.0 if mean else calibration.noise_scale
+    _check_drawable(frozen, scale)
+    count = frozen.whole_draws(draws if scale and frozen.is_random else 1)
+    with frozen.snapshot(seed=seed, copies="none") as view, noise_scaled(view, scale):
+        made = [{name: tensor.clone() for name, tensor in draw.items()} for draw in view.iter_draws(count)]
+    return FixedDraws(frozen.model, made, [part.likelihood for part in frozen.parts], calibration).eval()
+
+
+def _check_drawable(frozen: Posterior, scale: float) -> None:
+    """Raise ValueError if the posterior's predictions are not averages over networks with drawn weights."""
+    part = frozen.parts[0]
+    if not (scale and frozen.is_random):
+        return
+    if part.default_predictive == "linear" and not getattr(part, "last", None):
+        raise ValueError(
+            f"{type(part).__name__} of all layers predicts with a linearised network, and drawn weights would be "
+            "worse: export it with mean=True, or make the last layer random, random='last'."
+        )
+    if any(not sub.draw() for sub in frozen.parts):
+        raise ValueError(
+            f"The draws of {type(part).__name__} are masks, not weights: export it with mean=True, or another method."
+        )
+
+
+def _check_inputs(inputs: Sequence[Tensor]) -> None:
+    if not inputs or not all(isinstance(tensor, Tensor) and tensor.dim() for tensor in inputs):
+        raise TypeError("example must be a tensor, or a list of tensors, with a first dimension of rows.")
+    if any(len(tensor) < 2 or len(tensor) != len(inputs[0]) for tensor in inputs):
+        raise ValueError(
+            f"example has {', '.join(str(len(tensor)) for tensor in inputs)} rows: give at least two, as many of each "
+            "input, so that the number of rows stays open in the file."
+        )
+
+
+def _facts(posterior: Posterior, graph: FixedDraws) -> dict[str, Any]:
+    return {
+        "credo": __version__,
+        "method": type(posterior.parts[0]).__name__,
+        "draws": len(graph.names),
+        "likelihood": posterior.likelihood.config(),
+        "calibration": graph.calibration.to_dict(),
+    }
+
+
+def _save_program(program: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _write_onnx(program: Any, graph: FixedDraws, inputs: tuple[Tensor, ...], path: Path, facts: dict[str, Any]) -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise CredoError(f"ONNX files need packages that are not installed ({error.name}): {_NEEDED}.") from error
+    names = [f"input_{index}" for index in range(len(inputs))] if len(inputs) > 1 else ["input"]
+    with warnings.catch_warnings():  # of the exporter about itself
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(
+            program, input_names=names, output_names=list(graph.outputs), dynamo=True, verbose=False, optimize=True
+        )
+    assert made is not None
+    proto = made.model_proto
+    proto.metadata_props.add(key="credo", value=json.dumps(facts))
+    write_atomically(path, lambda temporary: onnx.save(proto, temporary))
+
+
+def _check_file(path: Path, graph: FixedDraws, inputs: tuple[Tensor, ...]) -> None:
+    """Raise CredoError if the file predicts something else than torch."""
+    for rows in (len(inputs[0]), 1):
+        part = tuple(tensor[:rows] for tensor in inputs)
+        wanted, found = graph(*part), _run_file(path, part)
+        for name, one, other in zip(graph.outputs, wanted, found, strict=True):
+            error = float((one.cpu() - other).abs().max()) / max(1.0, float(one.abs().max()))
+            if not error <= TOLERANCE:
+                raise CredoError(
+                    f"{path} differs from torch in {name!r} by {error:.1e} of its largest value, more than "
+                    f"{TOLERANCE:g}: do not use it. check=False writes it anyway."
+                )
+
+
+def _run_file(path: Path, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    if path.suffix == ".pt2":
+        return [output.cpu() for output in torch.export.load(str(path)).module()(*inputs)]
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise CredoError(f"The file is written, and not checked: {_NEEDED}; or check=False.") from error
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = {entry.name: tensor.cpu().numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(output) for output in session.run(None, given)]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]

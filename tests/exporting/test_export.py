@@ -1,0 +1,144 @@
+"""Exported files predict what the posterior predicts with the same draws."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import credo
+from credo.core.held_out.calibration import Calibration
+from credo.exporting import export
+from credo.exporting.export import fixed_draws
+from credo.models import build_model
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(outputs: int = 3) -> nn.Module:
+    return build_model("mlp", inputs=(5,), classes=outputs, hidden=[8], seed=0)
+
+
+def posteriors() -> dict[str, credo.Posterior]:
+    ivon = credo.IVON(mlp(2), data_size=20, likelihood="gaussian")
+    ensemble = credo.Ensemble([credo.BBB(mlp(), data_size=20, seed=i, init=0.1) for i in range(2)])
+    laplace = credo.Laplace(mlp(), data_size=6).fit([(X, torch.tensor([0, 1, 2, 0, 1, 2]))])
+    return {
+        "bbb": credo.BBB(mlp(), data_size=20, init=0.1),
+        "regression": ivon,
+        "ensemble": ensemble,
+        "laplace of the last layer": laplace,
+        "point": credo.MAP(mlp(), data_size=20),
+        "yes or no": credo.BBB(mlp(1), data_size=20, likelihood="bernoulli", init=0.1),
+        "node": credo.NodeBNN(mlp(), data_size=20),
+    }
+
+
+@pytest.mark.parametrize("name", posteriors())
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_fixed_draws_give_the_prediction_of_the_same_draws(name: str, calibrated: bool) -> None:
+    posterior = posteriors()[name]
+    if calibrated:
+        is_class = posterior.likelihood.task == "classification"
+        scales = {"temperature": 1.7} if is_class else {"std_factor": 1.3}
+        posterior.calibration = Calibration(noise_scale=0.5, **scales)
+    graph = fixed_draws(posterior, draws=8, seed=3)
+    options: dict[str, Any] = {"draws": 8, "seed": 3, "shared_draws": True, "strategy": "loop"}
+    if posterior.parts[0].default_predictive == "linear":  # a last layer is linear in its weights
+        options["predictive"] = "weights"
+    wanted = credo.predict(posterior, X, **options)
+    with torch.no_grad():
+        found = dict(zip(graph.outputs, graph(X), strict=True))
+    for key, value in found.items():
+        torch.testing.assert_close(value, getattr(wanted, key), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_has_no_epistemic_uncertainty() -> None:
+    posterior = credo.MCDropout(mlp(), data_size=20, rate=0.2)
+    graph = fixed_draws(posterior, draws=8, mean=True)
+    with torch.no_grad():
+        probs, total, aleatoric, epistemic = graph(X)
+        assert torch.allclose(probs, posterior.model.eval()(X).softmax(-1), atol=1e-6)
+    assert torch.allclose(total, aleatoric, atol=1e-6)
+    assert epistemic.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: credo.MCDropout(mlp(), data_size=20, rate=0.2), "draws of MCDropout are masks"),
+        (
+            lambda: credo.Laplace(mlp(), data_size=6, random="all").fit([(X, torch.zeros(6, dtype=torch.long))]),
+            "Laplace of all layers predicts with a linearised network",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_as_weights_is_an_error(build: Callable[[], credo.Posterior], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fixed_draws(build(), draws=4)
+
+
+def test_wrong_arguments() -> None:
+    posterior = credo.MAP(mlp(), data_size=20)
+    with pytest.raises(ValueError, match=r"Unknown suffix of an exported file '\.pb'"):
+        export(posterior, X, "model.pb")
+    with pytest.raises(ValueError, match="example has 1 rows: give at least two"):
+        export(posterior, X[:1], "model.pt2")
+    with pytest.raises(TypeError, match="example must be a tensor"):
+        export(posterior, [], "model.pt2")
+
+
+@pytest.mark.slow
+def test_a_program_runs_on_any_number_of_rows(tmp_path: Path) -> None:
+    posterior = credo.BBB(mlp(), data_size=20, init=0.1)
+    path = export(posterior, X, tmp_path / "model.pt2", draws=3)
+    program = torch.export.load(str(path)).module()
+    graph = fixed_draws(posterior, draws=3)
+    for rows in (1, 4, 6):
+        for found, wanted in zip(program(X[:rows]), graph(X[:rows]), strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bbb", "regression"])
+def test_an_onnx_file_agrees_in_onnxruntime(name: str, tmp_path: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    posterior = posteriors()[name]
+    path = export(posterior, X, tmp_path / "model.onnx", draws=3)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    graph = fixed_draws(posterior, draws=3)
+    for rows in (1, 5):
+        found = dict(
+            zip([o.name for o in session.get_outputs()], session.run(None, {"input": X[:rows].numpy()}), strict=True)
+        )
+        for key, wanted in zip(graph.outputs, graph(X[:rows]), strict=True):
+            torch.testing.assert_close(torch.from_numpy(found[key]), wanted, rtol=1e-5, atol=1e-5)
+    facts = {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
+    assert json.loads(facts["credo"])["draws"] == 3
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return outputs
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet20", "lstm"])
+def test_networks(name: str, suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net = Recurrent() if name == "lstm" else build_model(name, inputs=[3, 32, 32], classes=10, seed=0)
+    x = torch.randn(3, 6, 4) if name == "lstm" else torch.randn(3, 3, 32, 32)
+    export(credo.BBB(net, data_size=10), x, tmp_path / f"model{suffix}", draws=2)  # which compares with torch
