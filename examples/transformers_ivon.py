@@ -15,16 +15,19 @@ except ImportError:
     sys.exit("This example needs transformers: pip install transformers")
 
 WORDS, LENGTH, STEPS = 40, 12, 300
+PAD = 0  # the token that fills short sentences up
 
 
 def sentences(count: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random words that include word 1 or word 2; the label is which of the two, wrong in 10 %."""
+    """6 to 12 random words that include word 1 or word 2; the label is which of the two, wrong in 10 %."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, WORDS, (count, LENGTH), generator=generator)
+    lengths = torch.randint(LENGTH // 2, LENGTH + 1, (count, 1), generator=generator)
     kinds = torch.randint(2, (count, 1), generator=generator)
-    positions = torch.randint(LENGTH, (count, 1), generator=generator)
+    positions = (torch.rand(count, 1, generator=generator) * lengths).long()
     wrong = torch.rand(count, generator=generator) < 0.1
-    return tokens.scatter(1, positions, kinds + 1), kinds.squeeze(1) ^ wrong
+    tokens = tokens.scatter(1, positions, kinds + 1).masked_fill(torch.arange(LENGTH) >= lengths, PAD)
+    return tokens, kinds.squeeze(1) ^ wrong
 
 
 class Logits(nn.Module):
@@ -35,8 +38,8 @@ class Logits(nn.Module):
         self.transformer = transformer
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, labels] of tokens [batch, length]."""
-        return self.transformer(input_ids=tokens).logits
+        """Logits [batch, labels] of tokens [batch, length]; padding is masked, or words would attend to it."""
+        return self.transformer(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
 
 
 torch.manual_seed(0)  # for the initial weights and the transformer's own dropout

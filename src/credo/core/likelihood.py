@@ -315,10 +315,12 @@ class GaussianNoise(Likelihood):
             return False
         count = self._entries / self.noise_rho.numel()
         std = F.softplus(self.noise_rho)
-        by_variance = gradient / (2 * std * torch.sigmoid(self.noise_rho))
-        residual = (std.square() - by_variance * 2 * std**4 / count).clamp_(min=0.0)
+        variance = std.square()
+        # r² = v − 2v²/n·∂nll/∂v, where ∂v/∂ρ = 2·std·sigmoid(ρ).
+        by_rho = (std * variance).mul_(gradient)
+        residual = torch.addcdiv(variance, by_rho, torch.sigmoid(self.noise_rho), value=-1 / count).clamp_(min=0.0)
         rate = max(NOISE_RATE, 3 / (step + 3))
-        self.set_variance_(torch.lerp(std.square(), residual, rate))
+        self.set_variance_(variance.lerp_(residual, rate))
         self.noise_rho.grad = None
         return True
 

@@ -103,8 +103,11 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """Where the network is."""
-        tensor = next(self.model.parameters(), None)
-        return torch.device("cpu") if tensor is None else tensor.device
+        for module in self.model.modules():  # several times a step: `parameters()` takes three times as long
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter.device
+        return torch.device("cpu")
 
     @property
     def generator(self) -> torch.Generator:  # type: ignore[override]

@@ -33,7 +33,8 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch) -> BatchNll:
                 "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: …"
             )
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
-        return own.nll(run_network(net, x.to(posterior.device)), y.to(posterior.device))
+        device = posterior.device
+        return own.nll(run_network(net, x.to(device)), y.to(device))
 
     return nll
 

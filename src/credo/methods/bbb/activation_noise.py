@@ -45,11 +45,9 @@ def _local_reparameterisation(
     output: Tensor,
 ) -> Tensor:
     variance = output_variance(RULES[type(layer)], layer, x, weight_std, bias_std)
-    deviation = torch.where(
-        variance > _VARIANCE_FLOOR, variance.clamp_min(_VARIANCE_FLOOR).sqrt(), torch.zeros_like(variance)
-    )
     normal = partial(torch.randn, generator=generator, device=output.device, dtype=output.dtype)
-    return output + deviation * rows.of(normal, output.shape)
+    noise = rows.of(normal, output.shape).mul_(variance.detach() > _VARIANCE_FLOOR)
+    return torch.addcmul(output, variance.clamp_min(_VARIANCE_FLOOR).sqrt(), noise)
 
 
 def flipout(std: Mapping[str, Tensor], generator: torch.Generator, rows: Rows = WHOLE) -> Callable[[str], Replace]:

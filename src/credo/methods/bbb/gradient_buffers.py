@@ -66,13 +66,15 @@ class TorchGradients:
             drawn: Its weights, by name, with their `grad`.
             by_std: What the pass took from σ itself, flat.
         """
+        if by_std is not None:
+            self.by_std.add_(by_std)
+        if all(weight.grad is None for weight in drawn.values()):  # all of its noise was in activations
+            return False
         whole = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in drawn.items()}
         gradient = self.layout.flatten(whole).detach()
         self.by_mean.add_(gradient)
         self.by_std.add_(gradient.mul_(self.eps))
-        if by_std is not None:
-            self.by_std.add_(by_std)
-        return any(weight.grad is not None for weight in drawn.values())
+        return True
 
     def add_kl(self, kl: KL, weight: float) -> float:
         """Add `weight` times the gradients of a function of (μ, σ, ρ); returns its value."""
