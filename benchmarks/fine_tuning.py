@@ -195,7 +195,11 @@ def _of_module(module: Any) -> set[str]:
 
 def _own(owner: Any, module: str | None) -> list[Any]:
     found = [v for v in vars(owner).values() if inspect.isclass(v) or inspect.isroutine(v)]
-    return [v for v in found if module is None or str(getattr(v, "__module__", "")).partition(".")[0] == module.partition(".")[0]]
+    return [
+        v
+        for v in found
+        if module is None or str(getattr(v, "__module__", "")).partition(".")[0] == module.partition(".")[0]
+    ]
 
 
 def _counts(groups: list[list[str]]) -> dict[str, int]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
-from credo.core.optimizer_step import OptimizerStep
+from credo.core.optimizer_step import OptimizerStep, total_norm
 from credo.core.optimizers import OPTIMIZERS
 
 
@@ -186,3 +186,11 @@ def test_sparse_gradients_are_named_and_change_nothing() -> None:
     with pytest.raises(ValueError, match=r"gradient of table is sparse.*sparse=False"):
         stepper.step(rows.sum(), at=0)
     assert torch.equal(net.weight, before)
+
+
+def test_the_norm_is_that_of_all_entries_in_any_precision() -> None:
+    tensors = [torch.tensor([[3.0, 4.0]]), torch.tensor(12.0, dtype=torch.float64), torch.zeros(0)]
+    assert total_norm(tensors) == pytest.approx(13.0)
+    assert total_norm([]) == 0.0
+    assert math.isnan(total_norm([torch.tensor([1.0, math.nan])]))
+    assert total_norm([torch.tensor([math.inf]), torch.ones(2)]) == math.inf

@@ -44,3 +44,13 @@ def test_what_cannot_be_trained_or_predicted_says_so() -> None:
         credo.fit(posterior(), [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))], epochs=-1)
     with pytest.raises(ValueError, match="predict needs a posterior"):
         credo.predict(torch.nn.Linear(3, 2), torch.randn(4, 3))
+
+
+def test_an_epoch_has_the_stream_of_its_seed_and_gives_the_old_one_back() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with seeded_epoch([1], seed=2, epoch=5, device=torch.device("cpu")):
+        found = torch.rand(4)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2 * 1_000_003 + 5)
+    assert torch.equal(found, torch.rand(4))
