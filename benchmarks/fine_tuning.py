@@ -30,14 +30,14 @@ import credo
 import credo.optim
 
 GROUPS = {
-    "network": "http urllib email asyncio socket ssl smtplib ftplib imaplib poplib xmlrpc socketserver selectors wsgiref "
-    "telnetlib nntplib mailbox webbrowser cgi ipaddress",
+    "network": "http urllib email asyncio socket ssl smtplib ftplib imaplib poplib xmlrpc socketserver selectors "
+    "wsgiref telnetlib nntplib mailbox webbrowser cgi ipaddress",
     "numbers": "statistics decimal fractions random math cmath datetime calendar numbers heapq bisect array colorsys "
     "struct hashlib secrets time zoneinfo numpy.linalg numpy.fft numpy.random numpy.polynomial",
-    "files": "os shutil pathlib tarfile zipfile gzip bz2 lzma tempfile fileinput glob fnmatch filecmp io configparser csv "
-    "shelve dbm sqlite3 pickle plistlib netrc zipimport linecache stat mmap",
-    "code": "ast tokenize inspect dis pdb bdb unittest doctest typing dataclasses importlib pkgutil code codeop symtable "
-    "trace traceback pydoc lib2to3 distutils types functools contextlib abc enum cProfile profile pstats",
+    "files": "os shutil pathlib tarfile zipfile gzip bz2 lzma tempfile fileinput glob fnmatch filecmp io configparser "
+    "csv shelve dbm sqlite3 pickle plistlib netrc zipimport linecache stat mmap",
+    "code": "ast tokenize inspect dis pdb bdb unittest doctest typing dataclasses importlib pkgutil code codeop "
+    "symtable trace traceback pydoc lib2to3 distutils types functools contextlib abc enum cProfile profile pstats",
 }
 TRAIN, VALIDATION, TEST = 780, 260, 260
 LENGTH, BATCH, DRAWS = 32, 16, 16

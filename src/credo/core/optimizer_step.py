@@ -298,7 +298,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 def total_norm(tensors: Sequence[Tensor]) -> float:
     """Euclidean norm of all entries, read in one synchronisation; torch's own takes as long as a small forward pass."""
-    norms = torch._foreach_norm(tensors) if tensors else ()
+    norms = torch._foreach_norm([*tensors]) if tensors else ()
     return math.hypot(*torch.stack([norm.to(norms[0]) for norm in norms]).tolist()) if norms else 0.0
 
 
