@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from credo import methods, optim, priors
-from credo.calibration import calibrate
+from credo.calibration import calibrate, recalibrate
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import distribute
@@ -30,6 +30,7 @@ from credo.core.errors import (
 from credo.core.example_counts import Counted
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Ledger
+from credo.core.held_out.recalibration import Recalibration
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
@@ -72,6 +73,7 @@ __all__ = [
     "Predictor",
     "Prior",
     "ProcessGroup",
+    "Recalibration",
     "RegressionPrediction",
     "ReusedRowsWarning",
     "Terms",
@@ -94,6 +96,7 @@ __all__ = [
     "predict",
     "predictor",
     "priors",
+    "recalibrate",
     "refresh_statistics",
     "sample_study",
     "save",

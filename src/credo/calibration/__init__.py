@@ -1,5 +1,6 @@
-"""Choose the scale of a posterior's noise and the temperature of its outputs on held-out rows."""
+"""Choose the scale of a posterior's noise, the temperature of its outputs and a map after them on held-out rows."""
 
 from credo.calibration.choose import calibrate
+from credo.calibration.recalibrate import recalibrate, recalibrate_probs, recalibrate_values
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "recalibrate", "recalibrate_probs", "recalibrate_values"]

@@ -1,9 +1,12 @@
-"""The minimum of a function of one variable: a grid that brackets it, then golden sections."""
+"""Minima: of one variable by a grid that brackets it, then golden sections; of tensors by L-BFGS."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -46,3 +49,31 @@ def vertex(grid: Sequence[float], values: Sequence[float]) -> float:
     if not (math.isfinite(curvature) and curvature > 0):
         return grid[index]
     return grid[index] + 0.5 * (before - after) / curvature * (grid[1] - grid[0])
+
+
+def lbfgs(cost: Callable[[list[Tensor]], Tensor], start: list[Tensor]) -> list[Tensor]:
+    """The minimum of a smooth convex function of tensors, by L-BFGS.
+
+    Args:
+        cost: The function.
+        start: Where to start, float64.
+    """
+    parts = [part.detach().clone().requires_grad_() for part in start]
+    optimizer = torch.optim.LBFGS(
+        parts,
+        max_iter=500,
+        tolerance_grad=1e-8,
+        tolerance_change=1e-14,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = cost(parts)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[no-untyped-call, arg-type]
+    return [part.detach() for part in parts]

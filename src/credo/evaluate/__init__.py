@@ -39,12 +39,14 @@ from credo.evaluate.regression import (
     gaussian_nll,
     gaussian_nll_each,
     interval_coverage,
+    miscalibration_area,
     mixture_nll,
     mixture_nll_each,
     rmse,
 )
 from credo.evaluate.samples import SampleStudy, sample_study
 from credo.evaluate.selective import aurc, excess_aurc, retained_accuracy, risk_coverage
+from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
 from credo.evaluate.suite import measure, quick_metrics
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "crps_gaussian_each",
     "crps_samples",
     "crps_samples_each",
+    "debiased_ece",
     "ece",
     "ensemble_study",
     "excess_aurc",
@@ -79,6 +82,7 @@ __all__ = [
     "interval_coverage",
     "maximum_calibration_error",
     "measure",
+    "miscalibration_area",
     "misclassification_auroc",
     "mixture_nll",
     "mixture_nll_each",
@@ -94,5 +98,6 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "sample_study",
+    "smooth_ece",
     "temperature_scale",
 ]

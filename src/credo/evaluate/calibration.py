@@ -164,13 +164,29 @@ def _bin_means(confidence: Tensor, hit: Tensor, bins: int, adaptive: bool) -> Re
     if bins < 1:
         raise ValueError(f"bins is {bins}; pass at least 1")
     edges = _equal_mass_edges(confidence, bins) if adaptive else _equal_width_edges(bins, confidence.dtype)
-    # Only inner edges: what is at or below the first belongs to the first bin, what is above the last to the
-    # last, so no confidence (0 and 1 included) can fall outside. `right=False` makes the bins (low, high].
-    index = torch.bucketize(confidence, edges[1:-1], right=False)
+    index = _bin_index(confidence, edges)
     count = torch.bincount(index, minlength=bins)
     total_confidence = torch.bincount(index, weights=confidence.double(), minlength=bins)
     total_hits = torch.bincount(index, weights=hit.double(), minlength=bins)
     return Reliability(edges, count, total_confidence / count, total_hits / count)
+
+
+def bin_index(confidence: Tensor, bins: int) -> Tensor:
+    """The bin of equal width, (low, high], of each confidence.
+
+    Args:
+        confidence: Between 0 and 1.
+        bins: Number of bins.
+    """
+    if bins < 1:
+        raise ValueError(f"bins is {bins}; pass at least 1")
+    return _bin_index(confidence, _equal_width_edges(bins, confidence.dtype))
+
+
+def _bin_index(confidence: Tensor, edges: Tensor) -> Tensor:
+    # Only inner edges: what is at or below the first belongs to the first bin, what is above the last to the
+    # last, so no confidence (0 and 1 included) can fall outside. `right=False` makes the bins (low, high].
+    return torch.bucketize(confidence, edges[1:-1], right=False)
 
 
 def _equal_width_edges(bins: int, dtype: torch.dtype) -> Tensor:

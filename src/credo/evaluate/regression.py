@@ -128,6 +128,22 @@ def interval_coverage(
     return {level: mean_of(z <= NormalDist().inv_cdf((1 + level) / 2)) for level in levels}
 
 
+def miscalibration_area(pit: Tensor) -> float:
+    """∫ |fraction of PITs ≤ p − p| dp over 0 to 1: 0 for uniform PITs, at most ½ (as in the uncertainty toolbox).
+
+    Args:
+        pit: Probabilities of a target below the one observed: `prediction.cdf(prediction.targets)`.
+    """
+    ordered = check_values(pit, name="pit").flatten().sort().values
+    if float(ordered[0]) < 0 or float(ordered[-1]) > 1:
+        raise ValueError("pit holds numbers outside 0 to 1; pass probabilities")
+    edges = torch.cat([ordered.new_zeros(1), ordered, ordered.new_ones(1)])
+    steps = torch.arange(len(ordered) + 1, dtype=edges.dtype) / len(ordered)
+    below, above = edges[:-1] - steps, edges[1:] - steps
+    # ∫ |t| from `below` to `above` is half the difference of t·|t|.
+    return float((above * above.abs() - below * below.abs()).sum() / 2)
+
+
 def _log_density(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
     return -((y - mean) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
 

@@ -12,8 +12,10 @@ from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
-from credo.evaluate.regression import crps_gaussian_each, interval_coverage, rmse
+from credo.evaluate.predictive import coverage_of, crps_of
+from credo.evaluate.regression import miscalibration_area, rmse
 from credo.evaluate.selective import aurc, retained_accuracy
+from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
 
@@ -67,6 +69,8 @@ def _classes(
         "ece": ece(probs, labels, bins=bins),
         "adaptive_ece": adaptive_ece(probs, labels, bins=bins),
         "classwise_ece": classwise_ece(probs, labels, bins=bins),
+        "debiased_ece": debiased_ece(probs, labels, bins=bins),
+        "smooth_ece": smooth_ece(probs, labels),
         "misclassification_auroc": misclassification_auroc(probs, labels),
         "aurc": aurc(probs, labels, prediction.total),
         "retained_accuracy": {f"{k:g}": v for k, v in retained_accuracy(probs, labels, prediction.total).items()},
@@ -98,12 +102,12 @@ def _detection(inside: ClassPrediction, outside: ClassPrediction, scores: tuple[
 
 def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]:
     targets, log_likelihood = _known(prediction)
-    mean, std = prediction.mean, prediction.total
-    crps = crps_gaussian_each(mean, std, targets)
+    mean = prediction.mean
     metrics: dict[str, Any] = {
         **quick_metrics(prediction),
-        "crps": float(crps.mean()),
-        "interval_coverage": {f"{k:g}": v for k, v in interval_coverage(mean, std, targets).items()},
+        "crps": float(crps_of(prediction).mean()),
+        "interval_coverage": {f"{k:g}": v for k, v in coverage_of(prediction).items()},
+        "miscalibration_area": miscalibration_area(prediction.cdf(targets)),
         "mean_aleatoric": float(prediction.aleatoric.mean()),
         "mean_epistemic": float(prediction.epistemic.mean()),
         "mean_draws": float(prediction.draws_used.float().mean()),

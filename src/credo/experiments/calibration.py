@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from credo.calibration import calibrate
+from credo.calibration import calibrate, recalibrate
 from credo.core.held_out.ledger import Ledger
 from credo.core.support.files import write_json
 from credo.evaluate import measure
@@ -19,7 +19,9 @@ ROWS = ("validation", "test")
 _SHOWN = ("accuracy", "rmse", "nll", "ece", "crps")
 
 
-def calibrate_run(run: Run, *, rows: str = "validation", draws: int = 32, seed: int = 0) -> dict[str, Any]:
+def calibrate_run(
+    run: Run, *, rows: str = "validation", draws: int = 32, seed: int = 0, recalibration: str | None = None
+) -> dict[str, Any]:
     """Calibrate a finished run and store it in the run; returns the choice, and scores before and after.
 
     The model and its test metrics in result.json are replaced, results of other commands removed.
@@ -29,6 +31,7 @@ def calibrate_run(run: Run, *, rows: str = "validation", draws: int = 32, seed: 
         rows: The rows to choose on, `"validation"` or `"test"`.
         draws: Weight draws, for the choice and all scores.
         seed: Seed of the draws.
+        recalibration: Choose a map after it as well: a kind of `credo.recalibrate`, such as `"auto"`.
     """
     with only_one(run.folder):
         result, dataset, facts = run.result(), run.dataset(), run.facts()
@@ -45,6 +48,8 @@ def calibrate_run(run: Run, *, rows: str = "validation", draws: int = 32, seed: 
 
         before = scores()
         calibrate(posterior, chosen, draws=draws, seed=seed)
+        if recalibration is not None:
+            recalibrate(posterior, chosen, kind=recalibration, draws=draws, seed=seed)
         after = scores()
         assert posterior.calibration is not None
         save(posterior, run.folder / MODEL, extra=facts)
@@ -53,6 +58,8 @@ def calibrate_run(run: Run, *, rows: str = "validation", draws: int = 32, seed: 
         found = posterior.calibration.to_dict()
         shift = before[rows]["nll"] - found["nll_before"]  # to the units of the targets
         found |= {name: found[name] + shift for name in ("nll_before", "nll_after")}
+        if recalibration is not None:
+            found["recalibration"] = _in_target_units(found["recalibration"], shift)
         write_json(run.folder / RESULT, {**result, "draws": draws, "test": after["test"], "calibration": found})
     return {
         "calibration": found,
@@ -75,6 +82,13 @@ def record_report(run: Run) -> None:
         write_json(run.folder / LEDGER, {"uses": only.to_list()})
     except OSError:
         return
+
+
+def _in_target_units(found: dict[str, Any], shift: float) -> dict[str, Any]:
+    """The choice of a map for records, without its numbers."""
+    tried = {kind: nll + shift for kind, nll in found["tried"].items()}
+    after = {name: found[name] + shift for name in ("nll_before", "nll_after")}
+    return {"kind": found["kind"], "rows": found["rows"], **after, "tried": tried}
 
 
 def _shown(metrics: dict[str, Any]) -> dict[str, float]:

@@ -40,7 +40,8 @@ def raise_or_mark(prediction: P, on_nonfinite: str, bad_inputs: Collection[int])
     if on_nonfinite == "raise":
         raise NonFiniteError(_message((~finite).nonzero().flatten().tolist(), len(finite), bad_inputs))
     numbers = {f.name: getattr(prediction, f.name) for f in fields(prediction) if f.name != "targets"}
-    return replace(prediction, **{name: _marked(value, finite) for name, value in numbers.items() if value is not None})
+    marked = {name: _marked(value, finite) for name, value in numbers.items() if isinstance(value, Tensor)}
+    return replace(prediction, **marked)
 
 
 def _marked(value: Tensor, finite: Tensor) -> Tensor:

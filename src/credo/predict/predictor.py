@@ -18,6 +18,7 @@ from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
+from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate
 from credo.predict.run import (
     batches_of,
@@ -136,6 +137,8 @@ class Predictor:
         prediction = concatenate(parts)
         if not bool(prediction.finite.all()):
             prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
+        if self.predictive == "weights":  # else `predict` has done so
+            prediction = recalibrated(prediction, self.calibration)
         if isinstance(prediction, ClassPrediction) and not self._is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.held_out.value_map import ResidualMap
 
 P = TypeVar("P", bound="Prediction")
 DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
@@ -53,7 +55,7 @@ class Prediction:
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        shapes = [f"{name} {list(value.shape)}" for name, value in tensors.items() if value is not None]
+        shapes = [f"{name} {list(value.shape)}" for name, value in tensors.items() if isinstance(value, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
 
 
@@ -124,18 +126,60 @@ class ClassPrediction(Prediction):
 
 @dataclass(frozen=True, repr=False)
 class RegressionPrediction(Prediction):
-    """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic²."""
+    """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic².
+
+    `residuals` is the distribution of the residuals if `credo.recalibrate` has found that they are not normal.
+    """
 
     _checked = ("mean", "aleatoric", "epistemic")
 
     mean: Tensor
     aleatoric: Tensor
     epistemic: Tensor
+    residuals: ResidualMap | None = None
 
     @property
     def total(self) -> Tensor:
         """Standard deviation of a new target."""
         return torch.hypot(self.aleatoric, self.epistemic)  # whose squares may be 0 or infinite in float32
+
+    def quantile(self, level: float) -> Tensor:
+        """The value [n, outputs] that a new target is below with probability `level`.
+
+        From a Gaussian with the predictive mean and standard deviation, an approximation of the mixture of draws, or
+        from the recalibrated distribution.
+
+        Args:
+            level: Between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
+        if self.residuals is None:
+            return self.mean + self.total * NormalDist().inv_cdf(level)
+        standard = (self.residuals.quantile(level) - self.residuals.mean) / self.residuals.std
+        return self.mean + self.total * standard.reshape(self.mean.shape[1:]).to(self.mean)
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends [n, outputs] of the central interval that holds a new target with probability `level`.
+
+        Args:
+            level: Between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """The probability [n, outputs] of a target below `y`: uniform for targets that follow the prediction (PIT).
+
+        Args:
+            y: One value for each entry of the mean.
+        """
+        z = ((y - self.mean) / self.total).double()
+        if self.residuals is None:
+            return torch.special.ndtr(z)
+        made, rows = self.residuals, len(self.mean)
+        return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
@@ -147,8 +191,8 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
         std: Standard deviation of the targets.
     """
     targets, density = prediction.targets, prediction.log_likelihood
-    return RegressionPrediction(
-        draws_used=prediction.draws_used,
+    return replace(
+        prediction,
         targets=None if targets is None else targets * std + mean,
         log_likelihood=None if density is None else density - std.log().sum(),
         mean=prediction.mean * std + mean,
@@ -166,5 +210,6 @@ def concatenate(parts: list[P]) -> P:
     merged: dict[str, Any] = {}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
-        merged[field.name] = None if any(v is None for v in values) else torch.cat(values)
+        is_each = all(isinstance(value, Tensor) for value in values)  # else None, or what all rows share
+        merged[field.name] = torch.cat(values) if is_each else None if any(v is None for v in values) else values[0]
     return type(parts[0])(**merged)

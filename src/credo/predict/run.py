@@ -30,6 +30,7 @@ from credo.predict.draw_loop import Loop, draw_loop, run_draws
 from credo.predict.linear import check_linearisable
 from credo.predict.moments import make_moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
+from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 from credo.predict.weights_check import WeightsCheck
@@ -175,6 +176,7 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
+            calibration = frozen.calibration
             device, is_linear = frozen.device, frozen.parts[0].default_predictive == "linear"
             task = self._for(frozen)
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
@@ -203,7 +205,7 @@ class _Task:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
             check.warn()
-        return task._joined(parts, bad_inputs)
+        return recalibrated(task._joined(parts, bad_inputs), calibration)
 
     def _for(self, frozen: Posterior) -> _Task:
         """The same for a snapshot: without noise, one draw of each part is all; a closed form has no error to lower."""

@@ -17,10 +17,10 @@ from credo.evaluate import (
     bootstrap_metric,
     brier_each,
     correct,
-    crps_gaussian_each,
     ece,
     paired_difference,
 )
+from credo.evaluate.predictive import crps_of
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
 RESAMPLES = 200  # for metrics that are not means: one evaluation each
@@ -84,7 +84,7 @@ def best_of(values: list[float | None], better: str) -> set[int]:
 def further_intervals(prediction: Prediction, ood: Mapping[str, ClassPrediction]) -> dict[str, list[float]]:
     """95 % intervals that `measure` does not give: of the CRPS, and of OOD detection by entropy."""
     if isinstance(prediction, RegressionPrediction):
-        found = bootstrap(_crps(prediction))
+        found = bootstrap(crps_of(prediction))
         return {"crps": [found.low, found.high]}
     assert isinstance(prediction, ClassPrediction)
     intervals = {}
@@ -153,13 +153,9 @@ def _root_difference(squares: Tensor) -> float:
     return float(ours - theirs)
 
 
-def _crps(prediction: Any) -> Tensor:
-    return crps_gaussian_each(prediction.mean, prediction.total, prediction.targets)
-
-
 _EACH: dict[str, Callable[[Any], Tensor]] = {
     "accuracy": lambda p: correct(p.probs, p.targets).double(),
     "nll": lambda p: -p.log_likelihood.double(),
     "brier": lambda p: brier_each(p.probs, p.targets).double(),
-    "crps": _crps,
+    "crps": crps_of,
 }

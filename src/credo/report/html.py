@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from credo.core.held_out.recalibration import Recalibration
 from credo.core.support.files import write_text
 from credo.experiments.diagnosis import command_options
 from credo.predict import ClassPrediction, RegressionPrediction
@@ -109,16 +110,24 @@ def _about(run: RunContent) -> str:
 
 
 def _calibrated(run: RunContent) -> list[str]:
-    """What the calibration chose, and what it gained on the held-out rows."""
+    """What calibration and recalibration chose, and what they gained on the held-out rows."""
     found = run.calibration
     if found is None:
         return []
+    after = [] if found.recalibration is None else [_recalibrated(found.recalibration)]
     if not found.changes:
-        return [f"calibrated on {count(found.rows)} rows: no gain"]
+        return [*([f"calibrated on {count(found.rows)} rows: no gain"] if found.rows else []), *after]
     numbers = {"noise": found.noise_scale, "temperature": found.temperature, "std": found.std_factor}
     chosen = " ".join(f"{name} × {number(value)}" for name, value in numbers.items() if value != 1.0)
     gain = number(found.nll_before - found.nll_after)
-    return [f"calibrated on {count(found.rows)} rows: {chosen}, NLL lower by {gain} (cross-fitted)"]
+    return [f"calibrated on {count(found.rows)} rows: {chosen}, NLL lower by {gain} (cross-fitted)", *after]
+
+
+def _recalibrated(found: Recalibration) -> str:
+    if found.map is None:
+        return f"recalibrated on {count(found.rows)} rows: no gain"
+    gain = number(found.nll_before - found.nll_after)
+    return f"recalibrated on {count(found.rows)} rows: {found.kind}, NLL lower by {gain} (cross-fitted)"
 
 
 def _alarms(run: RunContent) -> str:

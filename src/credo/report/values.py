@@ -8,7 +8,7 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from credo.evaluate import interval_coverage
+from credo.evaluate.predictive import coverage_of
 from credo.predict import RegressionPrediction
 from credo.report.content import Content
 from credo.report.examples import one_spread
@@ -116,9 +116,8 @@ def coverage_plot(predictions: Mapping[str, RegressionPrediction]) -> Markup:
 
 
 def coverage(prediction: RegressionPrediction) -> dict[float, float]:
-    """`interval_coverage` at all `LEVELS`."""
-    assert prediction.targets is not None
-    return interval_coverage(prediction.mean, prediction.total, prediction.targets, LEVELS)
+    """Coverage at all `LEVELS`."""
+    return coverage_of(prediction, LEVELS)
 
 
 def spread_axis(predictions: Mapping[str, RegressionPrediction]) -> Axis:

@@ -33,6 +33,14 @@ def _command(
     ] = Rows.VALIDATION,
     draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    recalibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Choose a map of the averaged predictions as well: auto, temperature, vector, dirichlet, isotonic or "
+            "beta; for regression auto, std-scale or quantile.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.
@@ -42,6 +50,7 @@ def _command(
     its place.
 
         credo calibrate runs/first
+        credo calibrate runs/first --recalibrate auto
         credo evaluate runs/first
 
     The choice is stored in the run, and `credo predict`, `evaluate` and `report` apply it. Nothing is trained. Where
@@ -49,7 +58,7 @@ def _command(
     """
     with errors_explained():
         run = Run(folder)
-        record = calibrate_run(run, rows=rows.value, draws=draws, seed=seed)
+        record = calibrate_run(run, rows=rows.value, draws=draws, seed=seed, recalibration=recalibrate)
         if as_json:
             print_json(record)
             return
@@ -62,6 +71,8 @@ def _command(
         table.insert(0, [f"{rows.value} NLL, cross-fitted", found["nll_before"], found["nll_after"]])
         print_table(f"{folder}: calibrated on {found['rows']} {rows.value} examples", ["", "before", "after"], table)
         say(_changed(found))
+        if "recalibration" in found:
+            say(_mapped(found["recalibration"]))
         say(f"written to {run.folder / MODEL}")
 
 
@@ -70,3 +81,11 @@ def _changed(found: dict[str, Any]) -> str:
     names = {"noise_scale": "scale of the noise", "temperature": "temperature", "std_factor": "factor on the std"}
     changes = [f"{text} {found[name]:.3g}" for name, text in names.items() if found[name] != 1.0]
     return f"chosen: {', '.join(changes)}" if changes else "no calibration lowers the NLL of rows it was not chosen on"
+
+
+def _mapped(found: dict[str, Any]) -> str:
+    """What the recalibration does, in words."""
+    tried = ", ".join(f"{kind} {nll:.4g}" for kind, nll in found["tried"].items())
+    if len(found["tried"]) == 1:
+        return f"no map after it: {found['rows']} examples are too few to try one"
+    return f"map after it: {found['kind']} (cross-fitted NLL: {tried})"

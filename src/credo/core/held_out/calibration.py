@@ -1,18 +1,21 @@
-"""Two numbers chosen on held-out rows: the scale of a posterior's noise, and the temperature of its outputs."""
+"""What held-out rows chose: the scale of a posterior's noise, the temperature of its outputs, and a map after them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from credo.core.held_out.recalibration import Recalibration
 from credo.core.support.validate import is_count, is_number
 
 
 @dataclass(frozen=True)
 class Calibration:
     """What `credo.calibrate` chose, which predictions apply: draws μ + s·(w − μ), then log-probabilities / T.
+
+    After averaging over draws, predictions apply the map that `credo.recalibrate` chose for these numbers, if any.
 
     Attributes:
         noise_scale: s, the factor on the posterior's own noise; 0 is the network at the mean.
@@ -22,6 +25,7 @@ class Calibration:
         draws: Draws that were averaged for the choice.
         nll_before: Mean NLL of these rows without calibration.
         nll_after: Their mean NLL with calibration, cross-fitted: each row under the numbers chosen without it.
+        recalibration: What `credo.recalibrate` chose.
     """
 
     noise_scale: float = 1.0
@@ -31,6 +35,7 @@ class Calibration:
     draws: int = 0
     nll_before: float = math.nan
     nll_after: float = math.nan
+    recalibration: Recalibration | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that cannot be applied."""
@@ -42,12 +47,13 @@ class Calibration:
 
     @property
     def changes(self) -> bool:
-        """Whether predictions differ from those without it."""
+        """Whether the numbers change predictions; the map, which `recalibration.map` is None without, is left out."""
         return (self.noise_scale, self.temperature, self.std_factor) != (1.0, 1.0, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for files."""
-        return asdict(self)
+        """JSON, for files."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "recalibration"}
+        return numbers if self.recalibration is None else {**numbers, "recalibration": self.recalibration.to_dict()}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Calibration:
@@ -59,10 +65,12 @@ class Calibration:
         if not isinstance(given, Mapping):
             raise ValueError(f"a calibration cannot be {given!r:.40}")
         known = {field.name: given[field.name] for field in fields(cls) if given.get(field.name) is not None}
+        recalibration = known.pop("recalibration", None)
         for name, value in known.items():
             if not (is_count(value, least=0) if name in ("rows", "draws") else is_number(value)):
                 raise ValueError(f"{name}={value!r:.40} of the calibration is not a number")
-        return cls(**known)
+        made = None if recalibration is None else Recalibration.from_dict(recalibration)
+        return cls(**known, recalibration=made)
 
 
 def _is_finite(value: object) -> bool:
