@@ -28,8 +28,13 @@ def test_density_quantiles_moments_and_crps_belong_to_one_distribution() -> None
         def at(name: str, value: float, output: int = output) -> float:
             return float(getattr(shape, name)(torch.full((1, 2), value, dtype=torch.float64))[0, output])
 
-        def integral(power: int, low: float, high: float, at=at) -> float:  # type: ignore[no-untyped-def]
-            return integrate.quad(lambda t: t**power * math.exp(at("log_density", t)), low, high, epsabs=1e-11)[0]
+        def integral(power: int, low: float, high: float, output: int = output) -> float:
+            def value(t: float) -> float:
+                return t**power * math.exp(
+                    float(shape.log_density(torch.full((1, 2), t, dtype=torch.float64))[0, output])
+                )
+
+            return float(integrate.quad(value, low, high, epsabs=1e-11)[0])
 
         moments = [
             sum(integral(power, low, high) for low, high in zip(edges[output], edges[output][1:], strict=False))
@@ -43,10 +48,10 @@ def test_density_quantiles_moments_and_crps_belong_to_one_distribution() -> None
             assert at("cdf", quantile) == pytest.approx(level, abs=1e-12)
             slope = (at("cdf", quantile + 1e-6) - at("cdf", quantile - 1e-6)) / 2e-6
             assert math.exp(at("log_density", quantile)) == pytest.approx(slope, rel=1e-4)
-        t = np.linspace(-25, 25, 200_001)
-        whole = shape.cdf(torch.from_numpy(t)[:, None].expand(-1, 2))[:, output].numpy()
+        points = np.linspace(-25, 25, 200_001)
+        whole = shape.cdf(torch.from_numpy(points)[:, None].expand(-1, 2))[:, output].numpy()
         for residual in (-3.0, 0.1, 2.5):
-            slow = np.trapezoid((whole - (t >= residual)) ** 2, t)
+            slow = np.trapezoid((whole - (points >= residual)) ** 2, points)
             assert at("crps", residual) == pytest.approx(slow, abs=1e-3)
 
 

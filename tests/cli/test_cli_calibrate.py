@@ -66,3 +66,20 @@ def test_training_calibrates(call: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
     call("train", "data.name=moons", "training.epochs=1", "training.calibrate=true", "--run", run, "--draws", 2)
     assert Run(run).posterior().calibration is not None
+
+
+def test_a_map_is_chosen_as_well(call: Call, refused: Call, digits_run: Path, gap_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    record = json.loads(call("calibrate", run, "--draws", 2, "--recalibrate", "temperature", "--json").stdout)
+    found, stored = record["calibration"]["recalibration"], Run(run).posterior().calibration
+    assert set(found["tried"]) == {"none", "temperature"}
+    assert stored is not None
+    assert stored.recalibration is not None
+    assert (stored.recalibration.kind, stored.recalibration.rows) == (found["kind"], 144)
+    assert Run(run).result()["calibration"]["recalibration"] == found
+    call("report", run, "--no-doctor", "--draws", 2, "--examples", 0, "--out", tmp_path / "report.html")
+    assert "recalibrated on 144 rows: " in (tmp_path / "report.html").read_text()
+    assert "Possible: auto, beta" in refused("calibrate", run, "--draws", 2, "--recalibrate", "quantile")
+    values = shutil.copytree(gap_run, tmp_path / "values")
+    shown = call("calibrate", values, "--draws", 2, "--recalibrate", "auto")
+    assert "map after it" in shown.stderr

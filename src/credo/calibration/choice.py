@@ -128,7 +128,7 @@ class ValueRows(Rows):
         return self.log_stds[chosen] - made.log_density(self.residuals[chosen]).sum(1)
 
     def divergence(self, made: Map, chosen: Tensor) -> Tensor:
-        """The same for each row: the KL divergence of the map's residuals from normal ones, at 100 of their quantiles."""
+        """The same for each row: the divergence of the map's residuals from normal ones, at 100 of their quantiles."""
         assert isinstance(made, ResidualMap)
         plain = -0.5 * self.normal.square() - 0.5 * math.log(2 * math.pi)
         each = (plain - made.log_density(self.normal)).mean(0).sum()

@@ -62,8 +62,8 @@ def lbfgs(cost: Callable[[list[Tensor]], Tensor], start: list[Tensor]) -> list[T
     optimizer = torch.optim.LBFGS(
         parts,
         max_iter=500,
-        tolerance_grad=1e-8,
-        tolerance_change=1e-14,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-11,
         history_size=20,
         line_search_fn="strong_wolfe",
     )

@@ -29,10 +29,10 @@ def fit_std_scale(residuals: Tensor, prior: float = PRIOR) -> ResidualMap:
 
 
 def fit_quantile(residuals: Tensor, prior: float = PRIOR) -> ResidualMap:
-    """The PIT map of Kuleshov et al. (2018), as a histogram with bins of equal mass in Φ(r/c), so that it has a density.
+    """The PIT map of Kuleshov et al. (2018), as a histogram with bins of equal mass in Φ(r/c): it has a density.
 
     The distribution function of the PITs of n rows rises already, so its isotonic regression is itself. It is taken
-    between every √n (at least eight) rows, and mixed with κ rows that follow the normal distribution of `fit_std_scale`.
+    between every √n (at least eight) rows, and mixed with κ rows that follow the normal one of `fit_std_scale`.
 
     Args:
         residuals: (target − mean)/total, [rows, outputs], float64.

@@ -20,9 +20,9 @@ _CHUNK = 2**21
 def debiased_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Root mean square of the bins' calibration gaps without the part that is sampling noise (Kumar et al. 2019).
 
-    √(Σ_b (n_b/n)·(gap_b² − s_b²/n_b)), where s_b² is the variance of (correct − confidence) in a bin: without bias in the
-    square for any number of rows, 0 if noise explains the gaps. Bins with one row are left out. A mean square, it is not
-    below the mean absolute gap that `ece` estimates.
+    √(Σ_b (n_b/n)·(gap_b² − s_b²/n_b)), where s_b² is the variance of (correct − confidence) in a bin: without bias in
+    the square for any number of rows, 0 if noise explains the gaps. Bins with one row are left out. What it estimates,
+    a root mean square, is not below the mean absolute gap that `ece` estimates.
 
     Args:
         probs: Class probabilities [batch, classes].
@@ -43,8 +43,8 @@ def debiased_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
 def smooth_ece(probs: Tensor, labels: Tensor) -> float:
     """Smooth calibration error of the most probable class (smECE, Błasiok & Nakkiran 2023); it has no bins.
 
-    With the residuals correct − confidence smoothed over the confidence by a Gaussian kernel of bandwidth σ, reflected at
-    0 and 1, smECE_σ is the integral of their absolute value; it falls in σ, and the result is where smECE_σ = σ.
+    The residuals correct − confidence are smoothed over the confidence by a Gaussian kernel of bandwidth σ, reflected
+    at 0 and 1. smECE_σ is the integral of their absolute value, which falls in σ; the result is where smECE_σ = σ.
 
     Args:
         probs: Class probabilities [batch, classes].

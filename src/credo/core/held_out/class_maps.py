@@ -53,7 +53,7 @@ class LinearMap(ClassMap):
     """softmax(W log p + b): temperature scaling, vector scaling and Dirichlet calibration.
 
     Attributes:
-        weight: W; a number 1/T (temperature), the diagonal [classes] (vector) or a matrix [classes, classes] (Dirichlet).
+        weight: W; a number 1/T (temperature), the diagonal [classes] (vector) or [classes, classes] (Dirichlet).
         bias: b, [classes] or the number 0.
     """
 

@@ -21,8 +21,8 @@ def normal_density(z: Tensor) -> Tensor:
 class ResidualMap:
     """The distribution of the residual r = (target − mean)/total of each output: P(r ≤ c·z) = R(Φ(z)).
 
-    R is linear between knots and rises from 0 to 1: the PIT map of quantile recalibration, with a density. Without knots
-    the residuals are normal with standard deviation c. All methods take and give values [rows, outputs].
+    R is linear between knots and rises from 0 to 1: the PIT map of quantile recalibration, with a density. Without
+    knots the residuals are normal with standard deviation c. All methods take and give values [rows, outputs].
 
     Attributes:
         scale: c of each output, [outputs].
