@@ -112,7 +112,7 @@ class ValueRows(Rows):
         super().__init__(before)
         self.residuals, self.log_stds = residuals, log_stds
         levels = (torch.arange(100, dtype=torch.float64) + 0.5) / 100
-        self.normal = torch.special.ndtri(levels)[:, None].expand(-1, residuals.shape[1])
+        self.normal: Tensor = torch.special.ndtri(levels)[:, None].expand(-1, residuals.shape[1])
 
     def numbers(self) -> dict[str, int]:
         """How many numbers each kind fits, for each output alike."""

@@ -71,9 +71,9 @@ def lbfgs(cost: Callable[[list[Tensor]], Tensor], start: list[Tensor]) -> list[T
     def closure() -> Tensor:
         optimizer.zero_grad()
         value = cost(parts)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call, arg-type]
+        optimizer.step(closure)
     return [part.detach() for part in parts]

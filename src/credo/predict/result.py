@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
-from credo.core.held_out.value_map import ResidualMap
+from credo.core.held_out.value_map import ResidualMap, normal_cdf
 
 P = TypeVar("P", bound="Prediction")
 DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
@@ -177,7 +177,7 @@ class RegressionPrediction(Prediction):
         """
         z = ((y - self.mean) / self.total).double()
         if self.residuals is None:
-            return torch.special.ndtr(z)
+            return normal_cdf(z)
         made, rows = self.residuals, len(self.mean)
         return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
 

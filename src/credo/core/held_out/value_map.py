@@ -17,6 +17,12 @@ def normal_density(z: Tensor) -> Tensor:
     return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
 
 
+def normal_cdf(z: Tensor) -> Tensor:
+    """Φ(z)."""
+    found: Tensor = torch.special.ndtr(z)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class ResidualMap:
     """The distribution of the residual r = (target − mean)/total of each output: P(r ≤ c·z) = R(Φ(z)).
@@ -55,7 +61,7 @@ class ResidualMap:
         """The probability of a residual below each one."""
         z, piece = self._located(residuals)
         low = _at(self._ends, piece)
-        return _at(self._values, piece) + _at(self._slopes, piece) * (torch.special.ndtr(z) - torch.special.ndtr(low))
+        return _at(self._values, piece) + _at(self._slopes, piece) * (normal_cdf(z) - normal_cdf(low))
 
     def log_density(self, residuals: Tensor) -> Tensor:
         """Log of the density of residuals."""
@@ -72,7 +78,8 @@ class ResidualMap:
         at = torch.full((len(self.scale), 1), level, dtype=torch.float64)
         piece = torch.searchsorted(self.levels, at).T
         inside = (level - _at(self._values, piece)) / _at(self._slopes, piece)
-        return self.scale * torch.special.ndtri(torch.special.ndtr(_at(self._ends, piece)) + inside)[0]
+        found: Tensor = self.scale * torch.special.ndtri(normal_cdf(_at(self._ends, piece)) + inside)[0]
+        return found
 
     @cached_property
     def mean(self) -> Tensor:
@@ -84,7 +91,7 @@ class ResidualMap:
         """The standard deviation of each output's residuals."""
         edges = self._edges
         finite = edges.nan_to_num(posinf=0.0, neginf=0.0)  # z·φ(z) is 0 there
-        areas = torch.special.ndtr(edges) - finite * normal_density(edges)
+        areas = normal_cdf(edges) - finite * normal_density(edges)
         squares = self.scale.square() * (self._slopes * areas.diff(dim=1)).sum(1)
         return (squares - self.mean.square()).sqrt()
 
@@ -96,13 +103,13 @@ class ResidualMap:
     def _squared_area(self, residuals: Tensor) -> Tensor:
         """∫ F² from −∞ to each residual."""
         z, piece = self._located(residuals)
-        offset = self._values - self._slopes * torch.special.ndtr(self._ends)  # F = slope·Φ + offset in each piece
+        offset = self._values - self._slopes * normal_cdf(self._ends)  # F = slope·Φ + offset in each piece
 
         def integral(at: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
             # Φ² = (zΦ² + 2Φφ − Φ(√2 z)/√π)′ and Φ = (zΦ + φ)′; all but z vanish at −∞, where the offset is 0.
-            low, near = torch.special.ndtr(at), normal_density(at)
+            low, near = normal_cdf(at), normal_density(at)
             at = at.nan_to_num(neginf=0.0)
-            squares = at * low.square() + 2 * low * near - torch.special.ndtr(math.sqrt(2) * at) / math.sqrt(math.pi)
+            squares = at * low.square() + 2 * low * near - normal_cdf(math.sqrt(2) * at) / math.sqrt(math.pi)
             return slopes.square() * squares + 2 * slopes * offsets * (at * low + near) + offsets.square() * at
 
         whole = integral(self._ends[:, 1:], self._slopes[:, :-1], offset[:, :-1])
@@ -140,7 +147,7 @@ class ResidualMap:
 
 def _areas(edges: Tensor) -> Tensor:
     """Φ between neighbouring edges, by the upper tail where that is the smaller one."""
-    below, above = torch.special.ndtr(edges).diff(dim=1), -torch.special.ndtr(-edges).diff(dim=1)
+    below, above = normal_cdf(edges).diff(dim=1), -normal_cdf(-edges).diff(dim=1)
     return torch.where(edges[:, :-1] > 0, above, below)
 
 
