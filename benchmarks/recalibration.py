@@ -105,11 +105,19 @@ def table(numbers: dict[str, Any]) -> dict[str, Any]:
     taken = ", ".join(f"{kind} {chosen.count(kind)}" for kind in sorted(set(chosen), key=chosen.count, reverse=True))
     notes = [
         "Difference of the test NLL, in nats a row, from the calibrated prediction without a map; below 0 is better.",
-        f"Tasks are those of tables and digits, with MAP and BBB each; {len(numbers) // 2} trainings.",
+        f"The {len({key.split(', ')[0] for key in numbers})} tasks of tables and digits, with {_listed(numbers)}.",
         "Worse beyond noise: the 95 % interval over seeds and test rows is above 0.",
         f"Chosen on 10 %: {taken}. On 12 rows no map is ever tried.",
     ]
     return {"columns": columns, "rows": rows, "notes": notes}
+
+
+def _listed(numbers: dict[str, Any]) -> str:
+    """Methods, and how many trainings of each seed."""
+    keys = [key.split(", ") for key in numbers if key.endswith(SIZES[1])]
+    methods = " and ".join(sorted({key[1] for key in keys}))
+    seeds = [key[2] for key in keys]
+    return f"{methods}; trainings of {', '.join(f'{seed}: {seeds.count(seed)}' for seed in sorted(set(seeds)))}"
 
 
 def by_task(numbers: dict[str, Any], policy: str, size: str) -> dict[str, tuple[float, float]]:
