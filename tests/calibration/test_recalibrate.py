@@ -167,6 +167,18 @@ def test_duplicates_are_in_one_fold_and_loaders_may_shuffle(network: Make, rows:
     assert tried == pytest.approx(posterior.calibration.recalibration.tried)  # type: ignore[union-attr]
 
 
+def test_batches_of_another_form_are_read(network: Make, rows: Make) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*shifted(rows(100)), strict=True))
+    posterior = MAP(network(gain=6.0), data_size=10)
+    credo.recalibrate(posterior, [(x, y)], kind="temperature")
+    expected = posterior.calibration
+    batch = {"features": x, "answer": y}
+    read = {"forward": lambda net, b: net(b["features"]), "target": lambda b: b["answer"]}
+    credo.recalibrate(posterior, [batch], kind="temperature", **read)
+    before, after = (c.recalibration.tried["temperature"] for c in (expected, posterior.calibration))  # type: ignore[union-attr, index]
+    assert before == pytest.approx(after, abs=0.05)  # other folds
+
+
 def test_it_is_saved_copied_undone_and_dropped(posterior: Posterior, rows: Make, tmp_path: Path) -> None:
     x, y = rows(40)[0]
     plain = credo.predict(posterior, x, draws=4)

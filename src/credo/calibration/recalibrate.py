@@ -18,6 +18,7 @@ from credo.core.held_out.class_maps import finite_logs
 from credo.core.held_out.ledger import Digests, batch_digests
 from credo.core.held_out.recalibration import CLASS_KINDS, VALUE_KINDS, Recalibration
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count
 from credo.evaluate.checks import check_classification, check_values
@@ -37,6 +38,8 @@ def recalibrate(
     folds: int = 5,
     seed: int = 0,
     progress: bool = True,
+    forward: Forward | None = None,
+    target: Target | None = None,
 ) -> Posterior:
     """Choose a map of the averaged predictions on held-out rows; returns the same posterior.
 
@@ -54,6 +57,8 @@ def recalibrate(
         folds: Number of parts for cross-fitting, by which kinds are compared.
         seed: Seed of the draws.
         progress: Show a progress bar; only on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
     """
     check_posterior(posterior)
     is_class = isinstance(posterior.likelihood, ClassLikelihood)
@@ -65,8 +70,8 @@ def recalibrate(
     plain.calibration = replace(calibration, recalibration=None)
     digests: list[Digests] = []
 
-    def read() -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in batches_of(validation, _BATCH):
+    def read() -> Iterator[tuple[AnyInputs, Tensor]]:
+        for x, y in batches_of(read_batches(validation, forward, target), _BATCH):
             if y is None:
                 raise ValueError("recalibrate needs batches of (inputs, targets).")
             digests.append(batch_digests(x, y))
