@@ -81,6 +81,16 @@ def test_what_cannot_be_drawn_as_weights_is_an_error(build: Callable[[], credo.P
         fixed_draws(build(), draws=4)
 
 
+def test_a_recalibration_is_an_error() -> None:
+    posterior = credo.MAP(mlp(), data_size=20)
+    y = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(1))
+    credo.recalibrate(posterior, [(x, y)], kind="vector")
+    with pytest.raises(ValueError, match="The posterior has a recalibration"):
+        fixed_draws(posterior, draws=1)
+    fixed_draws(posterior.uncalibrated(), draws=1)
+
+
 def test_wrong_arguments() -> None:
     posterior = credo.MAP(mlp(), data_size=20)
     with pytest.raises(ValueError, match=r"Unknown suffix of an exported file '\.pb'"):

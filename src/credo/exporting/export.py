@@ -99,6 +99,11 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
         raise TypeError(f"export supports class and Gaussian likelihoods, not {type(likelihood).__name__}.")
     frozen = posterior.frozen_copy().eval()
     calibration = frozen.calibration or Calibration()
+    if calibration.recalibration is not None and calibration.recalibration.map is not None:
+        raise ValueError(
+            "The posterior has a recalibration, which is a map of whole predictions and no part of an exported graph: "
+            "calibrate it without credo.recalibrate, or export posterior.uncalibrated()."
+        )
     scale = 0.0 if mean else calibration.noise_scale
     _check_drawable(frozen, scale)
     count = frozen.whole_draws(draws if scale and frozen.is_random else 1)
