@@ -14,6 +14,7 @@ ORDER = (
     "methods",
     "predict",
     "evaluate",
+    "detection",
     "calibration",
     "attacks",
     "compress",

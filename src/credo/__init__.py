@@ -36,6 +36,7 @@ from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
+from credo.detection import OodComparison, OodDetector, compare_scores
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
 from credo.exporting import export
@@ -68,6 +69,8 @@ __all__ = [
     "Likelihood",
     "LostProcessError",
     "NonFiniteError",
+    "OodComparison",
+    "OodDetector",
     "Posterior",
     "PredictiveWarning",
     "Predictor",
@@ -81,6 +84,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "compare",
+    "compare_scores",
     "describe",
     "diagnose",
     "distribute",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +48,21 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
             raise ValueError(f"{path}: the header cannot be put in order.")
         file.seek(8)
         file.write(text.ljust(size))
+
+
+def digest_of(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """SHA-256 of tensors with their names, and of a text.
+
+    Args:
+        tensors: Tensors by name, on any device.
+        about: The text.
+    """
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_torch_file(path: Path) -> Any:

@@ -106,12 +106,13 @@ def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
 
 
 @contextmanager
-def shown(loader: Iterable[Any], *, progress: bool) -> Iterator[Iterator[Any]]:
+def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> Iterator[Iterator[Any]]:
     """The batches of a loader, read without advancing torch's global generator.
 
     Args:
         loader: The loader, which may know how many batches it has.
         progress: Show a progress bar, on an interactive terminal.
+        what: What the pass finds.
     """
     if not progress:
         yield read_quietly(loader)
@@ -119,7 +120,7 @@ def shown(loader: Iterable[Any], *, progress: bool) -> Iterator[Iterator[Any]]:
     from credo.core.support.progress import make_progress  # rich is slow to import
 
     with make_progress() as bar:
-        task = bar.add_task("curvature", total=len(loader) if isinstance(loader, Sized) else None, text="")
+        task = bar.add_task(what, total=len(loader) if isinstance(loader, Sized) else None, text="")
 
         def counted() -> Iterator[Any]:
             for batch in read_quietly(loader):

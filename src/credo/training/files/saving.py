@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_atomically
 from credo.core.support.finite_state import listed, unsound, without_std
 from credo.core.support.posterior_tensors import check_fit, tensors_of
-from credo.core.support.tensor_files import read_safetensors, write_safetensors
+from credo.core.support.tensor_files import digest_of, read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names
 from credo.training.files.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
@@ -57,7 +56,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         "extra": dict(extra or {}),
     }
     text = json.dumps(about)  # unsorted: of several globs for a rate or prior the first match wins
-    header = {"credo": text, "digest": _digest(tensors, text)}
+    header = {"credo": text, "digest": digest_of(tensors, text)}
     write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
     return path
 
@@ -170,7 +169,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT} and "
             f"{PRUNED_FORMAT}."
         )
-    if _digest(tensors, header["credo"]) != header.get("digest"):
+    if digest_of(tensors, header["credo"]) != header.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
     return about, tensors
 
@@ -180,12 +179,3 @@ def _unpacked(path: Path, posterior: Posterior, tensors: dict[str, Tensor]) -> d
         return unpack_(posterior, tensors)
     except ValueError as error:
         raise FileFormatError(f"{path} holds masks that do not fit: {error}.") from error
-
-
-def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

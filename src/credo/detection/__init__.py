@@ -1,0 +1,21 @@
+"""Out-of-distribution detection by scores of logits and features, and the comparison of scores."""
+
+from credo.detection.comparison import OodComparison, compare_scores
+from credo.detection.detector import DETECTOR_SCORES, FEATURE_SCORES, LOGIT_SCORES, OodDetector
+from credo.detection.scores import FittedScore, Knn, Mahalanobis, Training, Vim, energy, max_logit
+
+__all__ = [
+    "DETECTOR_SCORES",
+    "FEATURE_SCORES",
+    "LOGIT_SCORES",
+    "FittedScore",
+    "Knn",
+    "Mahalanobis",
+    "OodComparison",
+    "OodDetector",
+    "Training",
+    "Vim",
+    "compare_scores",
+    "energy",
+    "max_logit",
+]

@@ -1,0 +1,262 @@
+"""`OodDetector`: out-of-distribution scores of a posterior's logits and features, averaged over its draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import CredoError, NonFiniteError, unknown
+from credo.core.likelihood import ClassLikelihood
+from credo.core.network.isolation import NotIsolatedError
+from credo.core.network.substitute import Draw
+from credo.core.posterior import Posterior
+from credo.core.support.validate import checked_count, checked_seed
+from credo.detection.files import read_fitted, write_fitted
+from credo.detection.passes import Pass, class_logits, find_layer, run_pass, with_head
+from credo.detection.sample import Sample
+from credo.detection.scores import FittedScore, Knn, Mahalanobis, Training, Vim, energy, max_logit
+from credo.methods.laplace.data_pass import shown
+from credo.predict.run import batches_of, check_posterior, evaluating, noise_scaled
+
+LOGIT_SCORES: dict[str, Callable[[Tensor], Tensor]] = {"energy": energy, "max-logit": max_logit}
+FEATURE_SCORES: dict[str, type[Knn | Mahalanobis | Vim]] = {
+    "knn": Knn,
+    "mahalanobis": Mahalanobis,
+    "relative-mahalanobis": Mahalanobis,
+    "vim": Vim,
+}
+DETECTOR_SCORES = (*LOGIT_SCORES, *FEATURE_SCORES)
+_T = TypeVar("_T")
+
+
+class OodDetector:
+    """Detects out-of-distribution inputs: `OodDetector(posterior, "knn").fit(loader)(x)` gives scores [n].
+
+    A larger score means more unusual. A score of features compares with the training data, to which it is fitted once
+    for every drawn network: features of one network mean nothing to another. So draws are fixed, by `seed`, and inputs
+    of all calls are scored by the same networks. It works on a copy of the posterior as it is now, from any number of
+    threads. A temperature of `credo.calibrate` is not applied, its scale of the noise is.
+
+    Args:
+        posterior: Any posterior; a regression only has `"knn"`.
+        score: A name in `DETECTOR_SCORES`, `"all"`, or several names, of which `scores` gives all in one pass.
+        draws: Networks to average over. A mixture takes equally many of every member, rounded up; a point estimate is
+            one network. 0: the mean network, one of every member.
+        layer: Name of the layer whose *inputs* are the features; None: the last `nn.Linear` that runs. Images
+            [batch, channels, height, width] are averaged over positions.
+        examples: Training examples that features are kept of at most, a random choice of all. `"knn"` keeps
+            draws · examples · features numbers.
+        k: Which neighbour counts for `"knn"`.
+        directions: Principal directions of `"vim"`; None: one half of the features, from 768 features on 512, from
+            2048 on 1000.
+        seed: Seed of the draws and of the choice of examples.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        score: str | Sequence[str] = "knn",
+        *,
+        draws: int = 8,
+        layer: str | None = None,
+        examples: int = 10_000,
+        k: int = 50,
+        directions: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_posterior(posterior)
+        self.names = _checked_names(score, posterior)
+        self.draws = 0 if draws == 0 else checked_count("draws", draws)
+        self.examples, self.k = checked_count("examples", examples), checked_count("k", k)
+        self.directions = None if directions is None else checked_count("directions", directions)
+        self.layer, self.seed = layer, checked_seed(seed)
+        self._original, self._posterior = posterior, posterior.frozen_copy().eval()
+        self._fitted: list[dict[str, FittedScore]] | None = None  # by network and name
+
+    @property
+    def needs_fit(self) -> bool:
+        """Whether a score is one of features, so that `fit` must be called first."""
+        return any(name in FEATURE_SCORES for name in self.names)
+
+    @torch.no_grad()
+    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+        """Fit the scores to the features of training examples, those of every network; returns itself.
+
+        Args:
+            loader: The training batches: (inputs, labels), for `"knn"` and `"vim"` also inputs alone.
+            progress: Show a progress bar; only on an interactive terminal.
+        """
+        if not self.needs_fit:
+            return self
+        sample, heads = Sample(self.examples, self.seed), []
+        with shown(loader, progress=progress, what="features") as batches:
+            for x, y in batches_of(batches, 1024):
+                rows = sample.wanted(len(x))
+                if len(rows):
+                    if not heads:
+                        self._isolated(lambda given=x: self._find_layer(given))
+                    labels = self._labels(y, len(x))[rows]
+                    passes = self._isolated(lambda given=x[rows]: list(self._passes(given)))
+                    sample.add([labels.cpu(), *(t for each in passes for t in _columns(each))])
+                    heads = heads or [(each.weight, each.bias) for each in passes]
+        if not heads:
+            raise ValueError("The loader is empty: there are no features to fit to.")
+        labels, *columns = sample.columns()
+        likelihood = self._posterior.likelihood
+        pairs = zip(columns[::2], columns[1::2], heads, strict=True)
+        trainings = [with_head(Training(f, class_logits(o, likelihood), labels), h, likelihood) for f, o, h in pairs]
+        self._fitted = [
+            {name: self._fit(name, each) for name in self.names if name in FEATURE_SCORES} for each in trainings
+        ]
+        return self
+
+    def _fit(self, name: str, training: Training) -> FittedScore:
+        if not bool(training.features.isfinite().all()):
+            raise NonFiniteError("Features of training examples are NaN or infinite: there is nothing to compare with.")
+        if name == "knn":
+            return Knn.fit(training, k=self.k)
+        if name == "vim":
+            return Vim.fit(training, directions=self.directions)
+        return Mahalanobis.fit(training, relative=name == "relative-mahalanobis")
+
+    def _labels(self, y: Tensor | None, rows: int) -> Tensor:
+        if y is not None and isinstance(self._posterior.likelihood, ClassLikelihood):
+            return y.reshape(rows, -1)[:, 0].long()
+        wanting = [name for name in self.names if FEATURE_SCORES.get(name) is Mahalanobis]
+        if wanting:
+            raise ValueError(f"{' and '.join(wanting)} need labels: give a loader of (inputs, labels).")
+        return torch.zeros(rows, dtype=torch.long)
+
+    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> Tensor:
+        """Scores [n] of a tensor of inputs, or of an iterable of batches; larger means more unusual.
+
+        Args:
+            inputs: A tensor, which is split into batches, or an iterable of batches, whose targets are not used.
+            batch_size: Rows per batch when `inputs` is a tensor.
+        """
+        if len(self.names) > 1:
+            raise ValueError(f"This detector has several scores, {', '.join(self.names)}: call scores(inputs).")
+        return self.scores(inputs, batch_size=batch_size)[self.names[0]]
+
+    def scores(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
+        """The same for all scores, by name, from one pass of every network.
+
+        Args:
+            inputs: A tensor, which is split into batches, or an iterable of batches.
+            batch_size: Rows per batch when `inputs` is a tensor.
+        """
+        found = self.each(inputs, batch_size=batch_size)
+        return {name: by_network.mean(0) for name, by_network in found.items()}
+
+    @torch.no_grad()
+    def each(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
+        """Scores [networks, n] of every network by itself, by name: their spread tells how far draws disagree.
+
+        Args:
+            inputs: A tensor, which is split into batches, or an iterable of batches.
+            batch_size: Rows per batch when `inputs` is a tensor.
+        """
+        if self.needs_fit and self._fitted is None:
+            raise CredoError(f"{', '.join(self.names)}: call fit(loader) with the training data first.")
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        for x, _ in batches_of(inputs, checked_count("batch_size", batch_size)):
+            found = self._isolated(lambda given=x: [self._scored(i, p) for i, p in enumerate(self._passes(given))])
+            for name, column in parts.items():
+                column.append(torch.stack([scores[name] for scores in found]))
+        if not all(parts.values()):
+            raise ValueError("There are no inputs to score.")
+        return {name: torch.cat(column, 1) for name, column in parts.items()}
+
+    def _scored(self, network: int, found: Pass) -> dict[str, Tensor]:
+        """All scores of one batch; rows whose outputs or features are not finite have an infinite score."""
+        logits = class_logits(found.outputs, self._posterior.likelihood)
+        values = [t.reshape(len(t), -1) for t in (found.features, found.outputs) if t is not None]
+        finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
+        scores = {}
+        for name in self.names:
+            if name in LOGIT_SCORES:
+                assert logits is not None
+                score = LOGIT_SCORES[name](logits)
+            else:
+                assert self._fitted is not None
+                assert found.features is not None
+                score = self._fitted[network][name](found.features, logits)
+            scores[name] = score.where(finite, torch.inf)
+        return scores
+
+    def _passes(self, x: Tensor) -> Iterator[Pass]:
+        """A batch through every network."""
+        if not len(x):
+            raise ValueError("An empty batch cannot be scored.")
+        with self._networks() as (frozen, draws):
+            x = x.to(frozen.device)
+            for draw in draws:
+                yield run_pass(frozen, draw, x, self.layer if self.needs_fit else None)
+
+    def _find_layer(self, x: Tensor) -> None:
+        with self._networks() as (frozen, _):
+            self.layer = find_layer(frozen, x.to(frozen.device), self.layer)
+
+    @contextmanager
+    def _networks(self) -> Iterator[tuple[Posterior, Iterator[Draw]]]:
+        """A private copy of the posterior, and the draws, which are always the same."""
+        scale = None if self.draws else 0.0
+        with evaluating(self._posterior, self.seed) as frozen, noise_scaled(frozen, scale):
+            yield frozen, frozen.iter_draws(frozen.whole_draws(self.draws or 1))
+
+    def _isolated(self, run: Callable[[], _T]) -> _T:
+        """The result of `run`; a network that copies cannot follow is run itself, under the posterior's lock."""
+        try:
+            return run()
+        except NotIsolatedError:
+            self._posterior = self._original
+            self._original.guard.is_isolated = False
+            return run()
+
+    def save(self, path: Path | str) -> Path:
+        """Write what was fitted, without the posterior, as safetensors; returns the path.
+
+        Args:
+            path: The file to write; an old one is replaced when the new one is complete.
+        """
+        if self._fitted is None and self.needs_fit:
+            raise CredoError("There is nothing to save: call fit(loader) first.")
+        keys = ("names", "draws", "layer", "examples", "k", "directions", "seed")
+        return write_fitted(Path(path), self._posterior, {key: getattr(self, key) for key in keys}, self._fitted or [])
+
+    @classmethod
+    def load(cls, path: Path | str, posterior: Posterior) -> Self:
+        """A detector that `save` wrote; no code of the file is run.
+
+        Args:
+            path: The file.
+            posterior: The posterior that it was fitted for; raises ValueError if its weights are others.
+        """
+        options, fitted = read_fitted(Path(path), posterior, FEATURE_SCORES)
+        detector = cls(posterior, options.pop("names"), **options)
+        detector._fitted = fitted or None
+        return detector
+
+
+def _columns(found: Pass) -> list[Tensor]:
+    assert found.features is not None
+    return [found.features, found.outputs]
+
+
+def _checked_names(score: str | Sequence[str], posterior: Posterior) -> tuple[str, ...]:
+    is_class = isinstance(posterior.likelihood, ClassLikelihood)
+    possible = DETECTOR_SCORES if is_class else ("knn",)
+    names = possible if score == "all" else (score,) if isinstance(score, str) else tuple(dict.fromkeys(score))
+    for name in names:
+        if name not in DETECTOR_SCORES:
+            raise ValueError(unknown("score", str(name), [*DETECTOR_SCORES, "all"]))
+        if name not in possible:
+            raise ValueError(f"The score {name!r} needs classes; of a regression, only 'knn' is possible.")
+    if not names:
+        raise ValueError(f"No score was given; possible are {', '.join(possible)}.")
+    return names
