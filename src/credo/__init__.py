@@ -36,7 +36,7 @@ from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
-from credo.detection import OodComparison, OodDetector, compare_scores
+from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import ensemble_study, measure, sample_study
 from credo.exporting import export
@@ -71,6 +71,7 @@ __all__ = [
     "NonFiniteError",
     "OodComparison",
     "OodDetector",
+    "OodStudy",
     "Posterior",
     "PredictiveWarning",
     "Predictor",
@@ -95,6 +96,7 @@ __all__ = [
     "load",
     "measure",
     "merge",
+    "ood_study",
     "optim",
     "per_example_squares",
     "predict",

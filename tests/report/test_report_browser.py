@@ -94,7 +94,7 @@ def test_plots_beside_each_other_are_level(browser: Any, pages: dict[str, Path])
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("name", "figures", "plots"), [("digits", 7, 13), ("gap", 7, 10), ("table", 6, 7)])
+@pytest.mark.parametrize(("name", "figures", "plots"), [("digits", 8, 15), ("gap", 7, 10), ("table", 6, 7)])
 def test_page(
     browser: Any, pages: dict[str, Path], name: str, figures: int, plots: int, width: int, dark: bool
 ) -> None:

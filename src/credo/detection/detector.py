@@ -17,7 +17,7 @@ from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.detection.files import read_fitted, write_fitted
-from credo.detection.passes import Pass, class_logits, find_layer, run_pass, with_head
+from credo.detection.passes import Pass, class_logits, find_layer, run_networks, with_head
 from credo.detection.sample import Sample
 from credo.detection.scores import FittedScore, Knn, Mahalanobis, Training, Vim, energy, max_logit
 from credo.methods.laplace.data_pass import shown
@@ -31,6 +31,7 @@ FEATURE_SCORES: dict[str, type[Knn | Mahalanobis | Vim]] = {
     "vim": Vim,
 }
 DETECTOR_SCORES = (*LOGIT_SCORES, *FEATURE_SCORES)
+_OF_FEATURES_ALONE = ("knn", "mahalanobis", "relative-mahalanobis")
 _T = TypeVar("_T")
 
 
@@ -110,9 +111,13 @@ class OodDetector:
         likelihood = self._posterior.likelihood
         pairs = zip(columns[::2], columns[1::2], heads, strict=True)
         trainings = [with_head(Training(f, class_logits(o, likelihood), labels), h, likelihood) for f, o, h in pairs]
-        self._fitted = [
-            {name: self._fit(name, each) for name in self.names if name in FEATURE_SCORES} for each in trainings
-        ]
+        self._fitted = []
+        for training in trainings:
+            # Posteriors of the last layer have the same features in every draw.
+            is_same = bool(self._fitted) and torch.equal(training.features, trainings[0].features)
+            known = {name: self._fitted[0][name] for name in self.names if is_same and name in _OF_FEATURES_ALONE}
+            wanted = [name for name in self.names if name in FEATURE_SCORES and name not in known]
+            self._fitted.append({**known, **{name: self._fit(name, training) for name in wanted}})
         return self
 
     def _fit(self, name: str, training: Training) -> FittedScore:
@@ -165,38 +170,45 @@ class OodDetector:
             raise CredoError(f"{', '.join(self.names)}: call fit(loader) with the training data first.")
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for x, _ in batches_of(inputs, checked_count("batch_size", batch_size)):
-            found = self._isolated(lambda given=x: [self._scored(i, p) for i, p in enumerate(self._passes(given))])
+            found = self._isolated(lambda given=x: self._scored(given))
             for name, column in parts.items():
                 column.append(torch.stack([scores[name] for scores in found]))
         if not all(parts.values()):
             raise ValueError("There are no inputs to score.")
         return {name: torch.cat(column, 1) for name, column in parts.items()}
 
-    def _scored(self, network: int, found: Pass) -> dict[str, Tensor]:
-        """All scores of one batch; rows whose outputs or features are not finite have an infinite score."""
-        logits = class_logits(found.outputs, self._posterior.likelihood)
-        values = [t.reshape(len(t), -1) for t in (found.features, found.outputs) if t is not None]
-        finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
-        scores = {}
-        for name in self.names:
-            if name in LOGIT_SCORES:
-                assert logits is not None
-                score = LOGIT_SCORES[name](logits)
-            else:
-                assert self._fitted is not None
-                assert found.features is not None
-                score = self._fitted[network][name](found.features, logits)
-            scores[name] = score.where(finite, torch.inf)
-        return scores
+    def _scored(self, x: Tensor) -> list[dict[str, Tensor]]:
+        """All scores of one batch by every network; rows that are not finite have an infinite score."""
+        scored: list[dict[str, Tensor]] = []
+        first: Pass | None = None
+        for number, found in enumerate(self._passes(x)):
+            first = found if first is None else first
+            logits = class_logits(found.outputs, self._posterior.likelihood)
+            values = [t.reshape(len(t), -1) for t in (found.features, found.outputs) if t is not None]
+            finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
+            scores = {}
+            for name in self.names:
+                if number and name in _OF_FEATURES_ALONE and found.features is first.features:
+                    scores[name] = scored[0][name]
+                else:
+                    scores[name] = self._score(name, number, found.features, logits).where(finite, torch.inf)
+            scored.append(scores)
+        return scored
+
+    def _score(self, name: str, number: int, features: Tensor | None, logits: Tensor | None) -> Tensor:
+        if name in LOGIT_SCORES:
+            assert logits is not None
+            return LOGIT_SCORES[name](logits)
+        assert self._fitted is not None
+        assert features is not None
+        return self._fitted[number][name](features, logits)
 
     def _passes(self, x: Tensor) -> Iterator[Pass]:
         """A batch through every network."""
         if not len(x):
             raise ValueError("An empty batch cannot be scored.")
         with self._networks() as (frozen, draws):
-            x = x.to(frozen.device)
-            for draw in draws:
-                yield run_pass(frozen, draw, x, self.layer if self.needs_fit else None)
+            yield from run_networks(frozen, draws, x.to(frozen.device), self.layer if self.needs_fit else None)
 
     def _find_layer(self, x: Tensor) -> None:
         with self._networks() as (frozen, _):

@@ -36,8 +36,9 @@ def write_fitted(
     tensors: dict[str, Tensor] = {}
     for number, network in enumerate(fitted):
         for name, score in network.items():
+            is_first = number == 0 or score is not fitted[0][name]
             for field, value in vars(score).items():
-                if isinstance(value, Tensor):  # numbers are among the options
+                if isinstance(value, Tensor) and is_first:  # numbers are among the options
                     tensors[f"{number}.{name}.{field}"] = value.detach().cpu().contiguous().clone()
     about = {
         "format": FORMAT,
@@ -88,4 +89,8 @@ def read_fitted(
         )
         return made
 
-    return options, [{name: score(number, name) for name in names} for number in range(about["networks"])]
+    networks: list[dict[str, FittedScore]] = []
+    for number in range(about["networks"]):
+        own = {name for name in names if any(key.startswith(f"{number}.{name}.") for key in tensors)}
+        networks.append({name: score(number, name) if name in own else networks[0][name] for name in names})
+    return options, networks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, ClassLikelihood, Likelihood
+from credo.core.network.selection import join
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.detection.scores import Training
+from credo.methods.laplace.last_layer import find_last_layer
 from credo.predict.draw_loop import run_draws
 from credo.predict.rowwise import splits_into_pieces
 
@@ -34,6 +36,46 @@ class Pass:
     features: Tensor | None = None
     weight: Tensor | None = None
     bias: Tensor | None = None
+
+
+def run_networks(frozen: Posterior, draws: Iterable[Draw], x: Tensor, layer: str | None) -> Iterator[Pass]:
+    """Run several networks on a batch. Those that differ in the watched layer alone share one pass, and its features.
+
+    Args:
+        frozen: A snapshot in eval mode.
+        draws: Weights of each network.
+        x: Inputs.
+        layer: Name of the layer whose inputs are the features; None: only outputs.
+    """
+    first: Pass | None = None
+    for draw in draws:
+        weights = None if first is None else _own_weights(frozen, draw, layer)
+        if first is None or weights is None or first.features is None or not _is_head(first):
+            found = run_pass(frozen, draw, x, layer)
+            first = found if first is None else first
+        else:
+            outputs = nn.functional.linear(first.features.to(weights[0]), *weights).to(first.outputs)
+            found = Pass(outputs, first.features, *weights)
+        yield found
+
+
+def _own_weights(frozen: Posterior, draw: Draw, layer: str | None) -> tuple[Tensor, Tensor | None] | None:
+    """Weight and bias of the layer in a draw of nothing else; None for any other draw, or with noise on activations."""
+    kind = type(frozen)
+    weighs = kind.sampled_in_place is Posterior.sampled_in_place and kind.activation_noise is Posterior.activation_noise
+    found = find_last_layer(frozen.model, list(draw)) if draw and weighs else None
+    if found is None or found.path != layer:
+        return None
+    bias = draw.get(join(layer, "bias"), frozen.model.get_submodule(layer).bias)
+    return draw[found.weight], None if bias is None else bias.detach()
+
+
+def _is_head(found: Pass) -> bool:
+    """Whether the outputs are those of the watched layer."""
+    if found.features is None or found.weight is None:
+        return False
+    own = nn.functional.linear(found.features.to(found.weight), found.weight, found.bias)
+    return own.shape == found.outputs.shape and torch.allclose(own.to(found.outputs), found.outputs, 1e-4, 1e-4)
 
 
 def run_pass(frozen: Posterior, draw: Draw, x: Tensor, layer: str | None) -> Pass:

@@ -28,6 +28,7 @@ from credo.evaluate.detection import (
     misclassification_auroc,
     ood_detection,
     ood_score,
+    roc_curve,
 )
 from credo.evaluate.ensembles import EnsembleStudy, ensemble_study
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
@@ -97,6 +98,7 @@ __all__ = [
     "retained_accuracy",
     "risk_coverage",
     "rmse",
+    "roc_curve",
     "sample_study",
     "smooth_ece",
     "temperature_scale",

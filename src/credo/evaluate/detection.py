@@ -78,6 +78,19 @@ def fpr_at(positive: Tensor, negative: Tensor, *, recall: float = 0.95) -> float
     return float(alarms[enough][0] / len(negative))
 
 
+def roc_curve(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+    """False positive rates and recalls of all thresholds "score ≥ t", both rising from 0 to 1, in float64.
+
+    Args:
+        positive: Scores of the positive group.
+        negative: Scores of the negative group.
+    """
+    positive, negative = _check_groups(positive, negative)
+    hits, alarms = _counts_at_or_above(positive, negative)
+    start = hits.new_zeros(1)
+    return torch.cat([start, alarms / len(negative)]), torch.cat([start, hits / len(positive)])
+
+
 def misclassification_auroc(probs: Tensor, labels: Tensor, score: Tensor | None = None) -> float:
     """AUROC of separating right (positive) from wrong predictions by a confidence.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from credo.core.support.files import earlier, finite, write_json, write_text
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split, load_dataset
+from credo.detection import ood_study
 from credo.evaluate import measure
 from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_and_validation
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
@@ -60,6 +61,10 @@ __all__ = [
     "make_result",
     "versions",
 ]
+
+
+# Networks that features are taken from at most: each runs over training examples, too.
+DETECTOR_DRAWS = 8
 
 
 class Run:
@@ -112,6 +117,10 @@ class Run:
     def dataset(self) -> Dataset:
         """Load the data of the run."""
         return load_dataset(**self.experiment().data)
+
+    def training_batches(self, batch_size: int = 512) -> Any:
+        """The examples that training used, in order and not augmented."""
+        return in_order(training_and_validation(self.dataset(), self.experiment().training)[0], batch_size)
 
     def validation(self) -> Split:
         """The examples that training held out."""
@@ -282,6 +291,7 @@ def evaluate_run(
     tolerance: float | None = None,
     bins: int = 15,
     ood: tuple[str, ...] = (),
+    ood_scores: Sequence[str] = (),
     batch_size: int = 512,
 ) -> dict[str, Any]:
     """Metrics of a trained run on its test set, and out-of-distribution detection.
@@ -294,6 +304,8 @@ def evaluate_run(
         tolerance: As in `predict`.
         bins: Bins of the calibration error.
         ood: Names of out-of-distribution data sets.
+        ood_scores: Scores of logits and features to detect them by, too (`DETECTOR_SCORES`); the result has
+            `ood_scores`, by set, all scores with intervals, compared with the best of the prediction's own.
         batch_size: Examples in a batch.
     """
     posterior, dataset = run.posterior(), run.dataset()
@@ -308,7 +320,7 @@ def evaluate_run(
         return in_target_units(prediction, dataset)
 
     inside = run_on(dataset.test)
-    outside = {}
+    outside, inputs = {}, {}
     for name in ood:
         other = load_dataset(name, root=run.experiment().data.get("root"))
         if other.input_shape != dataset.input_shape:
@@ -316,5 +328,17 @@ def evaluate_run(
                 f"{name} has inputs of shape {other.input_shape}, the run was trained on {dataset.input_shape}: "
                 "an out-of-distribution set must have the same shape."
             )
-        outside[name] = run_on(other.test, is_ood=True)
-    return measure(inside, bins=bins, outside=outside)
+        outside[name], inputs[name] = run_on(other.test, is_ood=True), in_order(other.test, batch_size)
+    metrics = measure(inside, bins=bins, outside=outside)
+    if inputs and ood_scores:
+        found = ood_study(
+            posterior,
+            run.training_batches(batch_size),
+            in_order(dataset.test, batch_size),
+            inputs,
+            scores=ood_scores,
+            draws=min(draws, DETECTOR_DRAWS),
+            predictions=(inside, outside),
+        )
+        metrics["ood_scores"] = found.to_dict()
+    return metrics

@@ -15,13 +15,14 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split
+from credo.detection import OodStudy
 from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
 from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
 from credo.predict import ClassPrediction, Prediction, predict
 from credo.report.compare import difference, further_intervals, metrics_of
-from credo.report.data import common_data, ood_inputs
+from credo.report.data import common_data, ood_inputs, study_of
 
 EVALUATION = "evaluation.json"
 OnProgress = Callable[[str, int, int], None]
@@ -46,6 +47,7 @@ class RunContent:
         diagnosis: Findings of the doctor, if requested.
         baseline: Name of the deterministic run that the doctor compared it with.
         calibration: What was chosen on held-out rows, which the predictions apply, if anything.
+        study: Scores that detect out-of-distribution inputs, if there are such sets.
     """
 
     name: str
@@ -62,6 +64,7 @@ class RunContent:
     diagnosis: dict[str, Any] | None = None
     baseline: str | None = None
     calibration: Calibration | None = None
+    study: OodStudy | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ def gather(
     folders: Sequence[Path | str],
     *,
     ood: Sequence[str] = (),
+    ood_scores: Sequence[str] = (),
     draws: int = 50,
     title: str | None = None,
     doctor: bool = True,
@@ -103,6 +107,8 @@ def gather(
     Args:
         folders: Run directories; the first run is the reference of the comparison.
         ood: Names of out-of-distribution data sets.
+        ood_scores: Scores of logits and features to detect them by, beside those of the predictions; they need passes
+            over training examples.
         draws: Weight draws of the predictions.
         title: Heading of the page; None for data and runs.
         doctor: Whether to include the doctor's findings.
@@ -127,6 +133,12 @@ def gather(
 
         with _errors_naming(run.folder):
             content = _content(run, name, result, dataset, ood_sets, draws, on_batch)
+            if ood_sets:
+                if ood_scores and on_progress is not None:
+                    on_progress(f"scoring features of {name}", done, total)
+                predictions = (content.prediction, content.ood)
+                study = study_of(run, dataset, ood_sets, predictions, scores=ood_scores, draws=draws)
+                content = replace(content, study=study)
         contents.append(content)
     first = contents[0]
     contents = [first, *(replace(run, differences=_differences(run, first)) for run in contents[1:])]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from credo.data import Dataset, Split, load_dataset
-from credo.experiments.runs import Run
+from credo.detection import OodStudy, ood_study
+from credo.experiments.config import in_order
+from credo.experiments.runs import DETECTOR_DRAWS, Run
+from credo.report.compare import RESAMPLES
 
 
 def common_data(runs: Sequence[Run]) -> Dataset:
@@ -43,6 +46,32 @@ def ood_inputs(name: str, run: Run, dataset: Dataset) -> Split:
             "an out-of-distribution set must have the same shape."
         )
     return other.test
+
+
+def study_of(
+    run: Run, dataset: Dataset, ood: Mapping[str, Split], predictions: Any, *, scores: Sequence[str], draws: int
+) -> OodStudy:
+    """Scores of a run that detect out-of-distribution inputs.
+
+    Args:
+        run: The run.
+        dataset: In-distribution data.
+        ood: Out-of-distribution inputs by name.
+        predictions: Those of the test inputs and, by name, of `ood`.
+        scores: Scores of logits and features beside those of the predictions.
+        draws: Weight draws of the report, of which those scores use at most `DETECTOR_DRAWS`.
+    """
+    return ood_study(
+        run.posterior(),
+        run.training_batches() if scores else (),
+        in_order(dataset.test),
+        {name: in_order(split) for name, split in ood.items()},
+        scores=scores,
+        draws=min(draws, DETECTOR_DRAWS),
+        predictions=predictions,
+        resamples=RESAMPLES,
+        progress=False,
+    )
 
 
 def _same(a: Dataset, b: Dataset) -> bool:

@@ -15,6 +15,7 @@ from credo.experiments.diagnosis import command_options
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
 from credo.report.content import Content, RunContent
+from credo.report.detection import detection_section
 from credo.report.examples import Group, class_groups, value_groups
 from credo.report.layout import Section
 from credo.report.plots.axes import count, number
@@ -71,7 +72,7 @@ def render(content: Content, *, examples: int = 8) -> str:
 def sections_of(content: Content) -> list[Section]:
     """Sections of figures in order, without empty ones."""
     own = value_sections(content) if content.dataset.task == "regression" else class_sections(content)
-    return [section for section in (*own, training_section(content)) if section.figures]
+    return [section for section in (*own, detection_section(content), training_section(content)) if section.figures]
 
 
 def environment() -> Environment:

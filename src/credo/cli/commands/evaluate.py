@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.attacks import AttackSet, load_attack_set
+from credo.cli.ood_options import HELP, checked_scores, print_scores
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, print_table, say, say_stored
 from credo.core.distributed.setup import join
 from credo.core.posterior import Posterior
@@ -32,6 +33,7 @@ _ON_SETS = ("accuracy", "nll", "ece")
 def _command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
     ood: Annotated[list[str] | None, typer.Option(help="Out-of-distribution data set; can be repeated.")] = None,
+    ood_scores: Annotated[str | None, typer.Option(help=HELP)] = None,
     attack_set: Annotated[
         list[Path] | None,
         typer.Option(help="File written by `credo attack`, for this network or another; can be repeated."),
@@ -58,6 +60,10 @@ def _command(
         credo evaluate runs/first --ood photo-patches
         credo evaluate runs/first --draws 100 --samples 100
 
+    By nearest neighbours and other scores of features, which need passes over training examples:
+
+        credo evaluate runs/first --ood photo-patches --ood-scores all
+
     On adversarial inputs that were made for another network:
 
         credo evaluate runs/first --attack-set runs/second/attacks/pgd-linf-0.1.safetensors
@@ -75,7 +81,8 @@ def _command(
         first = run.process_group is None or run.process_group.is_first
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
-        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
+        detected = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
+        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
         on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
         shifted = None if kinds is None else _shifted(run, kinds, shift_examples, options)
@@ -110,7 +117,13 @@ def _lost(path: Path, now: dict[str, Any]) -> str:
         before = read_json(path)
     except (OSError, ValueError):
         return ""
-    options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
+    options = {
+        "ood_scores": "--ood-scores",
+        "samples": "--samples",
+        "attack_sets": "--attack-set",
+        "shift": "--shift",
+        "ood": "--ood",
+    }
     gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
     return f", replacing one with {' and '.join(gone)}" if gone else ""
 
@@ -217,7 +230,8 @@ def _scores(posterior: Posterior, split: Split, options: dict[str, Any], bins: i
 
 
 def _print_all(title: str, metrics: dict[str, Any], on_sets: dict[str, Any], shifted: dict[str, Any] | None) -> None:
-    print_metrics(title, metrics)
+    print_metrics(title, {key: value for key, value in metrics.items() if key != "ood_scores"})
+    print_scores(metrics.get("ood_scores", {}))
     if on_sets:
         _print_sets(on_sets)
     if shifted is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from credo.cli.ood_options import HELP, checked_scores
 from credo.cli.output import errors_explained, new_app, print_json, say
 from credo.core.support.progress import make_progress
 from credo.experiments.folders import REPORT, is_sequence, sequence_result
@@ -32,6 +33,7 @@ def _command(
         typer.Option(help="The file to write. Default: report.html; for a sequence of tasks, in its folder."),
     ] = None,
     ood: Annotated[list[str] | None, typer.Option(help="Out-of-distribution data set; can be repeated.")] = None,
+    ood_scores: Annotated[str | None, typer.Option(help=HELP)] = None,
     draws: Annotated[int | None, typer.Option(help=f"Weight draws for the predictions. Default: {_DRAWS}.")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page. Default: data and runs.")] = None,
     examples: Annotated[
@@ -58,13 +60,21 @@ def _command(
         if out is not None and out.is_dir():
             raise ValueError(f"{out} is a folder; give the file to write with --out.")
         if len(runs) == 1 and is_sequence(runs[0]):
-            given = {"ood": ood, "draws": draws, "title": title, "examples": examples, "doctor": doctor}
+            given = {
+                "ood": ood,
+                "ood-scores": ood_scores,
+                "draws": draws,
+                "title": title,
+                "examples": examples,
+                "doctor": doctor,
+            }
             _report_sequence(runs[0], out, [name for name, value in given.items() if value not in (None, [])], as_json)
             return
         draws, examples = _DRAWS if draws is None else draws, _EXAMPLES if examples is None else examples
         doctor, out = doctor is not False, out or Path(REPORT)
         with shown_progress() as on_progress:
-            content = gather(runs, ood=ood or (), draws=draws, title=title, doctor=doctor, on_progress=on_progress)
+            sets: dict[str, Any] = {"ood": ood or (), "ood_scores": checked_scores(ood_scores, ood)}
+            content = gather(runs, **sets, draws=draws, title=title, doctor=doctor, on_progress=on_progress)
             on_progress(f"writing {out}", 1, 1)
             path = write_report(content, out, examples=examples)
         if as_json:
@@ -116,6 +126,7 @@ def as_dict(content: Content, path: Path) -> dict[str, Any]:
                 "folder": str(run.folder),
                 "metrics": run.metrics,
                 "intervals": run.intervals,
+                **({} if run.study is None else {"ood_scores": run.study.to_dict()}),
                 "differences": {
                     key: {**asdict(found), "verdict": judged(found, better[key])}
                     for key, found in run.differences.items()

@@ -136,6 +136,21 @@ def retained_plot(curves: Mapping[str, tuple[Tensor, Tensor]], y_label: str, *, 
     return plot(marks, x, y, about=f"{y_label} of retained inputs, for {', '.join(curves)}.", shape="wide")
 
 
+def roc_plot(curves: Mapping[str, tuple[Tensor, Tensor]], about: str) -> Markup:
+    """Recall against the false positive rate.
+
+    Args:
+        curves: False positive rates and recalls of each score, both rising.
+        about: Description for screen readers.
+    """
+    x, y = fraction_axis("test inputs flagged"), fraction_axis("OOD inputs found")
+    marks = [line((0.0, 0.0), (1.0, 1.0), "grid")]
+    for index, (alarms, hits) in enumerate(curves.values()):
+        points = list(zip(alarms.tolist(), hits.tolist(), strict=True))
+        marks.append(curve(thinned(points), f"line {style_of(index)}"))
+    return plot(marks, x, y, about=about)
+
+
 def _start(curves: Mapping[str, tuple[Tensor, Tensor]]) -> float:
     """Start of the axis of fractions, so that a long stretch without errors does not fill the plot."""
     first_errors = [float(part[score < 1][0]) if bool((score < 1).any()) else 1.0 for part, score in curves.values()]
