@@ -31,6 +31,7 @@ def test_contents_of_a_classification(digits: Content, parsed: Callable) -> None
         "Confidence",
         "Predictive entropy",
         "Accuracy of retained inputs",
+        "Detection of photo-patches",
         "Negative log-likelihood",
         "Penalty",
         "Validation accuracy",
@@ -40,12 +41,13 @@ def test_contents_of_a_classification(digits: Content, parsed: Callable) -> None
         "Calibration",
         "Confidence and uncertainty",
         "Selective prediction",
+        "Out-of-distribution detection",
         "Training",
         "Examples",
         "How to read",
     ]
-    # Reliability with counts, two histograms, likelihoods: of two runs each. One penalty. Two figures of all runs.
-    assert len(tree.all("div", class_="plot")) == 2 * 2 + 2 * 2 + 2 + 1 + 2
+    # Reliability with counts, two histograms, ROC, likelihoods: of two runs each. One penalty. Two figures of all runs.
+    assert len(tree.all("div", class_="plot")) == 2 * 2 + 2 * 2 + 2 + 2 + 1 + 2
     for figure in tree.all("figure"):
         assert "Good:" in figure.all("figcaption")[0].text
     head = tree.all("header")[0].text

@@ -99,10 +99,10 @@ def _resampled(
     inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], resamples: int, seed: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """AUROC and FPR95 on each resample, by name."""
-    sizes = [len(next(iter(group.values()))) for group in (inside, outside)]
+    n, m = (len(next(iter(group.values()))) for group in (inside, outside))
     sorted_scores = {name: _Sorted(inside[name], outside[name]) for name in inside}
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in inside}
-    for counts in _counts(*sizes, resamples, seed):
+    for counts in _counts(n, m, resamples, seed):
         for name, each in sorted_scores.items():
             parts[name].append(each.measured(*counts))
     return {name: (torch.cat([p[0] for p in each]), torch.cat([p[1] for p in each])) for name, each in parts.items()}
@@ -114,12 +114,12 @@ def _counts(inside: int, outside: int, resamples: int, seed: int) -> Iterator[tu
     rows = max(1, _BLOCK // (inside + outside))
     for start in range(0, resamples, rows):
         shape = min(rows, resamples - start)
-        yield tuple(  # type: ignore[misc]
-            torch.zeros(shape, n).scatter_add_(
-                1, torch.randint(n, (shape, n), generator=generator), torch.ones(shape, n)
-            )
-            for n in (inside, outside)
-        )
+        yield _times(shape, inside, generator), _times(shape, outside, generator)
+
+
+def _times(rows: int, n: int, generator: torch.Generator) -> Tensor:
+    chosen = torch.randint(n, (rows, n), generator=generator)
+    return torch.zeros(rows, n).scatter_add_(1, chosen, torch.ones(rows, n))
 
 
 class _Sorted:

@@ -10,28 +10,26 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from credo.core.errors import CredoError, NonFiniteError, unknown
+from credo.core.errors import CredoError
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.detection.files import read_fitted, write_fitted
+from credo.detection.kinds import (
+    FEATURE_SCORES,
+    LOGIT_SCORES,
+    OF_FEATURES_ALONE,
+    checked_names,
+    fit_score,
+)
 from credo.detection.passes import Pass, class_logits, find_layer, run_networks, with_head
 from credo.detection.sample import Sample
-from credo.detection.scores import FittedScore, Knn, Mahalanobis, Training, Vim, energy, max_logit
+from credo.detection.scores import FittedScore, Mahalanobis, Training
 from credo.methods.laplace.data_pass import shown
 from credo.predict.run import batches_of, check_posterior, evaluating, noise_scaled
 
-LOGIT_SCORES: dict[str, Callable[[Tensor], Tensor]] = {"energy": energy, "max-logit": max_logit}
-FEATURE_SCORES: dict[str, type[Knn | Mahalanobis | Vim]] = {
-    "knn": Knn,
-    "mahalanobis": Mahalanobis,
-    "relative-mahalanobis": Mahalanobis,
-    "vim": Vim,
-}
-DETECTOR_SCORES = (*LOGIT_SCORES, *FEATURE_SCORES)
-_OF_FEATURES_ALONE = ("knn", "mahalanobis", "relative-mahalanobis")
 _T = TypeVar("_T")
 
 
@@ -71,7 +69,7 @@ class OodDetector:
         seed: int = 0,
     ) -> None:
         check_posterior(posterior)
-        self.names = _checked_names(score, posterior)
+        self.names = checked_names(score, posterior.likelihood)
         self.draws = 0 if draws == 0 else checked_count("draws", draws)
         self.examples, self.k = checked_count("examples", examples), checked_count("k", k)
         self.directions = None if directions is None else checked_count("directions", directions)
@@ -94,15 +92,16 @@ class OodDetector:
         """
         if not self.needs_fit:
             return self
-        sample, heads = Sample(self.examples, self.seed), []
+        sample = Sample(self.examples, self.seed)
+        heads: list[tuple[Tensor | None, Tensor | None]] = []
         with shown(loader, progress=progress, what="features") as batches:
             for x, y in batches_of(batches, 1024):
                 rows = sample.wanted(len(x))
                 if len(rows):
                     if not heads:
-                        self._isolated(lambda given=x: self._find_layer(given))
+                        self._isolated(self._find_layer, x)
                     labels = self._labels(y, len(x))[rows]
-                    passes = self._isolated(lambda given=x[rows]: list(self._passes(given)))
+                    passes = self._isolated(self._passes, x[rows])
                     sample.add([labels.cpu(), *(t for each in passes for t in _columns(each))])
                     heads = heads or [(each.weight, each.bias) for each in passes]
         if not heads:
@@ -115,19 +114,12 @@ class OodDetector:
         for training in trainings:
             # Posteriors of the last layer have the same features in every draw.
             is_same = bool(self._fitted) and torch.equal(training.features, trainings[0].features)
-            known = {name: self._fitted[0][name] for name in self.names if is_same and name in _OF_FEATURES_ALONE}
+            known = {name: self._fitted[0][name] for name in self.names if is_same and name in OF_FEATURES_ALONE}
             wanted = [name for name in self.names if name in FEATURE_SCORES and name not in known]
-            self._fitted.append({**known, **{name: self._fit(name, training) for name in wanted}})
+            self._fitted.append(
+                {**known, **{name: fit_score(name, training, k=self.k, directions=self.directions) for name in wanted}}
+            )
         return self
-
-    def _fit(self, name: str, training: Training) -> FittedScore:
-        if not bool(training.features.isfinite().all()):
-            raise NonFiniteError("Features of training examples are NaN or infinite: there is nothing to compare with.")
-        if name == "knn":
-            return Knn.fit(training, k=self.k)
-        if name == "vim":
-            return Vim.fit(training, directions=self.directions)
-        return Mahalanobis.fit(training, relative=name == "relative-mahalanobis")
 
     def _labels(self, y: Tensor | None, rows: int) -> Tensor:
         if y is not None and isinstance(self._posterior.likelihood, ClassLikelihood):
@@ -170,7 +162,7 @@ class OodDetector:
             raise CredoError(f"{', '.join(self.names)}: call fit(loader) with the training data first.")
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for x, _ in batches_of(inputs, checked_count("batch_size", batch_size)):
-            found = self._isolated(lambda given=x: self._scored(given))
+            found = self._isolated(self._scored, x)
             for name, column in parts.items():
                 column.append(torch.stack([scores[name] for scores in found]))
         if not all(parts.values()):
@@ -188,7 +180,7 @@ class OodDetector:
             finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
             scores = {}
             for name in self.names:
-                if number and name in _OF_FEATURES_ALONE and found.features is first.features:
+                if number and name in OF_FEATURES_ALONE and found.features is first.features:
                     scores[name] = scored[0][name]
                 else:
                     scores[name] = self._score(name, number, found.features, logits).where(finite, torch.inf)
@@ -203,12 +195,12 @@ class OodDetector:
         assert features is not None
         return self._fitted[number][name](features, logits)
 
-    def _passes(self, x: Tensor) -> Iterator[Pass]:
+    def _passes(self, x: Tensor) -> list[Pass]:
         """A batch through every network."""
         if not len(x):
             raise ValueError("An empty batch cannot be scored.")
         with self._networks() as (frozen, draws):
-            yield from run_networks(frozen, draws, x.to(frozen.device), self.layer if self.needs_fit else None)
+            return list(run_networks(frozen, draws, x.to(frozen.device), self.layer if self.needs_fit else None))
 
     def _find_layer(self, x: Tensor) -> None:
         with self._networks() as (frozen, _):
@@ -221,14 +213,14 @@ class OodDetector:
         with evaluating(self._posterior, self.seed) as frozen, noise_scaled(frozen, scale):
             yield frozen, frozen.iter_draws(frozen.whole_draws(self.draws or 1))
 
-    def _isolated(self, run: Callable[[], _T]) -> _T:
-        """The result of `run`; a network that copies cannot follow is run itself, under the posterior's lock."""
+    def _isolated(self, run: Callable[[Tensor], _T], x: Tensor) -> _T:
+        """The result of `run(x)`; a network that copies cannot follow is run itself, under the posterior's lock."""
         try:
-            return run()
+            return run(x)
         except NotIsolatedError:
             self._posterior = self._original
             self._original.guard.is_isolated = False
-            return run()
+            return run(x)
 
     def save(self, path: Path | str) -> Path:
         """Write what was fitted, without the posterior, as safetensors; returns the path.
@@ -258,17 +250,3 @@ class OodDetector:
 def _columns(found: Pass) -> list[Tensor]:
     assert found.features is not None
     return [found.features, found.outputs]
-
-
-def _checked_names(score: str | Sequence[str], posterior: Posterior) -> tuple[str, ...]:
-    is_class = isinstance(posterior.likelihood, ClassLikelihood)
-    possible = DETECTOR_SCORES if is_class else ("knn",)
-    names = possible if score == "all" else (score,) if isinstance(score, str) else tuple(dict.fromkeys(score))
-    for name in names:
-        if name not in DETECTOR_SCORES:
-            raise ValueError(unknown("score", str(name), [*DETECTOR_SCORES, "all"]))
-        if name not in possible:
-            raise ValueError(f"The score {name!r} needs classes; of a regression, only 'knn' is possible.")
-    if not names:
-        raise ValueError(f"No score was given; possible are {', '.join(possible)}.")
-    return names

@@ -66,8 +66,9 @@ def _own_weights(frozen: Posterior, draw: Draw, layer: str | None) -> tuple[Tens
     found = find_last_layer(frozen.model, list(draw)) if draw and weighs else None
     if found is None or found.path != layer:
         return None
-    bias = draw.get(join(layer, "bias"), frozen.model.get_submodule(layer).bias)
-    return draw[found.weight], None if bias is None else bias.detach()
+    own = frozen.model.get_submodule(layer)
+    assert isinstance(own, nn.Linear)
+    return draw[found.weight], draw.get(join(layer, "bias"), own.bias)
 
 
 def _is_head(found: Pass) -> bool:

@@ -205,7 +205,7 @@ class Vim:
         if logits is None:
             raise ValueError("ViM needs the logits beside the features.")
         given = _matching(features, self.origin).double()
-        residual = ((given - self.origin.to(given)) @ self.basis.to(given)).norm(dim=-1)
+        residual: Tensor = ((given - self.origin.to(given)) @ self.basis.to(given)).norm(dim=-1)
         return (self.alpha.to(given) * residual + energy(logits.double())).to(features.dtype)
 
 
@@ -213,7 +213,8 @@ def _root(centred: Tensor) -> Tensor:
     """A with AAᵀ = (Σ xxᵀ/n)⁺: directions without variance are left out, as a pseudo-inverse does."""
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
     varied = values > _NO_VARIANCE * values[-1]
-    return vectors[:, varied] / values[varied].sqrt()
+    root: Tensor = vectors[:, varied] / values[varied].sqrt()
+    return root
 
 
 def _table(values: Tensor, name: str) -> Tensor:

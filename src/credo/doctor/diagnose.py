@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
@@ -19,6 +20,7 @@ from credo.doctor.measure.inputs import input_scale
 from credo.doctor.measure.layers import layer_states, whole_state
 from credo.doctor.measure.monte_carlo import monte_carlo
 from credo.doctor.measure.objective import history_of, objective
+from credo.doctor.measure.ood import detections
 from credo.doctor.measure.predictive import Predictive, predict_draws, predict_mean
 from credo.doctor.measure.scores import scores
 from credo.doctor.measure.statistics import statistics
@@ -27,7 +29,10 @@ from credo.doctor.run_rules import run_rules
 from credo.doctor.subset import Subset, take_subset
 
 OnStage = Callable[[str, int, int], None]
-STAGES = ("reading data", "training data", "test data", "running statistics", "gradients", "rules")
+STAGES = (
+    *("reading data", "training data", "test data", "running statistics", "gradients", "out-of-distribution inputs"),
+    "rules",
+)
 # Enough for the NLL of single draws; everything else on training data is coarse.
 _TRAIN_DRAWS = 8
 
@@ -43,6 +48,7 @@ def diagnose(
     data_size: int | None = None,
     examples: int = 1000,
     history: Sequence[Mapping[str, Any]] = (),
+    ood: Mapping[str, Tensor | Iterable[Any]] | None = None,
     seed: int = 0,
     forward: Forward | None = None,
     target: Target | None = None,
@@ -62,13 +68,16 @@ def diagnose(
             by default the loader is counted.
         examples: Maximum number of examples to measure on, from each loader.
         history: Records of training, one for each epoch, as `credo.train` yields them (as dicts).
+        ood: Sets of out-of-distribution inputs by name, each a tensor or batches; a classifier's scores of features
+            are compared on them with those of its predictions.
         seed: Seed of the doctor's own draws.
         forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
         target: `target(batch)` returns the targets; None: by the form of the batch.
         on_stage: Called with (stage, index, number of stages), for a progress bar.
     """
-    _check(posterior, baseline, draws)
+    _check(posterior, baseline, draws, ood)
     loader, test = read_batches(loader, forward, target), read_batches(test, forward, target)
+    sets = {name: read_batches(inputs, forward, target) for name, inputs in (ood or {}).items()}
     stages = iter(enumerate(STAGES))
 
     def stage() -> None:
@@ -91,6 +100,9 @@ def diagnose(
         if not bool(on_train.log_likelihood.isfinite().all() and on_test.log_likelihood.isfinite().all()):
             return _diverged("The outputs of drawn networks are not finite: their activations overflow.")
         measured = _measure(frozen, plain, train, evaluated, on_train, on_test, history, seed, stage)
+        stage()
+        detected = detections(posterior, loader, evaluated, sets, draws=draws, most=examples, seed=seed)
+        measured = replace(measured, detection=detected)
         stage()
         findings = run_rules(measured)
         layers = tuple(asdict(layer) for layer in measured.layers)
@@ -166,7 +178,7 @@ def _diverged(text: str) -> Diagnosis:
     return Diagnosis(verdict_on(findings), findings, {}, ())
 
 
-def _check(posterior: Posterior, baseline: Posterior | None, draws: int) -> None:
+def _check(posterior: Posterior, baseline: Posterior | None, draws: int, ood: Mapping[str, Any] | None = None) -> None:
     for name, given in (("posterior", posterior), ("baseline", baseline)):
         if given is not None and not isinstance(given, Posterior):
             raise ValueError(f"{name} must be a posterior, such as credo.MAP(model, data_size=…); got {given!r:.80}.")
@@ -174,3 +186,5 @@ def _check(posterior: Posterior, baseline: Posterior | None, draws: int) -> None
         raise ValueError(f"draws={draws}: at least two are needed to see how draws differ.")
     if baseline is not None and baseline.likelihood.task != posterior.likelihood.task:
         raise ValueError(f"The baseline does {baseline.likelihood.task}, the posterior {posterior.likelihood.task}.")
+    if ood and posterior.likelihood.task != "classification":
+        raise ValueError("ood: detection compares with scores of class probabilities; this posterior does regression.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from credo.doctor.measure.inputs import InputScale
 from credo.doctor.measure.layers import LayerState, gaussian_leaves
 from credo.doctor.measure.monte_carlo import MonteCarlo
 from credo.doctor.measure.objective import History, Objective
+from credo.doctor.measure.ood import Detection
 from credo.doctor.measure.scores import Scores, bounds
 from credo.doctor.measure.statistics import Statistics
 from credo.doctor.no_side_effects import leaves
@@ -67,7 +69,8 @@ class Counts:
 class Measurements:
     """All measurements; None where one does not exist for this posterior.
 
-    `epochs` is the length of training, from its log or from the step count.
+    `epochs` is the length of training, from its log or from the step count, `detection` has an entry for each set of
+    out-of-distribution inputs that was given.
     """
 
     method: MethodInfo
@@ -84,6 +87,7 @@ class Measurements:
     history: History | None
     epochs: int | None = None
     inputs: InputScale | None = None
+    detection: Sequence[Detection] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
@@ -103,6 +107,7 @@ class Measurements:
             "monte_carlo": _plain(self.monte_carlo),
             "history": _plain(self.history),
             "inputs": _plain(self.inputs),
+            "detection": [found.to_dict() for found in self.detection],
         }
 
 

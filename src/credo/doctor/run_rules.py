@@ -32,6 +32,7 @@ CONSEQUENCES: tuple[Rule, ...] = (
     prediction.dispersion,
     training.gradient_noise,
     prediction.draws,
+    prediction.feature_scores,
 )
 
 

@@ -93,3 +93,6 @@ ENTROPY_FULL = 0.8
 STD_NEAR = 1.5
 # Below this fraction of the uncertainty, underconfidence does not come from the draws.
 EPISTEMIC_MINOR = 0.5
+
+# Difference of AUROCs: one OOD input in a hundred changes sides. A smaller one is not worth a pass over training data.
+DETECTION_GAIN = 0.01

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from credo.core.support.json_files import read_json, read_json_lines
 from credo.doctor import Diagnosis, diagnose
 from credo.doctor.diagnose import OnStage
 from credo.experiments.config import in_order, prepare
-from credo.experiments.runs import LOG, MODEL, Run
+from credo.experiments.runs import LOG, MODEL, Run, ood_split
 from credo.version import __version__
 
 DIAGNOSIS = "diagnosis.json"
@@ -26,6 +26,7 @@ def diagnose_run(
     draws: int = DRAWS,
     examples: int = EXAMPLES,
     baseline: Run | None = None,
+    ood: Sequence[str] = (),
     on_stage: OnStage | None = None,
     on_unwritable: Callable[[OSError], None] | None = None,
 ) -> Diagnosis:
@@ -38,6 +39,7 @@ def diagnose_run(
         draws: Number of weight draws; 32 are enough for all rules.
         examples: Maximum number of training and of test examples to measure on; 1000 are enough for all rules.
         baseline: A run of the deterministic network on the same data; recorded in the file under `asked`.
+        ood: Names of out-of-distribution data sets, on which scores of features are compared with those of predictions.
         on_stage: Called with (stage, index, number of stages).
         on_unwritable: Called with the error if the file cannot be written (a read-only folder, a full disk). Without
             it that error is raised, and the diagnosis is lost.
@@ -55,10 +57,11 @@ def diagnose_run(
         draws=draws,
         examples=examples,
         history=read_log(run),
+        ood={name: in_order(ood_split(run, name, prepared.dataset)) for name in ood},
         on_stage=on_stage,
     )
     try:
-        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, baseline)})
+        write_json(run.folder / DIAGNOSIS, {**diagnosis.to_dict(), "asked": asked(run, draws, examples, baseline, ood)})
     except OSError as error:
         if on_unwritable is None:
             raise
@@ -66,10 +69,17 @@ def diagnose_run(
     return diagnosis
 
 
-def asked(run: Run, draws: int = DRAWS, examples: int = EXAMPLES, baseline: Run | None = None) -> dict[str, Any]:
-    """Options of `diagnose_run` as recorded: `draws`, `examples`, and the path of `baseline` relative to `run`."""
+def asked(
+    run: Run,
+    draws: int = DRAWS,
+    examples: int = EXAMPLES,
+    baseline: Run | None = None,
+    ood: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Options of `diagnose_run` as recorded: `draws`, `examples`, `ood`, the path of `baseline` relative to `run`."""
     path = None if baseline is None else os.path.relpath(baseline.folder.resolve(), run.folder.resolve())
-    return {"baseline": path, "draws": draws, "examples": examples, "version": __version__}
+    sets = {"ood": list(ood)} if ood else {}
+    return {"baseline": path, "draws": draws, "examples": examples, **sets, "version": __version__}
 
 
 def stored_diagnosis(run: Run, *, baseline: Run | None = None) -> dict[str, Any] | None:

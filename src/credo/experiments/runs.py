@@ -284,6 +284,23 @@ def versions() -> dict[str, str]:
     return {"credo": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
+def ood_split(run: Run, name: str, dataset: Dataset) -> Split:
+    """Test inputs of an out-of-distribution data set.
+
+    Args:
+        run: The run, whose data folder is searched.
+        name: Name of the data set; raises ValueError if its inputs have another shape.
+        dataset: The run's own data.
+    """
+    other = load_dataset(name, root=run.experiment().data.get("root"))
+    if other.input_shape != dataset.input_shape:
+        raise ValueError(
+            f"{name} has inputs of shape {other.input_shape}, the run was trained on {dataset.input_shape}: "
+            "an out-of-distribution set must have the same shape."
+        )
+    return other.test
+
+
 def evaluate_run(
     run: Run,
     *,
@@ -322,13 +339,8 @@ def evaluate_run(
     inside = run_on(dataset.test)
     outside, inputs = {}, {}
     for name in ood:
-        other = load_dataset(name, root=run.experiment().data.get("root"))
-        if other.input_shape != dataset.input_shape:
-            raise ValueError(
-                f"{name} has inputs of shape {other.input_shape}, the run was trained on {dataset.input_shape}: "
-                "an out-of-distribution set must have the same shape."
-            )
-        outside[name], inputs[name] = run_on(other.test, is_ood=True), in_order(other.test, batch_size)
+        other = ood_split(run, name, dataset)
+        outside[name], inputs[name] = run_on(other, is_ood=True), in_order(other, batch_size)
     metrics = measure(inside, bins=bins, outside=outside)
     if inputs and ood_scores:
         found = ood_study(

@@ -39,6 +39,10 @@ def _command(
     baseline: Annotated[
         Path | None, typer.Option(help="Run of the deterministic network (method.name=map) on the same data.")
     ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="Out-of-distribution data set, to compare scores of features on; can be repeated."),
+    ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws.")] = 32,
     examples: Annotated[
         int, typer.Option(help="Maximum number of training and of test examples to measure on.")
@@ -66,6 +70,7 @@ def _command(
             plain = baseline or old
             other = None if plain is None else Run(plain)
             options: dict[str, Any] = {"draws": draws, "examples": examples, "baseline": other, "on_stage": on_stage}
+            options["ood"] = tuple(ood or ())
             errors: list[OSError] = []
             diagnosis = diagnose_run(run, **options, on_unwritable=errors.append)
         if as_json:

@@ -81,7 +81,7 @@ def _command(
         first = run.process_group is None or run.process_group.is_first
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
-        detected = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
+        detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
         metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
         on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}

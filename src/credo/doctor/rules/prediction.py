@@ -227,3 +227,18 @@ def missing(measured: Measurements) -> Iterator[Finding]:
             "Train credo.MAP with the same network on the same data and pass it as the baseline.",
             {"baseline": None},
         )
+
+
+def feature_scores(measured: Measurements) -> Iterator[Finding]:
+    """Out-of-distribution inputs that a score of logits or features detects better than the predictions do."""
+    for found in measured.detection:
+        if found.gain.low <= 0 or found.gain.value < limits.DETECTION_GAIN:
+            continue
+        yield Finding(
+            "feature-score",
+            "note",
+            f"The score {found.score} detects {found.name} with an AUROC of {found.auroc:.3f}; the best of the "
+            f"predictions' own, {found.own}, has {found.own_auroc:.3f}: {found.gain.value:.3f} less, beyond chance.",
+            f'Detect such inputs with credo.OodDetector(posterior, "{found.score}").fit(loader); the predictions need '
+            "no change.",
+        )
