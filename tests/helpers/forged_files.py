@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from credo.training.files.saving import _digest
+from credo.core.support.tensor_files import digest_of
 
 
 def split(raw: bytes) -> tuple[dict[str, Any], bytes]:
@@ -30,5 +30,5 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     text = json.dumps(about if changed is None else changed, sort_keys=True)
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
-    header["__metadata__"] = {"credo": text, "digest": _digest(tensors, text)}
+    header["__metadata__"] = {"credo": text, "digest": digest_of(tensors, text)}
     path.write_bytes(joined(header, data))

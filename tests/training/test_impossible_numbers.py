@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.prior import Gaussian
+from credo.core.support.tensor_files import digest_of
 from credo.training.files.checkpoint import load_checkpoint, save_checkpoint
-from credo.training.files.saving import _digest
 
 X, Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
 
@@ -79,7 +79,7 @@ def forge(path: Path, tensor: str, value: float) -> None:
         about = file.metadata()["credo"]
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     tensors[tensor] = spoil(tensors[tensor], value)
-    save_file(tensors, path, metadata={"credo": about, "digest": _digest(tensors, about)})
+    save_file(tensors, path, metadata={"credo": about, "digest": digest_of(tensors, about)})
 
 
 @pytest.mark.parametrize(("name", "tensor", "value"), WRONG)

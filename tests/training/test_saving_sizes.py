@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import credo
+from credo.core.support.tensor_files import digest_of
 from credo.models import build_model
-from credo.training.files.saving import _digest
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_description_nested_deep(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     text = '{"format": 1, "extra": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    save_file(tensors, path, metadata={"credo": text, "digest": _digest(tensors, text)})
+    save_file(tensors, path, metadata={"credo": text, "digest": digest_of(tensors, text)})
     for read in (credo.load, credo.describe):
         with pytest.raises(credo.FileFormatError, match=r"p\.safetensors has a damaged description"):
             read(path)
