@@ -155,6 +155,28 @@ def test_the_layer_is_the_last_linear_one_that_runs_or_the_one_named() -> None:
     assert by_name(new).shape == (20,)
 
 
+class Tagger(nn.Module):
+    """A network of two inputs that returns a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(torch.cat([a, b], 1))}
+
+
+def test_batches_of_any_form() -> None:
+    torch.manual_seed(0)
+    model = Tagger()
+    loader = [{"a": X[:, :2], "b": X[:, 2:], "labels": Y}]
+    found = OodDetector(credo.MAP(model, data_size=150), "all", k=5).fit(loader, progress=False)
+    plain = OodDetector(credo.MAP(model.head, data_size=150), "all", k=5, layer="").fit([(X, Y)], progress=False)
+    expected = plain.scores(NEW)
+    for name, scores in found.scores({"a": NEW[:, :2], "b": NEW[:, 2:]}).items():
+        assert torch.allclose(scores, expected[name], rtol=1e-4, atol=1e-5), name
+
+
 def test_a_layer_that_runs_twice_is_an_error() -> None:
     layer = nn.Linear(4, 4)
     with pytest.raises(credo.CredoError, match="runs once"):

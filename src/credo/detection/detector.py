@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from credo.core.errors import CredoError
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -129,18 +130,21 @@ class OodDetector:
             raise ValueError(f"{' and '.join(wanting)} need labels: give a loader of (inputs, labels).")
         return torch.zeros(rows, dtype=torch.long)
 
-    def __call__(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> Tensor:
+    def __call__(self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024) -> Tensor:
         """Scores [n] of a tensor of inputs, or of an iterable of batches; larger means more unusual.
 
         Args:
-            inputs: A tensor, which is split into batches, or an iterable of batches, whose targets are not used.
+            inputs: A tensor, which is split into batches, or an iterable of batches of any form, whose targets are not
+                used.
             batch_size: Rows per batch when `inputs` is a tensor.
         """
         if len(self.names) > 1:
             raise ValueError(f"This detector has several scores, {', '.join(self.names)}: call scores(inputs).")
         return self.scores(inputs, batch_size=batch_size)[self.names[0]]
 
-    def scores(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
+    def scores(
+        self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024
+    ) -> dict[str, Tensor]:
         """The same for all scores, by name, from one pass of every network.
 
         Args:
@@ -151,7 +155,7 @@ class OodDetector:
         return {name: by_network.mean(0) for name, by_network in found.items()}
 
     @torch.no_grad()
-    def each(self, inputs: Tensor | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
+    def each(self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
         """Scores [networks, n] of every network by itself, by name: their spread tells how far draws disagree.
 
         Args:
@@ -169,7 +173,7 @@ class OodDetector:
             raise ValueError("There are no inputs to score.")
         return {name: torch.cat(column, 1) for name, column in parts.items()}
 
-    def _scored(self, x: Tensor) -> list[dict[str, Tensor]]:
+    def _scored(self, x: AnyInputs) -> list[dict[str, Tensor]]:
         """All scores of one batch by every network; rows that are not finite have an infinite score."""
         scored: list[dict[str, Tensor]] = []
         first: Pass | None = None
@@ -195,14 +199,14 @@ class OodDetector:
         assert features is not None
         return self._fitted[number][name](features, logits)
 
-    def _passes(self, x: Tensor) -> list[Pass]:
+    def _passes(self, x: AnyInputs) -> list[Pass]:
         """A batch through every network."""
         if not len(x):
             raise ValueError("An empty batch cannot be scored.")
         with self._networks() as (frozen, draws):
             return list(run_networks(frozen, draws, x.to(frozen.device), self.layer if self.needs_fit else None))
 
-    def _find_layer(self, x: Tensor) -> None:
+    def _find_layer(self, x: AnyInputs) -> None:
         with self._networks() as (frozen, _):
             self.layer = find_layer(frozen, x.to(frozen.device), self.layer)
 
@@ -213,7 +217,7 @@ class OodDetector:
         with evaluating(self._posterior, self.seed) as frozen, noise_scaled(frozen, scale):
             yield frozen, frozen.iter_draws(frozen.whole_draws(self.draws or 1))
 
-    def _isolated(self, run: Callable[[Tensor], _T], x: Tensor) -> _T:
+    def _isolated(self, run: Callable[[AnyInputs], _T], x: AnyInputs) -> _T:
         """The result of `run(x)`; a network that copies cannot follow is run itself, under the posterior's lock."""
         try:
             return run(x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, ClassLikelihood, Likelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.network.selection import join
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -38,7 +39,7 @@ class Pass:
     bias: Tensor | None = None
 
 
-def run_networks(frozen: Posterior, draws: Iterable[Draw], x: Tensor, layer: str | None) -> Iterator[Pass]:
+def run_networks(frozen: Posterior, draws: Iterable[Draw], x: AnyInputs, layer: str | None) -> Iterator[Pass]:
     """Run several networks on a batch. Those that differ in the watched layer alone share one pass, and its features.
 
     Args:
@@ -79,7 +80,7 @@ def _is_head(found: Pass) -> bool:
     return own.shape == found.outputs.shape and torch.allclose(own.to(found.outputs), found.outputs, 1e-4, 1e-4)
 
 
-def run_pass(frozen: Posterior, draw: Draw, x: Tensor, layer: str | None) -> Pass:
+def run_pass(frozen: Posterior, draw: Draw, x: AnyInputs, layer: str | None) -> Pass:
     """Run one network on a batch.
 
     Args:
@@ -88,7 +89,7 @@ def run_pass(frozen: Posterior, draw: Draw, x: Tensor, layer: str | None) -> Pas
         x: Inputs.
         layer: Name of the layer whose inputs are the features; None: only outputs.
     """
-    in_pieces = splits_into_pieces(frozen.model, x)
+    in_pieces = isinstance(x, Tensor) and splits_into_pieces(frozen.model, x)
     if layer is None:
         return Pass(run_draws(frozen, [draw], x, in_pieces=in_pieces)[0])
     with _watched(frozen.model.get_submodule(layer)) as calls:
@@ -141,7 +142,7 @@ def _flat(layer: str, *given: Any) -> Tensor:
     return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features.clone()
 
 
-def find_layer(frozen: Posterior, x: Tensor, layer: str | None) -> str:
+def find_layer(frozen: Posterior, x: AnyInputs, layer: str | None) -> str:
     """The name of the layer whose inputs are the features: the last `nn.Linear` that runs, unless one is named.
 
     Args:

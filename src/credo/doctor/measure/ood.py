@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.detection import DETECTOR_SCORES, OWN_SCORES, ood_study
 from credo.doctor.subset import Subset, loader_restored
@@ -86,9 +87,10 @@ def detections(
     return found
 
 
-def _first(inputs: Tensor | Iterable[Any], most: int) -> list[Tensor]:
+def _first(inputs: Tensor | Iterable[Any], most: int) -> list[AnyInputs]:
     """At most `most` inputs, in batches."""
-    found, left = [], most
+    found: list[AnyInputs] = []
+    left = most
     for x, _ in batches_of(inputs, 512):
         found.append(x[:left])
         left -= len(found[-1])
