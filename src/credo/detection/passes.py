@@ -118,8 +118,8 @@ def _watched(layer: nn.Module) -> Iterator[list[_Call]]:
     def called(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
         """Forward hook, of the layer, with its positional arguments as they are after dropout, and its output (`_`)."""
         own = module if isinstance(module, nn.Linear) else None
-        weight = None if own is None else own.weight.detach().clone()  # draws may share their memory
-        bias = None if own is None or own.bias is None else own.bias.detach().clone()
+        weight = None if own is None else _copied(own.weight)
+        bias = None if own is None or own.bias is None else _copied(own.bias)
         calls.append(_Call(args, weight, bias))
 
     handle = layer.register_forward_hook(called)
@@ -138,8 +138,13 @@ def _flat(layer: str, *given: Any) -> Tensor:
             f"The input of the layer {layer!r} is {got}: features must be [batch, features], or images [batch, "
             "channels, height, width], which are averaged over positions. Name another layer with layer=."
         )
-    features = x.detach() if x.dim() == 2 else x.detach().mean((2, 3))
-    return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features.clone()
+    return _copied(x if x.dim() == 2 else x.mean((2, 3)))
+
+
+def _copied(values: Tensor) -> Tensor:
+    """A copy, for draws may share their memory, in float32 if the network is in half precision."""
+    is_half = values.dtype in (torch.float16, torch.bfloat16)
+    return values.detach().float() if is_half else values.detach().clone()
 
 
 def find_layer(frozen: Posterior, x: AnyInputs, layer: str | None) -> str:
@@ -203,7 +208,7 @@ def with_head(training: Training, head: tuple[Tensor | None, Tensor | None], lik
         return training
     own = class_logits(nn.functional.linear(training.features.to(weight), weight, bias), likelihood)
     assert own is not None
-    limit = 1e-3 * training.logits.abs().max()
+    limit = 1e-2 * training.logits.abs().max()  # networks in half precision, too
     if own.shape != training.logits.shape or not (own - training.logits).abs().max() <= limit:
         return training
     columns, row = class_logits(weight.T, likelihood), None if bias is None else class_logits(bias[None], likelihood)

@@ -351,6 +351,7 @@ def evaluate_run(
             scores=ood_scores,
             draws=min(draws, DETECTOR_DRAWS),
             predictions=(inside, outside),
+            progress=is_first(run.process_group),
         )
         metrics["ood_scores"] = found.to_dict()
     return metrics
