@@ -99,6 +99,29 @@ def test_members_of_an_ensemble_are_fitted_by_themselves() -> None:
     assert torch.allclose(found, torch.stack(alone).mean(0), rtol=1e-5)
 
 
+def test_draws_of_the_last_layer_share_one_pass_and_its_features(tmp_path: Path) -> None:
+    """The slow way: the posterior's draws as networks of their own."""
+    posterior = POSTERIORS["last-layer"]()
+    runs: list[int] = []
+    posterior.model[0].register_forward_hook(lambda *_: runs.append(1))
+    detector = OodDetector(posterior, "all", draws=3, k=5).fit(LOADER, progress=False)
+    runs.clear()
+    found = detector.each(NEW)
+    assert len(runs) == 1
+    with posterior.seeded(0):
+        draws = list(posterior.iter_draws(3))
+    for number, draw in enumerate(draws):
+        alone = network()
+        alone.load_state_dict({**posterior.model.state_dict(), **draw})
+        single = OodDetector(credo.MAP(alone, data_size=150), "all", k=5).fit(LOADER, progress=False).scores(NEW)
+        for name, scores in single.items():
+            assert torch.allclose(found[name][number], scores, rtol=1e-3, atol=1e-4), name
+    assert float(found["energy"].std(0).mean()) > 1e-4
+    fitted: Any = OodDetector.load(detector.save(tmp_path / "d.safetensors"), posterior)._fitted
+    assert fitted[1]["knn"] is fitted[0]["knn"]
+    assert fitted[1]["vim"] is not fitted[0]["vim"]
+
+
 def test_batches_do_not_matter_and_training_goes_on() -> None:
     posterior = credo.BBB(network(), data_size=150, lr=0.1)
     detector = OodDetector(posterior, "knn", draws=3, k=5).fit(LOADER, progress=False)

@@ -23,7 +23,7 @@ from credo.detection.kinds import (
     LOGIT_SCORES,
     OF_FEATURES_ALONE,
     checked_names,
-    fit_score,
+    fit_scores,
 )
 from credo.detection.passes import Pass, class_logits, find_layer, run_networks, with_head
 from credo.detection.sample import Sample
@@ -111,15 +111,8 @@ class OodDetector:
         likelihood = self._posterior.likelihood
         pairs = zip(columns[::2], columns[1::2], heads, strict=True)
         trainings = [with_head(Training(f, class_logits(o, likelihood), labels), h, likelihood) for f, o, h in pairs]
-        self._fitted = []
-        for training in trainings:
-            # Posteriors of the last layer have the same features in every draw.
-            is_same = bool(self._fitted) and torch.equal(training.features, trainings[0].features)
-            known = {name: self._fitted[0][name] for name in self.names if is_same and name in OF_FEATURES_ALONE}
-            wanted = [name for name in self.names if name in FEATURE_SCORES and name not in known]
-            self._fitted.append(
-                {**known, **{name: fit_score(name, training, k=self.k, directions=self.directions) for name in wanted}}
-            )
+        names = [name for name in self.names if name in FEATURE_SCORES]
+        self._fitted = fit_scores(names, trainings, k=self.k, directions=self.directions)
         return self
 
     def _labels(self, y: Tensor | None, rows: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from credo.core.errors import NonFiniteError, unknown
@@ -19,6 +20,27 @@ FEATURE_SCORES: dict[str, type[Knn | Mahalanobis | Vim]] = {
 }
 DETECTOR_SCORES = (*LOGIT_SCORES, *FEATURE_SCORES)
 OF_FEATURES_ALONE = ("knn", "mahalanobis", "relative-mahalanobis")
+
+
+def fit_scores(
+    names: Sequence[str], trainings: Sequence[Training], *, k: int, directions: int | None
+) -> list[dict[str, FittedScore]]:
+    """Fit scores of features for every network, by name; networks with the same features share them.
+
+    Args:
+        names: In `FEATURE_SCORES`.
+        trainings: What they are fitted to, for each network.
+        k: Which neighbour counts for `"knn"`.
+        directions: Principal directions of `"vim"`.
+    """
+    found: list[dict[str, FittedScore]] = []
+    for training in trainings:
+        # Draws of the last layer alone have the features of the first.
+        is_same = bool(found) and torch.equal(training.features, trainings[0].features)
+        shared = {name: found[0][name] for name in names if is_same and name in OF_FEATURES_ALONE}
+        own = (name for name in names if name not in shared)
+        found.append({**shared, **{name: fit_score(name, training, k=k, directions=directions) for name in own}})
+    return found
 
 
 def fit_score(name: str, training: Training, *, k: int, directions: int | None) -> FittedScore:
