@@ -20,6 +20,7 @@ from credo.core.errors import (
     DataWarning,
     DivergenceWarning,
     ExampleCountWarning,
+    FewRowsWarning,
     FileFormatError,
     LostProcessError,
     NonFiniteError,
@@ -29,6 +30,7 @@ from credo.core.errors import (
 )
 from credo.core.example_counts import Counted
 from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.conformal import ConformalIntervals, ConformalSets
 from credo.core.held_out.ledger import Ledger
 from credo.core.held_out.recalibration import Recalibration
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
@@ -38,7 +40,7 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
 from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
 from credo.doctor import Diagnosis, Finding, diagnose
-from credo.evaluate import ensemble_study, measure, sample_study
+from credo.evaluate import conformal, ensemble_study, measure, sample_study
 from credo.exporting import export
 from credo.methods import *  # noqa: F403
 from credo.models import summary
@@ -53,6 +55,8 @@ __all__ = [
     "Categorical",
     "CheckpointWarning",
     "ClassPrediction",
+    "ConformalIntervals",
+    "ConformalSets",
     "Counted",
     "CredoError",
     "CredoWarning",
@@ -61,6 +65,7 @@ __all__ = [
     "Diagnosis",
     "DivergenceWarning",
     "ExampleCountWarning",
+    "FewRowsWarning",
     "FileFormatError",
     "Finding",
     "GaussianNoise",
@@ -86,6 +91,7 @@ __all__ = [
     "calibrate",
     "compare",
     "compare_scores",
+    "conformal",
     "describe",
     "diagnose",
     "distribute",

@@ -46,6 +46,10 @@ class CalibrationWarning(CredoWarning):
     """A calibration was dropped, because the weights that it was chosen for have changed."""
 
 
+class FewRowsWarning(CredoWarning):
+    """There are too few held-out rows for a guarantee; the message says how many are needed."""
+
+
 class PredictiveWarning(CredoWarning):
     """Predictions with drawn weights are worse than those of the mean network; the message says what to use."""
 

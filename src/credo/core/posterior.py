@@ -16,7 +16,6 @@ from credo.core.description import Description
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
-from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.inputs import AnyInputs
@@ -62,8 +61,6 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     likelihood: Likelihood
     process_group: ProcessGroup | None = None
     """The processes that make its steps together, if any (`credo.distribute`)."""
-    calibration: Calibration | None = None
-    """What `credo.calibrate` chose, which predictions apply; draws, steps and `forward` do not."""
     noise_scale: float = 1.0
     """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -167,7 +164,7 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     def uncalibrated(self) -> Self:
         """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
 
-        `posterior.calibration = None` drops it for good.
+        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
         """
         plain = self.frozen_copy()
         plain.calibration = None

@@ -11,6 +11,7 @@ from torch import nn
 
 from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.conformal import Conformal, conformal_from
 from credo.core.held_out.ledger import Ledger
 
 
@@ -22,8 +23,10 @@ class Saved(nn.Module):
     generator: torch.Generator
     planned: dict[str, Any]
     """Arguments that were left open, with the values that `fit` has chosen."""
-    calibration: Calibration | None
+    conformal: Conformal | None = None
+    """What `credo.conformal` chose, which predictions apply last of all, after `calibration`."""
     ledger: Ledger
+    _calibration: Calibration | None = None
     _not_in_config: ClassVar[tuple[str, ...]] = ()
     """Arguments that only initialise: what they gave is in the tensors."""
     _renamed_arguments: ClassVar[Renamed] = {}
@@ -34,6 +37,18 @@ class Saved(nn.Module):
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
+
+    @property
+    def calibration(self) -> Calibration | None:  # type: ignore[override]
+        """What `credo.calibrate` chose, which predictions apply; draws, steps and `forward` do not.
+
+        A new one drops `conformal`, which was chosen for the predictions of the old one.
+        """
+        return self._calibration
+
+    @calibration.setter
+    def calibration(self, found: Calibration | None) -> None:
+        self._calibration, self.conformal = found, None
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior.
@@ -70,6 +85,7 @@ class Saved(nn.Module):
             "planned": dict(self.planned),
             "optimizer": optimizer.state_dict() if optimizer else None,
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "conformal": None if self.conformal is None else self.conformal.to_dict(),
             "ledger": self.ledger.to_list(),
         }
 
@@ -81,6 +97,7 @@ class Saved(nn.Module):
             self._set_planned(name, value)
         calibration = state.get("calibration")
         self.calibration = None if calibration is None else Calibration.from_dict(calibration)
+        self.conformal = conformal_from(state.get("conformal"))
         self.ledger = Ledger.from_list(state.get("ledger", ()))
         optimizer = self._optimizer()
         if optimizer and state["optimizer"] is not None:

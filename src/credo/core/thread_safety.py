@@ -259,11 +259,14 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def changing(self: Posterior, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
-        if self.calibration is not None:
-            self.calibration = None
+        chosen = {"calibrate": self.calibration, "conformal": self.conformal}
+        again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
+        if again:
+            self.calibration = None  # and with it all that follows it
+            what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
             warnings.warn(
-                "The calibration was chosen for weights or a spread that have changed, and is dropped: call "
-                "credo.calibrate again after training.",
+                f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after "
+                "training.",
                 CalibrationWarning,
                 stacklevel=3,
             )

@@ -19,6 +19,8 @@ from credo.evaluate.classification import (
     nll_each,
     nll_from_log_probs,
 )
+from credo.evaluate.conformal_metrics import interval_metrics, set_metrics
+from credo.evaluate.conformal_prediction import conformal
 from credo.evaluate.detection import (
     OOD_SCORES,
     Detection,
@@ -46,7 +48,15 @@ from credo.evaluate.regression import (
     rmse,
 )
 from credo.evaluate.samples import SampleStudy, sample_study
-from credo.evaluate.selective import aurc, excess_aurc, retained_accuracy, risk_coverage
+from credo.evaluate.selective import (
+    RiskControl,
+    augrc,
+    aurc,
+    excess_aurc,
+    retained_accuracy,
+    risk_control,
+    risk_coverage,
+)
 from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
 from credo.evaluate.suite import measure, quick_metrics
 
@@ -56,10 +66,12 @@ __all__ = [
     "EnsembleStudy",
     "Interval",
     "Reliability",
+    "RiskControl",
     "SampleStudy",
     "TemperatureScaling",
     "accuracy",
     "adaptive_ece",
+    "augrc",
     "aupr",
     "aurc",
     "auroc",
@@ -68,6 +80,7 @@ __all__ = [
     "brier",
     "brier_each",
     "classwise_ece",
+    "conformal",
     "correct",
     "crps_gaussian",
     "crps_gaussian_each",
@@ -81,6 +94,7 @@ __all__ = [
     "gaussian_nll",
     "gaussian_nll_each",
     "interval_coverage",
+    "interval_metrics",
     "maximum_calibration_error",
     "measure",
     "miscalibration_area",
@@ -96,10 +110,12 @@ __all__ = [
     "quick_metrics",
     "reliability",
     "retained_accuracy",
+    "risk_control",
     "risk_coverage",
     "rmse",
     "roc_curve",
     "sample_study",
+    "set_metrics",
     "smooth_ece",
     "temperature_scale",
 ]

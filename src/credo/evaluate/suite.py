@@ -10,11 +10,12 @@ from torch import Tensor
 
 from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
+from credo.evaluate.conformal_metrics import interval_metrics, set_metrics
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
 from credo.evaluate.predictive import coverage_of, crps_of
 from credo.evaluate.regression import miscalibration_area, rmse
-from credo.evaluate.selective import aurc, retained_accuracy
+from credo.evaluate.selective import augrc, aurc, retained_accuracy
 from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
@@ -73,12 +74,15 @@ def _classes(
         "smooth_ece": smooth_ece(probs, labels),
         "misclassification_auroc": misclassification_auroc(probs, labels),
         "aurc": aurc(probs, labels, prediction.total),
+        "augrc": augrc(probs, labels, prediction.total),
         "retained_accuracy": {f"{k:g}": v for k, v in retained_accuracy(probs, labels, prediction.total).items()},
         "mean_total": float(prediction.total.mean()),
         "mean_aleatoric": float(prediction.aleatoric.mean()),
         "mean_epistemic": float(prediction.epistemic.mean()),
         "mean_draws": float(prediction.draws_used.float().mean()),
     }
+    if prediction.sets is not None:
+        metrics["conformal"] = set_metrics(prediction.sets, labels)
     if outside:
         metrics["ood"] = {name: _detection(prediction, other, scores) for name, other in outside.items()}
     if intervals:
@@ -112,6 +116,8 @@ def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]
         "mean_epistemic": float(prediction.epistemic.mean()),
         "mean_draws": float(prediction.draws_used.float().mean()),
     }
+    if prediction.lower is not None and prediction.upper is not None:
+        metrics["conformal"] = interval_metrics(prediction.lower, prediction.upper, targets)
     if intervals:
         error = (mean - targets).double().reshape(len(mean), -1).square().mean(-1).sqrt()
         metrics["intervals"] = {

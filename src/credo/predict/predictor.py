@@ -19,7 +19,7 @@ from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, concatenate
+from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed
 from credo.predict.run import (
     batches_of,
     check_on_nonfinite,
@@ -95,7 +95,7 @@ class Predictor:
         draws = checked_count("draws", draws)
         self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
-        self.calibration = self._posterior.calibration
+        self.calibration, self.conformal = self._posterior.calibration, self._posterior.conformal
         self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
         self._is_random = self._posterior.is_random and self._noise_scale != 0.0
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
@@ -140,8 +140,8 @@ class Predictor:
         if self.predictive == "weights":  # else `predict` has done so
             prediction = recalibrated(prediction, self.calibration)
         if isinstance(prediction, ClassPrediction) and not self._is_random:
-            return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
-        return prediction
+            prediction = replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
+        return conformed(prediction, self.conformal)
 
     def _batch(self, x: AnyInputs, y: Tensor | None) -> Prediction:
         if isinstance(x, Tensor) and not len(x):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.held_out.conformal import Conformal, ConformalSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
 
 P = TypeVar("P", bound="Prediction")
@@ -64,7 +65,8 @@ class ClassPrediction(Prediction):
     """Class probabilities averaged over draws, and three decompositions of their uncertainty.
 
     `total`, `aleatoric` and `epistemic` are the entropy decomposition (nats); `uncertainty(name)` gives the others.
-    `mc_error` [n] estimates the standard error of the least certain class probability.
+    `mc_error` [n] estimates the standard error of the least certain class probability. `sets` [n, classes] are those of
+    `posterior.conformal`, None without it.
     """
 
     _checked = ("probs",)
@@ -76,6 +78,7 @@ class ClassPrediction(Prediction):
     aleatoric_by_class: Tensor
     epistemic_by_class: Tensor
     mc_error: Tensor
+    sets: Tensor | None = None
 
     @property
     def labels(self) -> Tensor:
@@ -129,6 +132,7 @@ class RegressionPrediction(Prediction):
     """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic².
 
     `residuals` is the distribution of the residuals if `credo.recalibrate` has found that they are not normal.
+    `lower` and `upper` are the ends of the intervals of `posterior.conformal`, None without it.
     """
 
     _checked = ("mean", "aleatoric", "epistemic")
@@ -137,6 +141,8 @@ class RegressionPrediction(Prediction):
     aleatoric: Tensor
     epistemic: Tensor
     residuals: ResidualMap | None = None
+    lower: Tensor | None = None
+    upper: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
@@ -190,7 +196,9 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
         mean: Mean of the targets; float64 if they lie far from zero, and then the result is float64, too.
         std: Standard deviation of the targets.
     """
-    targets, density = prediction.targets, prediction.log_likelihood
+    targets, density, lower, upper = (
+        getattr(prediction, name) for name in ("targets", "log_likelihood", "lower", "upper")
+    )
     return replace(
         prediction,
         targets=None if targets is None else targets * std + mean,
@@ -198,7 +206,28 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
         mean=prediction.mean * std + mean,
         aleatoric=prediction.aleatoric * std,
         epistemic=prediction.epistemic * std,
+        lower=None if lower is None else lower * std + mean,
+        upper=None if upper is None else upper * std + mean,
     )
+
+
+def conformed(prediction: P, found: Conformal | None) -> P:
+    """Add conformal sets or intervals, if there are any.
+
+    Args:
+        prediction: Of all rows.
+        found: The posterior's `conformal`.
+    """
+    if found is None:
+        return prediction
+    if isinstance(found, ConformalSets) == isinstance(prediction, RegressionPrediction):
+        raise TypeError(
+            f"posterior.conformal has {type(found).__name__}, its predictions are {type(prediction).__name__}."
+        )
+    if isinstance(found, ConformalSets):
+        return replace(prediction, sets=found.sets(prediction))
+    lower, upper = found.intervals(prediction)
+    return replace(prediction, lower=lower, upper=upper)
 
 
 def concatenate(parts: list[P]) -> P:

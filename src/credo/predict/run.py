@@ -31,7 +31,7 @@ from credo.predict.linear import check_linearisable
 from credo.predict.moments import make_moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate
+from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate, conformed
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 from credo.predict.weights_check import WeightsCheck
 
@@ -176,7 +176,7 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            calibration = frozen.calibration
+            calibration, found = frozen.calibration, frozen.conformal
             device, is_linear = frozen.device, frozen.parts[0].default_predictive == "linear"
             task = self._for(frozen)
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
@@ -205,7 +205,7 @@ class _Task:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
             check.warn()
-        return recalibrated(task._joined(parts, bad_inputs), calibration)
+        return conformed(recalibrated(task._joined(parts, bad_inputs), calibration), found)
 
     def _for(self, frozen: Posterior) -> _Task:
         """The same for a snapshot: without noise, one draw of each part is all; a closed form has no error to lower."""

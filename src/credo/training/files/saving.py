@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import FileFormatError, NonFiniteError
 from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.conformal import conformal_from
 from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_atomically
@@ -88,6 +89,7 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         _raise_if(path, without_std(posterior))
         if about.get("calibration") is not None:
             posterior.calibration = Calibration.from_dict(about["calibration"])
+        posterior.conformal = conformal_from(about.get("conformal"))
         posterior.ledger = Ledger.from_list(about.get("ledger", ()))
     return posterior.eval()
 
@@ -125,10 +127,12 @@ def _description(posterior: Posterior) -> dict[str, Any]:
 
 
 def _from_held_out(posterior: Posterior) -> dict[str, Any]:
-    """The calibration and the uses of held-out rows, where there are any."""
+    """Calibration, conformal thresholds and the uses of held-out rows, where there are any."""
     found: dict[str, Any] = {}
     if posterior.calibration is not None:
         found["calibration"] = finite(posterior.calibration.to_dict())
+    if posterior.conformal is not None:
+        found["conformal"] = finite(posterior.conformal.to_dict())
     if posterior.ledger.uses:
         found["ledger"] = posterior.ledger.to_list()
     return found

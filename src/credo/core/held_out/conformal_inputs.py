@@ -1,0 +1,80 @@
+"""What conformal prediction accepts as a prediction: this library's predictions, and plain arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.support.validate import is_number
+
+
+def check_alpha(alpha: Any) -> float:
+    """Return alpha; raise ValueError unless it is a probability of a miss.
+
+    Args:
+        alpha: The argument.
+    """
+    if not is_number(alpha) or not 0 < alpha < 1:
+        raise ValueError(f"alpha={alpha!r:.40} must lie between 0 and 1: 0.1 for sets that miss 10 % of the labels.")
+    return float(alpha)
+
+
+def both_classes(probs: Tensor) -> Tensor:
+    """Probabilities [n, 2] of no and yes from those of a yes, [n]; others as they are.
+
+    Args:
+        probs: Class probabilities [n, classes], or [n].
+    """
+    return torch.stack([1 - probs, probs], -1) if probs.dim() == 1 else probs
+
+
+def value_parts(prediction: Any, kind: str) -> tuple[Tensor, Tensor | None]:
+    """The float64 tensors that a kind of interval needs; raises ValueError for others.
+
+    Args:
+        prediction: As in `ConformalIntervals.intervals`.
+        kind: `"split"`, `"normalised"` or `"cqr"`.
+    """
+    is_prediction = hasattr(prediction, "mean") and hasattr(prediction, "total")
+    if kind == "cqr":
+        if is_prediction or not isinstance(prediction, tuple) or len(prediction) != 2:
+            raise ValueError("kind='cqr' needs quantiles that were predicted: pass the tuple (lower, upper).")
+        return _alike(*prediction)
+    parts = (prediction.mean, prediction.total) if is_prediction else prediction
+    is_pair = isinstance(parts, tuple) and len(parts) == 2
+    if kind == "split":
+        return numbers(parts[0] if is_pair else parts), None
+    if not is_pair:
+        raise ValueError("kind='normalised' needs a regression prediction, or the tuple (means, standard deviations).")
+    mean, std = _alike(*parts)
+    if bool((std < 0).any()):
+        raise ValueError("standard deviations are negative; pass (means, standard deviations) in this order.")
+    return mean, std
+
+
+def numbers(values: Any) -> Tensor:
+    """An array as a float64 tensor on the CPU.
+
+    Args:
+        values: A tensor or what numpy can read.
+    """
+    return torch.as_tensor(values).detach().cpu().double()
+
+
+def outputs_of(values: Tensor) -> int:
+    """Number of targets of each row.
+
+    Args:
+        values: Means or targets, [n] or [n, outputs].
+    """
+    return 1 if values.dim() == 1 else math.prod(values.shape[1:])
+
+
+def _alike(first: Any, second: Any) -> tuple[Tensor, Tensor]:
+    one, other = numbers(first), numbers(second)
+    if one.shape != other.shape:
+        raise ValueError(f"two arrays have the shapes {list(one.shape)} and {list(other.shape)}; make them alike.")
+    return one, other

@@ -1,0 +1,199 @@
+"""Split conformal prediction: sets of classes and intervals that miss a stated part of new rows (Vovk et al. 2005).
+
+Scores s(x, y) of n calibration rows, which training has not seen, give the threshold t, the ⌈(n + 1)(1 − α)⌉-th
+smallest of them; the set of a new row is {y: s(x, y) ≤ t}. Whatever the network, it contains the target with
+probability 1 − α or more, if new rows and calibration rows are exchangeable; under shift it does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.errors import FewRowsWarning, unknown
+from credo.core.held_out.conformal import (
+    INTERVAL_KINDS,
+    SET_KINDS,
+    Conformal,
+    ConformalIntervals,
+    ConformalSets,
+)
+from credo.core.held_out.conformal_inputs import both_classes, check_alpha, numbers, outputs_of, value_parts
+from credo.core.held_out.conformal_scores import quantile_scores, residual_scores, rows_needed, threshold
+from credo.core.held_out.ledger import row_digests
+from credo.core.posterior import Posterior
+from credo.evaluate.checks import check_labels, check_probs
+from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
+
+_MOST_NAMED = 5
+
+
+def conformal(
+    prediction: Any,
+    y: Any = None,
+    alpha: float = 0.1,
+    kind: str | None = None,
+    *,
+    by_class: bool = False,
+    randomised: bool = True,
+    allow_empty: bool = False,
+    penalty: float = 0.1,
+    k_reg: int = 1,
+    draws: int = 32,
+    seed: int = 0,
+    shared_draws: bool = False,
+) -> Conformal:
+    """Choose thresholds on calibration rows: `ConformalSets` of classes, or `ConformalIntervals`, for new predictions.
+
+    With a posterior and batches, the result is also stored in `posterior.conformal`: files keep it, and `predict`
+    applies it with the same number of draws (`prediction.sets`, `prediction.lower`, `prediction.upper`). The rows are
+    recorded in `posterior.ledger`, with a warning if they were used before. What is done to a posterior later
+    (a step, `calibrate`) drops it.
+
+    Args:
+        prediction: A `ClassPrediction` or `RegressionPrediction` of calibration rows; plain arrays: probabilities
+            [n, classes] (or [n] of a yes), means [n] or [n, outputs], (means, standard deviations), (lower, upper)
+            quantiles; or a posterior.
+        y: Labels [n], or targets in the shape of the means; None takes those of the prediction. For a posterior,
+            batches of (inputs, targets).
+        alpha: Probability that a set or interval misses the target.
+        kind: Classes: `"lac"` (1 − p, the smallest sets on average, the default), `"aps"` (adapts to the difficulty
+            of a row), `"raps"` (APS with a penalty on long sets). Regression: `"normalised"` (mean ± t·std, the
+            default of predictions), `"split"` (mean ± t), `"cqr"` (given quantiles, moved by t). Several outputs are
+            covered together. Of plain arrays it must be given, except for probabilities [n, classes].
+        by_class: Guarantee every class by itself, from its own rows (Mondrian).
+        randomised: Count a random part u of a class's own probability in APS and RAPS, so that coverage is exact; u is
+            a function of the row's probabilities. Otherwise sets are larger, and cover more than 1 − alpha.
+        allow_empty: Let sets be empty, which makes coverage exact where alpha exceeds the error rate. Otherwise they
+            contain at least the most probable class, and may cover more.
+        penalty: λ of RAPS, added for every class of a row beyond the first `k_reg`, above 0.
+        k_reg: Number of classes that RAPS does not penalise.
+        draws: Networks to average over, for a posterior.
+        seed: Seed of these draws.
+        shared_draws: Use the same draws for all batches, as in `predict`.
+    """
+    alpha = check_alpha(alpha)
+    if isinstance(prediction, Posterior):
+        options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
+        options |= {"penalty": penalty, "k_reg": k_reg}
+        predicting = {"draws": draws, "seed": seed, "shared_draws": shared_draws}
+        return _of_posterior(prediction, y, alpha, kind, options, predicting)
+    y = getattr(prediction, "targets", None) if y is None else y
+    if y is None:
+        raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")
+    kind = _checked_kind(prediction, y, kind)
+    if kind in INTERVAL_KINDS:
+        if by_class:
+            raise ValueError(f"by_class=True is for classes; kind={kind!r} is an interval.")
+        return _intervals(prediction, y, alpha, kind)
+    if kind == "raps" and not (penalty > 0 and k_reg >= 0):
+        raise ValueError(f"kind='raps' with penalty={penalty}, k_reg={k_reg} is APS: give a penalty above 0, or 'aps'.")
+    regularised = {"penalty": float(penalty), "k_reg": int(k_reg)} if kind == "raps" else {}
+    probs, labels = _class_rows(prediction, y)
+    chosen: dict[str, Any] = {"randomised": randomised and kind != "lac", "allow_empty": allow_empty, **regularised}
+    return _sets(probs, labels, alpha, kind, by_class, chosen)
+
+
+def _of_posterior(
+    posterior: Posterior,
+    batches: Iterable[Any] | None,
+    alpha: float,
+    kind: str | None,
+    options: dict[str, Any],
+    predicting: dict[str, Any],
+) -> Conformal:
+    if batches is None:
+        raise ValueError(
+            "Conformal prediction with a posterior needs batches of (inputs, targets) that it has not seen."
+        )
+    if kind == "cqr":
+        raise ValueError("kind='cqr' is for arrays of quantiles; a posterior has 'normalised' and 'split'.")
+    batches = list(batches) if isinstance(batches, Iterator) else batches
+    digests = row_digests(batches)
+    prediction: Prediction = predict(posterior, batches, **predicting)
+    found = conformal(prediction, None, alpha, kind, **options)
+    posterior.ledger.record("conformal", digests)
+    if posterior.process_group is not None:  # rounding may differ between machines
+        found = posterior.process_group.share(found)
+    posterior.conformal = found
+    return found
+
+
+def _checked_kind(prediction: Any, y: Any, kind: str | None) -> str:
+    """The kind that is meant; raises ValueError for one that does not fit the prediction."""
+    is_class, is_value = isinstance(prediction, ClassPrediction), isinstance(prediction, RegressionPrediction)
+    possible = SET_KINDS if is_class else INTERVAL_KINDS if is_value else (*SET_KINDS, *INTERVAL_KINDS)
+    if kind is not None:
+        if kind not in possible:
+            raise ValueError(unknown("kind", str(kind), possible))
+        return kind
+    if is_class or is_value:
+        return "lac" if is_class else "normalised"
+    if not isinstance(prediction, tuple):
+        targets = torch.as_tensor(y)
+        is_label = targets.dim() == 1 and not targets.is_floating_point()
+        if is_label and torch.as_tensor(prediction).dim() == 2:
+            return "lac"
+    raise ValueError(
+        "Plain arrays may be many things: give kind='lac', 'aps' or 'raps' for probabilities, 'split' for means, "
+        "'normalised' for (means, standard deviations), 'cqr' for (lower, upper) quantiles."
+    )
+
+
+def _class_rows(prediction: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Probabilities [n, classes] and labels [n] of the calibration rows."""
+    given = torch.as_tensor(getattr(prediction, "probs", prediction)).detach().cpu()
+    probs = check_probs(both_classes(given))
+    labels = torch.as_tensor(y).detach().cpu().reshape(-1)
+    labels = labels.long() if labels.dtype == torch.bool else labels
+    # The probabilities as they are: `predict` does not clamp those of new rows.
+    return both_classes(given), check_labels(labels, batch=len(probs), classes=probs.shape[1], device=probs.device)
+
+
+def _sets(
+    probs: Tensor, labels: Tensor, alpha: float, kind: str, by_class: bool, options: dict[str, Any]
+) -> ConformalSets:
+    classes = probs.shape[1]
+    shape = ConformalSets(kind, alpha, (0.0,), (0,), classes, **options)
+    scores = shape.scores(probs).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    groups = [scores[labels == label] for label in range(classes)] if by_class else [scores]
+    rows = tuple(len(group) for group in groups)
+    _warn_of_few(rows, alpha, "set is all classes" if not by_class else "sets contain these classes always")
+    thresholds = tuple(threshold(group, alpha) for group in groups)
+    return ConformalSets(kind, alpha, thresholds, rows, classes, **options)
+
+
+def _intervals(prediction: Any, y: Any, alpha: float, kind: str) -> ConformalIntervals:
+    first, second = value_parts(prediction, kind)
+    targets = numbers(y)
+    if first.dim() == 2 and first.shape[1] == 1 and targets.dim() == 1:
+        targets = targets.unsqueeze(1)
+    if targets.shape != first.shape or not len(targets):
+        raise ValueError(f"y has shape {list(targets.shape)}, predictions have {list(first.shape)}; make them alike.")
+    parts = [part.reshape(len(targets), -1) for part in (targets, first, *(() if second is None else (second,)))]
+    if not all(bool(part.isfinite().all()) for part in parts):
+        raise ValueError("Predictions or targets of the calibration rows are NaN or infinite; leave these rows out.")
+    scores = (quantile_scores if kind == "cqr" else residual_scores)(*parts)
+    _warn_of_few((len(scores),), alpha, "intervals are infinite")
+    return ConformalIntervals(kind, alpha, (threshold(scores, alpha),), (len(scores),), outputs_of(first))
+
+
+def _warn_of_few(rows: tuple[int, ...], alpha: float, effect: str) -> None:
+    needed = rows_needed(alpha)
+    few = [index for index, count in enumerate(rows) if count < needed]
+    if not few:
+        return
+    if len(rows) == 1:
+        which = f"{rows[0]} calibration rows are"
+    else:
+        listed = ", ".join(map(str, few[:_MOST_NAMED])) + (" …" if len(few) > _MOST_NAMED else "")
+        which = f"The calibration rows of {len(few)} of {len(rows)} classes ({listed}) are"
+    warnings.warn(
+        f"{which} too few for alpha={alpha:g}, which needs {needed}{' of each' if len(rows) > 1 else ''}: {effect}.",
+        FewRowsWarning,
+        stacklevel=4,
+    )
