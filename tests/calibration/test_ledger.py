@@ -92,7 +92,8 @@ def test_training_and_calibration_record_what_they_use(network: Make, rows: Make
     train, validation = rows(50), rows(50, seed=5)
     posterior = MAP(network(), data_size=50)
     credo.fit(posterior, train, epochs=2, validation=validation, progress=False)
-    assert posterior.ledger.uses == ()  # it chose nothing
+    assert posterior.ledger.served(train) == {"training": 1.0}
+    assert posterior.ledger.served(validation) == {}  # it chose nothing
     credo.fit(posterior, train, epochs=3, validation=validation, patience=2, progress=False)
     assert posterior.ledger.served(validation) == {"early stopping": 1.0}
     with pytest.warns(ReusedRowsWarning, match="slightly overconfident"):

@@ -30,7 +30,7 @@ def test_a_run_is_calibrated_in_place(call: Call, digits_run: Path, tmp_path: Pa
     evaluated = json.loads(call("evaluate", run, "--draws", 4, "--json").stdout)
     assert evaluated["nll"] == pytest.approx(record["after"]["test"]["nll"])
     served = Run(run).posterior().ledger
-    assert [use.purpose for use in served.uses] == ["calibration", "report"]
+    assert [use.purpose for use in served.uses] == ["training", "calibration", "report"]
     shown = call("calibrate", run, "--draws", 4)
     assert "cross-fitted" in shown.stdout
     assert "temperature" in shown.stderr

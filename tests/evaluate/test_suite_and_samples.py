@@ -72,6 +72,7 @@ def test_classification_numbers_are_those_of_the_functions(classes: credo.ClassP
         "smooth_ece": metrics.smooth_ece(probs, labels),
         "misclassification_auroc": metrics.misclassification_auroc(probs, labels),
         "aurc": metrics.aurc(probs, labels, classes.total),
+        "augrc": metrics.augrc(probs, labels, classes.total),
         "mean_total": classes.total.mean().item(),
         "mean_aleatoric": classes.aleatoric.mean().item(),
         "mean_epistemic": classes.epistemic.mean().item(),

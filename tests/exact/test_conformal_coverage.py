@@ -1,7 +1,7 @@
 """Coverage over 2,000 calibration sets is distributed as Beta(n + 1 − l, l), for every kind of set and interval.
 
-Each distribution is compared by a Kolmogorov-Smirnov test at level 1e-4, with about 20 of them: all data are seeded, and
-another seed would fail here with a chance of 1 in 500.
+Each distribution is compared by a Kolmogorov-Smirnov test at level 1e-4, with about 20 of them: all data are seeded,
+and another seed would fail here with a chance of 1 in 500.
 """
 
 from collections.abc import Callable

@@ -12,6 +12,7 @@ from typing import Any
 from credo.core.description import parameter_counts
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.conformal import Conformal
 from credo.core.support.json_files import read_json
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split
@@ -48,6 +49,7 @@ class RunContent:
         baseline: Name of the deterministic run that the doctor compared it with.
         calibration: What was chosen on held-out rows, which the predictions apply, if anything.
         study: Scores that detect out-of-distribution inputs, if there are such sets.
+        conformal: Conformal sets or intervals, which the predictions have, if any.
     """
 
     name: str
@@ -65,6 +67,7 @@ class RunContent:
     baseline: str | None = None
     calibration: Calibration | None = None
     study: OodStudy | None = None
+    conformal: Conformal | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,7 @@ def _content(
         intervals={**metrics["intervals"], **further_intervals(prediction, ood)},
         samples=_evaluation(run).get("samples"),
         calibration=posterior.calibration,
+        conformal=posterior.conformal,
     )
 
 

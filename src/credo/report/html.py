@@ -14,6 +14,7 @@ from credo.core.support.files import write_text
 from credo.experiments.diagnosis import command_options
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.classes import class_sections
+from credo.report.conformal import conformal_section
 from credo.report.content import Content, RunContent
 from credo.report.detection import detection_section
 from credo.report.examples import Group, class_groups, value_groups
@@ -73,6 +74,7 @@ def sections_of(content: Content) -> list[Section]:
     """Sections of figures in order, without empty ones."""
     own = value_sections(content) if content.dataset.task == "regression" else class_sections(content)
     return [section for section in (*own, detection_section(content), training_section(content)) if section.figures]
+    return [section for section in (*own, conformal_section(content), training_section(content)) if section.figures]
 
 
 def environment() -> Environment:

@@ -20,6 +20,7 @@ from credo.core.distributed.wrapped_networks import process_count
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.data import Batches, Split, split_validation
+from credo.evaluate import conformal
 from credo.methods import METHODS, Ensemble
 from credo.predict import predict
 from credo.sklearn.building import Common, Model, RandomState, make_network, make_posterior, make_seed
@@ -185,6 +186,13 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         rows = self._inputs(validate_data(self, x, reset=False, dtype=DTYPES))
         return predict(self.posterior_, rows, draws=self.draws, shared_draws=True, seed=self._seed)
+
+    def _conform(self, x: Array, y: Array, alpha: float, kind: str, options: Mapping[str, Any]) -> Self:
+        """Choose conformal thresholds with the draws of all predictions; targets are scaled."""
+        rows = [(self._inputs(x), torch.from_numpy(y))]
+        how = {"draws": self.draws, "shared_draws": True, "seed": self._seed}
+        conformal(self.posterior_, rows, alpha, kind, **how, **options)
+        return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from credo.core.likelihood import Categorical
 from credo.sklearn.base import DTYPES, Array, BayesianEstimator, UncertaintyArrays
@@ -56,6 +56,31 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         with np.errstate(divide="ignore"):
             logs: Array = np.log(self.predict_proba(X))
         return logs
+
+    def conformal(self, X: ArrayLike, y: ArrayLike, alpha: float = 0.1, kind: str = "lac", **options: Any) -> Self:  # noqa: N803
+        """Choose the thresholds of `predict_set` on rows that `fit` has not seen; stored in `posterior_.conformal`.
+
+        Args:
+            X: Calibration rows [n, features].
+            y: Their labels [n].
+            alpha: Probability that a set misses the label.
+            kind: `"lac"`, `"aps"` or `"raps"`.
+            options: Further arguments of `credo.conformal`, such as `by_class=True`.
+        """
+        check_is_fitted(self)
+        x, labels = validate_data(self, X, y, reset=False, dtype=DTYPES)
+        known = np.isin(labels, self.classes_)
+        if not known.all():
+            raise ValueError(f"y has labels that fit has not seen, such as {labels[~known][0]!r}.")
+        return self._conform(x, np.searchsorted(self.classes_, labels), alpha, kind, options)
+
+    def predict_set(self, X: ArrayLike) -> Array:  # noqa: N803
+        """Which labels of `classes_` are in the set of each row, bool [n, classes]; after `conformal`."""
+        sets = self._predict(X).sets
+        if sets is None:
+            raise ValueError("Call conformal(X, y) first, with rows that fit has not seen.")
+        found: Array = sets.numpy()
+        return found
 
     def uncertainty(self, X: ArrayLike, decomposition: str = "entropy") -> UncertaintyArrays:  # noqa: N803
         """Total, aleatoric and epistemic uncertainty of each row.

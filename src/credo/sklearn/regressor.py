@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from credo.predict import RegressionPrediction, rescaled
 from credo.sklearn.base import DTYPES, Array, BayesianEstimator, UncertaintyArrays, statistics
@@ -85,11 +85,47 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         mean = self._shaped(values.mean)
         return (mean, self._shaped(values.total)) if return_std else mean
 
-    def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> tuple[Array, Array]:  # noqa: N803
+    def conformal(
+        self,
+        X: ArrayLike,  # noqa: N803
+        y: ArrayLike,
+        alpha: float = 0.1,
+        kind: str = "normalised",
+    ) -> Self:
+        """Choose the widths of `predict_interval(X, conformal=True)` on rows that `fit` has not seen.
+
+        Args:
+            X: Calibration rows [n, features].
+            y: Their targets, in the shape of those of `fit`.
+            alpha: Probability that an interval misses the target.
+            kind: `"normalised"` (a multiple of the predicted standard deviation) or `"split"` (the same width for all).
+        """
+        check_is_fitted(self)
+        x, targets = validate_data(self, X, y, reset=False, dtype=DTYPES, multi_output=True, y_numeric=True)
+        scaled = (targets.reshape(len(targets), -1) - self.target_mean_) / self.target_std_
+        return self._conform(x, scaled.astype(x.dtype), alpha, kind, {})
+
+    def predict_interval(
+        self,
+        X: ArrayLike,  # noqa: N803
+        coverage: float = 0.9,
+        *,
+        conformal: bool = False,
+    ) -> tuple[Array, Array]:
         """Lower and upper ends of central intervals that contain a new target with probability `coverage`.
 
         Computed from a Gaussian with the predictive mean and standard deviation, an approximation of the mixture.
+
+        Args:
+            X: Rows [n, features].
+            coverage: Probability of the Gaussian intervals.
+            conformal: Give the intervals of `conformal`, whose coverage was chosen there, instead.
         """
+        if conformal:
+            values = self._values(X)
+            if values.lower is None or values.upper is None:
+                raise ValueError("Call conformal(X, y) first, with rows that fit has not seen.")
+            return self._shaped(values.lower), self._shaped(values.upper)
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage} must lie between 0 and 1, such as 0.9.")
         mean, std = self.predict(X, return_std=True)

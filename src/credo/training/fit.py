@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -258,10 +259,17 @@ class _Training:
             posterior.lr_scale = scale(progress.epoch + progress.step / total)
             if posterior.steps == 0:
                 self._start_with(batch)
+            if progress.epoch == 0 and group is None:  # processes would remember different rows
+                self._remember(batch)
             counted = {} if self.counts is None else self.counts(batch).given()
             terms = posterior.step(lambda net, batch=batch: self.nll(net, batch), **counted)
             progress.add_step(terms)
             self._after_step(terms)
+
+    def _remember(self, batch: Any) -> None:
+        """Record the rows as trained on, where they can be told apart: conformal prediction needs others."""
+        with suppress(TypeError, ValueError):
+            self.posterior.ledger.record("training", [batch])
 
     def _start_with(self, batch: Any) -> None:
         """Before the first step, let what the user did not give suit the first batch."""

@@ -10,6 +10,7 @@ import typer
 from credo.attacks import AttackSet, load_attack_set
 from credo.cli.ood_options import HELP, checked_scores, print_scores
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, print_table, say, say_stored
+from credo.cli.reliable_answers import abstention, choose_sets
 from credo.core.distributed.setup import join
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
@@ -51,6 +52,19 @@ def _command(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Also evaluate this many single sampled networks.")] = None,
     bins: Annotated[int, typer.Option(help="Bins of the calibration error.")] = 15,
+    conformal: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ALPHA", help="Make sets or intervals that miss this part of new rows; stored in the run."
+        ),
+    ] = None,
+    conformal_kind: Annotated[
+        str | None, typer.Option(help="lac (default), aps or raps; for regression normalised (default) or split.")
+    ] = None,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Guarantee the sets of every class.")] = False,
+    max_error: Annotated[
+        float | None, typer.Option(help="Abstain so that answers are wrong at most this often, with 95 % confidence.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
@@ -72,6 +86,10 @@ def _command(
 
         credo evaluate runs/first --shift --shift-kinds fog,jpeg
 
+    With sets of classes that contain the right one in 90 % of all cases, chosen on the examples that training held out:
+
+        credo evaluate runs/first --conformal 0.1 --max-error 0.01
+
     Results are also written to RUN/evaluation.json, replacing earlier ones; if that fails, they are printed with a
     warning. `samples …` are accuracies of single sampled networks, `samples ensembled` that of their averaged
     probabilities. Under torchrun, batches are divided among the processes, and results do not depend on their number.
@@ -83,7 +101,11 @@ def _command(
         sets = _checked(run, attack_set or [], samples=samples)
         detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
         metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
+        choose_sets(run, conformal, conformal_kind, by_class, draws)
+        chosen = abstention(run, max_error, draws)
+        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
         on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
+        metrics |= chosen
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
         shifted = None if kinds is None else _shifted(run, kinds, shift_examples, options)
         if not first:
@@ -124,6 +146,8 @@ def _lost(path: Path, now: dict[str, Any]) -> str:
         "shift": "--shift",
         "ood": "--ood",
     }
+    options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
+    options["abstention"] = "--max-error"
     gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
     return f", replacing one with {' and '.join(gone)}" if gone else ""
 

@@ -78,7 +78,7 @@ def _command(
         if as_json:
             print_json(rows)
             return
-        shown = [[finite(value) for key, value in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
+        shown = [[_cell(value) for key, value in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
         print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
         if len(rows) > _MOST_ROWS:
             say(f"{len(rows) - _MOST_ROWS} more rows; use --json or --output for all of them")
@@ -181,11 +181,26 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
             row["label"] = None  # marked: no prediction
         elif names:
             row["label"] = names[row["label"]]
+    return rows if prediction.sets is None else _with_sets(rows, prediction.sets, names)
+
+
+def _with_sets(rows: list[dict[str, Any]], sets: Tensor, names: list[str] | None) -> list[dict[str, Any]]:
+    """The classes in the conformal set of each row; probabilities last."""
+    called = names or list(range(sets.shape[1]))
+    for row, inside in zip(rows, sets.tolist(), strict=True):
+        probs = row.pop("probs")
+        row |= {"set": [name for name, is_in in zip(called, inside, strict=True) if is_in], "probs": probs}
     return rows
 
 
+def _cell(value: Any) -> Any:
+    """A value of a table: a set as text."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else finite(value)
+
+
 def _value_rows(prediction: RegressionPrediction) -> list[dict[str, Any]]:
-    values = {key: getattr(prediction, key) for key in ("mean", "total", "aleatoric", "epistemic")}
+    keys = ("mean", "total", "aleatoric", "epistemic", *(() if prediction.lower is None else ("lower", "upper")))
+    values = {key: getattr(prediction, key) for key in keys}
     single = prediction.mean.shape[1] == 1
     lists = {key: (value[:, 0] if single else value).tolist() for key, value in values.items()}
     count = len(prediction)
@@ -200,5 +215,5 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.writer(text)
     keys = [key for key in rows[0] if key != "probs"]
     writer.writerow(keys)
-    writer.writerows([finite(row[key]) for key in keys] for row in rows)
+    writer.writerows([_cell(row[key]) for key in keys] for row in rows)
     write_text(path, text.getvalue())

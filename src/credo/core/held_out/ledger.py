@@ -1,4 +1,4 @@
-"""The ledger of held-out rows: which rows have served what, by digests of their contents.
+"""The ledger of rows: which rows have served what, by digests of their contents; training is one of the uses.
 
 A row that chose something (an epoch, a temperature) is no longer fresh: a score on it is too good. Rows are recognised
 one by one, so subsets, other batches and another order are seen through.
@@ -27,13 +27,14 @@ from credo.core.support.validate import is_count
 
 Digests = NDArray[np.uint64]
 
-PURPOSES = ("early stopping", "selection", "calibration", "conformal", "report")
+PURPOSES = ("training", "early stopping", "selection", "calibration", "conformal", "report")
 # After which uses rows are no longer fresh for a purpose.
-_SPOILED_BY = {
+_SPOILED_BY: dict[str, tuple[str, ...]] = {
+    "training": (),
     "early stopping": ("report",),
     "selection": ("report",),
     "calibration": ("early stopping", "selection", "conformal", "report"),
-    "conformal": ("early stopping", "selection", "calibration", "report"),
+    "conformal": ("training", "early stopping", "selection", "calibration", "report"),
     "report": ("early stopping", "selection", "calibration", "conformal"),
 }
 _ADVICE = {
@@ -46,6 +47,8 @@ _ADVICE = {
 }
 # The smallest digests, a random sample of the rows, stand for larger sets.
 _MOST = 2**14
+# Of training rows fewer do: a set of held-out rows that were trained on has some of them.
+_MOST_TRAINED = 2**10
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME = 0.05
 _LOCK = threading.Lock()
@@ -191,13 +194,17 @@ def _bytes(tensor: Tensor) -> list[memoryview]:
 
 
 def _use(purpose: str, digests: Digests) -> Use:
-    return Use(purpose, len(digests), digests[:_MOST])
+    return Use(purpose, len(digests), digests[: _most(purpose)])
+
+
+def _most(purpose: str) -> int:
+    return min(_MOST, _MOST_TRAINED) if purpose == "training" else _MOST
 
 
 def _joined(use: Use, digests: Digests) -> Use:
     """The same use, of these rows as well; the number of rows of large sets is an estimate."""
     new = round((1 - use.overlap(digests) * min(use.rows, len(digests)) / max(len(digests), 1)) * len(digests))
-    return Use(use.purpose, use.rows + max(new, 0), np.union1d(use.digests, digests)[:_MOST])
+    return Use(use.purpose, use.rows + max(new, 0), np.union1d(use.digests, digests)[: _most(use.purpose)])
 
 
 def _about(purpose: str, spent: Sequence[Use], digests: Digests) -> str:
@@ -216,4 +223,4 @@ def _read(entry: Any) -> Use:
     if len(content) % 8:
         raise ValueError("the ledger has damaged digests")
     digests: Digests = np.unique(np.frombuffer(content, dtype="<u8").astype(np.uint64))
-    return Use(entry["purpose"], max(int(entry["rows"]), len(digests)), digests[:_MOST])
+    return Use(entry["purpose"], max(int(entry["rows"]), len(digests)), digests[: _most(entry["purpose"])])

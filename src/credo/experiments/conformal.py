@@ -1,0 +1,60 @@
+"""Conformal sets or intervals of a trained run, and when it abstains, from the rows that training held out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from credo.core.held_out.conformal import check_alpha
+from credo.evaluate import conformal, risk_control
+from credo.experiments.config import in_order
+from credo.experiments.folders import MODEL, only_one
+from credo.experiments.runs import Run
+from credo.predict import ClassPrediction, predict
+from credo.training import save
+
+
+def conformal_run(run: Run, *, alpha: float, kind: str | None = None, draws: int = 32, by_class: bool = False) -> str:
+    """Choose thresholds on the validation examples of a finished run and store them in its model; a description.
+
+    Predictions of the run have sets or intervals from then on. Nothing else changes.
+
+    Args:
+        run: The run.
+        alpha: Probability that a set or interval misses the target.
+        kind: As in `credo.conformal`.
+        draws: Weight draws, as in the predictions that will use it.
+        by_class: Guarantee every class by itself.
+    """
+    check_alpha(alpha)
+    with only_one(run.folder):
+        posterior, facts = run.posterior(), run.facts()
+        found = conformal(posterior, in_order(run.validation()), alpha, kind, draws=draws, by_class=by_class)
+        save(posterior, run.folder / MODEL, extra=facts)
+    return repr(found)
+
+
+def abstention_run(run: Run, *, max_error: float, confidence: float = 0.95, draws: int = 32) -> dict[str, Any]:
+    """The threshold on the entropy that keeps the error rate of accepted answers, and what it does on the test set.
+
+    It is chosen on the validation examples of the run by `credo.evaluate.risk_control`.
+
+    Args:
+        run: The run.
+        max_error: Largest error rate of accepted answers.
+        confidence: Probability that it is kept.
+        draws: Weight draws.
+    """
+    dataset, posterior = run.dataset(), run.posterior()
+    if dataset.classes is None:
+        raise ValueError("A largest error rate is for classification; this run is a regression.")
+    held_out = in_order(run.validation())
+    chosen: ClassPrediction = predict(posterior, held_out, draws=draws)
+    assert chosen.targets is not None
+    posterior.ledger.record("conformal", held_out)
+    found = risk_control(chosen.probs, chosen.targets, chosen.total, max_error=max_error, confidence=confidence)
+    test: ClassPrediction = predict(posterior, in_order(dataset.test), draws=draws)
+    taken = found.accepts(test.total)
+    wrong = (test.labels != test.targets)[taken]
+    on_test = {"accepted": float(taken.double().mean()), "error": float(wrong.double().mean()) if len(wrong) else None}
+    return {**asdict(found), "test": on_test}

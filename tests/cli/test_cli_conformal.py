@@ -1,0 +1,64 @@
+"""`credo evaluate --conformal` stores sets or intervals in a run: `evaluate`, `predict` and `report` show them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from credo.experiments.runs import Run
+
+Call = Callable[..., Any]
+
+
+def test_sets_and_abstention_of_a_run(call: Call, digits_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    before = json.loads(call("evaluate", run, "--draws", 4, "--json").stdout)
+    assert "conformal" not in before
+    options = ("--conformal", 0.2, "--conformal-kind", "raps", "--max-error", 0.9)
+    shown = call("evaluate", run, "--draws", 4, *options)
+    assert "80 % coverage from 144 rows" in shown.stderr
+    assert "not under shift" in shown.stderr
+    assert "conformal size" in shown.stdout
+    stored = json.loads((run / "evaluation.json").read_text())
+    assert stored["conformal"]["coverage"] > 0.65
+    assert sum(stored["conformal"]["sizes"]) == 359
+    assert stored["abstention"]["rows"] == 144
+    assert stored["abstention"]["bound"] <= 0.9
+    assert stored["nll"] == pytest.approx(before["nll"])
+    found = Run(run).posterior()
+    assert found.conformal is not None
+    assert found.conformal.kind == "raps"
+    assert [use.purpose for use in found.ledger.uses] == ["training", "conformal", "report"]
+    np.save(tmp_path / "x.npy", np.zeros((2, 8, 8), dtype=np.float32))
+    rows = json.loads(call("predict", run, tmp_path / "x.npy", "--draws", 4, "--json").stdout)
+    assert rows[0]["label"] in rows[0]["set"]
+    call("predict", run, tmp_path / "x.npy", "--draws", 4, "--output", tmp_path / "rows.csv")
+    assert ", ".join(map(str, rows[0]["set"])) in (tmp_path / "rows.csv").read_text()
+    call("report", run, "--no-doctor", "--draws", 4, "--examples", 0, "--out", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Conformal prediction" in page
+    assert "classes in the set" in page
+    call("calibrate", run, "--draws", 4)  # other predictions: chosen anew if wanted
+    assert Run(run).posterior().conformal is None
+
+
+def test_intervals_of_a_run(call: Call, gap_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(gap_run, tmp_path / "run")
+    found = json.loads(call("evaluate", run, "--draws", 4, "--conformal", 0.5, "--json").stdout)
+    assert found["conformal"]["width"] > 0
+    np.save(tmp_path / "x.npy", np.zeros((1, 1), dtype=np.float32))
+    (row,) = json.loads(call("predict", run, tmp_path / "x.npy", "--draws", 4, "--json").stdout)
+    assert row["lower"] < row["mean"] < row["upper"]
+    call("report", run, "--no-doctor", "--draws", 4, "--examples", 0, "--out", tmp_path / "report.html")
+    assert "width of the interval" in (tmp_path / "report.html").read_text()
+
+
+def test_wrong_options_are_explained(refused: Call, digits_run: Path, gap_run: Path) -> None:
+    assert "needs --conformal ALPHA" in refused("evaluate", digits_run, "--by-class")
+    assert "alpha=1.5" in refused("evaluate", digits_run, "--conformal", 1.5)
+    assert "'apps'" in refused("evaluate", digits_run, "--conformal", 0.1, "--conformal-kind", "apps")
+    assert "is a regression" in refused("evaluate", gap_run, "--max-error", 0.1)
