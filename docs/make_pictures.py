@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import credo
-from credo.data import Batches, load_dataset
+from credo.data import Batches, load_dataset, split_validation
 from credo.models import build_model
 
 IMAGES = Path(__file__).parent / "images"
@@ -50,6 +50,35 @@ def gap() -> None:
     figure.savefig(IMAGES / "gap.png", dpi=110)
 
 
+def reliable_answers() -> None:
+    """Sizes of conformal sets, and the entropy with the threshold of abstention, of digits and of photographs."""
+    digits, patches = load_dataset("digits"), load_dataset("photo-patches").test
+    train, held_out = split_validation(digits.train, size=0.4, seed=0)
+    for_sets, for_abstention = split_validation(held_out, size=0.6, seed=1)
+    model = build_model("mlp", inputs=digits.input_shape, classes=10, hidden=[64], seed=0)
+    posterior = credo.BBB(model, data_size=len(train), lr=5e-3, prior=0.3, temperature=0.1)
+    credo.fit(posterior, Batches(train, batch_size=64), epochs=15)
+    credo.conformal(posterior, [(for_sets.x, for_sets.y)], alpha=0.02)
+    test, away, fresh = (credo.predict(posterior, [(s.x, s.y)]) for s in (digits.test, patches, for_abstention))
+    rule = credo.evaluate.risk_control(fresh.probs, fresh.targets, fresh.total, max_error=0.05)
+    colours = {"digits": "#1f4e8c", "photographs": "#d08a3e"}
+    predictions = {"digits": test, "photographs": away}
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
+    for shift, (name, prediction) in enumerate(predictions.items()):
+        sizes = torch.bincount(prediction.sets.sum(1), minlength=6)[:6] / len(prediction)
+        axes[0].bar(torch.arange(6) + 0.4 * shift - 0.2, sizes, 0.38, color=colours[name], label=name)
+        entropies = {"bins": 30, "range": (0, 2.3), "density": True, "alpha": 0.7}
+        axes[1].hist(prediction.total, color=colours[name], label=name, **entropies)
+    axes[1].axvline(rule.threshold, color="#444", ls="--", label="answers are accepted below this")
+    axes[0].set(xlabel="classes in the set", ylabel="fraction of inputs", title="98 % sets: no promise for photographs")
+    axes[1].set(xlabel="entropy, nats", title="abstention: at most 5 % errors among accepted digits")
+    for axis in axes:
+        axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "reliable_answers.png", dpi=110)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gap()
+    reliable_answers()

@@ -15,7 +15,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
-    *(ROOT / "docs" / name for name in ("results.md", "benchmarks.md", "which-method.md", "calibration.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("results.md", "benchmarks.md", "which-method.md", "calibration.md", "answers-you-can-rely-on.md")
+    ),
     *sorted((ROOT / "reproductions").glob("*/README.md")),
 )
 

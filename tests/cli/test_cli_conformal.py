@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from credo import ReusedRowsWarning
 from credo.experiments.runs import Run
 
 Call = Callable[..., Any]
@@ -42,7 +43,8 @@ def test_sets_and_abstention_of_a_run(call: Call, digits_run: Path, tmp_path: Pa
     page = (tmp_path / "report.html").read_text()
     assert "Conformal prediction" in page
     assert "classes in the set" in page
-    call("calibrate", run, "--draws", 4)  # other predictions: chosen anew if wanted
+    with pytest.warns(ReusedRowsWarning, match="have served conformal"):
+        call("calibrate", run, "--draws", 4)  # other predictions: chosen anew if wanted
     assert Run(run).posterior().conformal is None
 
 

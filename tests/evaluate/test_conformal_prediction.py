@@ -243,20 +243,20 @@ def test_risk_control_takes_the_largest_threshold_that_passes() -> None:
 
 def test_scores_are_those_of_mapie() -> None:
     """In the benchmarks' environment: the package is not a dependency."""
-    mapie = pytest.importorskip("mapie")
+    pytest.importorskip("mapie")
     from mapie.conformity_scores.sets.aps import APSConformityScore
     from mapie.conformity_scores.sets.lac import LACConformityScore
 
-    assert mapie
     probs, y = class_rows(300)
-    table = probs.double().numpy()
-    options = {"y_enc": y.numpy(), "classes": np.arange(5)}
+    u = np.random.RandomState(0).uniform(size=300)  # as the package draws them
     for made, kind in ((LACConformityScore, "lac"), (APSConformityScore, "aps")):
         score = made()
-        score.classes = np.arange(5)
-        theirs = np.asarray(score.get_conformity_scores(y.numpy(), table, **options)).reshape(-1)
-        found = credo.conformal(probs, y, 0.1, kind, randomised=False)
-        ours = found.scores(probs).gather(1, y[:, None]).squeeze(1).numpy()  # type: ignore[union-attr]
+        score.set_external_attributes(classes=np.arange(5), random_state=0)
+        table = probs.double().numpy()
+        theirs = np.asarray(score.get_conformity_scores(y.numpy(), table, y_enc=y.numpy())).reshape(-1)
+        found = credo.conformal(probs, y, 0.1, kind)
+        assert isinstance(found, credo.ConformalSets)
+        ours = found.scores(probs, torch.from_numpy(1 - u)).gather(1, y[:, None]).squeeze(1).numpy()
         assert np.abs(ours - theirs).max() < 1e-6
 
 
