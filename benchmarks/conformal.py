@@ -5,8 +5,8 @@
 
 Rows that no network was trained on are divided at random into two halves, a hundred times: one half chooses the
 threshold, the other is measured. A size is the mean over rows of each row's mean over its measurements; intervals are
-95 % bootstrap intervals over rows. Network outputs are kept in a folder for temporary files, each task is written when it
-is done, and a benchmark that was stopped resumes.
+95 % bootstrap intervals over rows. Network outputs are kept in a folder for temporary files, each task is written when
+it is done, and a benchmark that was stopped resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import credo
 from benchmarks.after_training import batches, network
 from benchmarks.report import Run, names_of, say, table
 from credo.core.support.files import write_json
-from credo.data import Batches, DataMissingError, load_dataset
+from credo.data import Batches, DataMissingError, Split, load_dataset
 from credo.models import build_model
 from credo.sklearn import BayesianRegressor
 
