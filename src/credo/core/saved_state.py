@@ -39,7 +39,7 @@ class Saved(nn.Module):
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
 
     @property
-    def calibration(self) -> Calibration | None:  # type: ignore[override]
+    def calibration(self) -> Calibration | None:
         """What `credo.calibrate` chose, which predictions apply; draws, steps and `forward` do not.
 
         A new one drops `conformal`, which was chosen for the predictions of the old one.

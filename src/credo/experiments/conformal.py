@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from credo.core.held_out.conformal import check_alpha
+from credo.core.held_out.conformal_inputs import check_alpha
 from credo.evaluate import conformal, risk_control
 from credo.experiments.config import in_order
 from credo.experiments.folders import MODEL, only_one
@@ -55,6 +55,7 @@ def abstention_run(run: Run, *, max_error: float, confidence: float = 0.95, draw
     found = risk_control(chosen.probs, chosen.targets, chosen.total, max_error=max_error, confidence=confidence)
     test: ClassPrediction = predict(posterior, in_order(dataset.test), draws=draws)
     taken = found.accepts(test.total)
-    wrong = (test.labels != test.targets)[taken]
+    assert test.targets is not None
+    wrong = test.labels.ne(test.targets)[taken]
     on_test = {"accepted": float(taken.double().mean()), "error": float(wrong.double().mean()) if len(wrong) else None}
     return {**asdict(found), "test": on_test}

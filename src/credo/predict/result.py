@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
-from credo.core.held_out.conformal import Conformal, ConformalSets
+from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
 
 P = TypeVar("P", bound="Prediction")
@@ -220,14 +220,15 @@ def conformed(prediction: P, found: Conformal | None) -> P:
     """
     if found is None:
         return prediction
-    if isinstance(found, ConformalSets) == isinstance(prediction, RegressionPrediction):
-        raise TypeError(
-            f"posterior.conformal has {type(found).__name__}, its predictions are {type(prediction).__name__}."
-        )
-    if isinstance(found, ConformalSets):
-        return replace(prediction, sets=found.sets(prediction))
-    lower, upper = found.intervals(prediction)
-    return replace(prediction, lower=lower, upper=upper)
+    changes: dict[str, Any]
+    if isinstance(found, ConformalSets) and isinstance(prediction, ClassPrediction):
+        changes = {"sets": found.sets(prediction)}
+    elif isinstance(found, ConformalIntervals) and isinstance(prediction, RegressionPrediction):
+        changes = dict(zip(("lower", "upper"), found.intervals(prediction), strict=True))
+    else:
+        given = type(prediction).__name__
+        raise TypeError(f"posterior.conformal has {type(found).__name__}, its predictions are {given}.")
+    return replace(prediction, **changes)
 
 
 def concatenate(parts: list[P]) -> P:

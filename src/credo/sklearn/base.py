@@ -190,7 +190,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def _conform(self, x: Array, y: Array, alpha: float, kind: str, options: Mapping[str, Any]) -> Self:
         """Choose conformal thresholds with the draws of all predictions; targets are scaled."""
         rows = [(self._inputs(x), torch.from_numpy(y))]
-        how = {"draws": self.draws, "shared_draws": True, "seed": self._seed}
+        how: dict[str, Any] = {"draws": self.draws, "shared_draws": True, "seed": self._seed}
         conformal(self.posterior_, rows, alpha, kind, **how, **options)
         return self
 

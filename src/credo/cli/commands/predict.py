@@ -186,7 +186,7 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
 
 def _with_sets(rows: list[dict[str, Any]], sets: Tensor, names: list[str] | None) -> list[dict[str, Any]]:
     """The classes in the conformal set of each row; probabilities last."""
-    called = names or list(range(sets.shape[1]))
+    called: list[Any] = list(names or range(sets.shape[1]))
     for row, inside in zip(rows, sets.tolist(), strict=True):
         probs = row.pop("probs")
         row |= {"set": [name for name, is_in in zip(called, inside, strict=True) if is_in], "probs": probs}
