@@ -73,8 +73,8 @@ def render(content: Content, *, examples: int = 8) -> str:
 def sections_of(content: Content) -> list[Section]:
     """Sections of figures in order, without empty ones."""
     own = value_sections(content) if content.dataset.task == "regression" else class_sections(content)
-    return [section for section in (*own, detection_section(content), training_section(content)) if section.figures]
-    return [section for section in (*own, conformal_section(content), training_section(content)) if section.figures]
+    more = (conformal_section(content), detection_section(content), training_section(content))
+    return [section for section in (*own, *more) if section.figures]
 
 
 def environment() -> Environment:

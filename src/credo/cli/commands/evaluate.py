@@ -100,10 +100,9 @@ def _command(
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
         detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
-        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
         choose_sets(run, conformal, conformal_kind, by_class, draws)
         chosen = abstention(run, max_error, draws)
-        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, ood=tuple(ood or ()))
+        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
         on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
         metrics |= chosen
         options = {"draws": draws, "tolerance": tolerance, "bins": bins}
@@ -145,9 +144,8 @@ def _lost(path: Path, now: dict[str, Any]) -> str:
         "attack_sets": "--attack-set",
         "shift": "--shift",
         "ood": "--ood",
+        "abstention": "--max-error",
     }
-    options = {"samples": "--samples", "attack_sets": "--attack-set", "shift": "--shift", "ood": "--ood"}
-    options["abstention"] = "--max-error"
     gone = [option for key, option in options.items() if before.get(key) and not now.get(key)]
     return f", replacing one with {' and '.join(gone)}" if gone else ""
 
