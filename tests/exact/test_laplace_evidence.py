@@ -238,3 +238,32 @@ def test_the_evidence_is_of_data_size_examples() -> None:
     assert once.log_marginal_likelihood() == pytest.approx(twice.log_marginal_likelihood())
     h = dense_ggn(net, Categorical(), x, y, once.layout.names)
     torch.testing.assert_close(once.structure.curvature, 2 * h)
+
+
+def test_a_scaled_prior_is_that_of_another_fit() -> None:
+    posterior = classification("full").scale_prior_(3.0)
+    other = classification("full", prior_precision=float(posterior.precision))
+    torch.testing.assert_close(posterior.std(), other.std())
+    assert posterior.log_marginal_likelihood() == pytest.approx(other.log_marginal_likelihood())
+    with pytest.raises(ValueError, match="factor=0 must be a positive number"):
+        posterior.scale_prior_(0)
+    with pytest.raises(credo.CredoError, match="There is no prior yet"):
+        credo.Laplace(mlp(), data_size=3).scale_prior_(2.0)
+
+
+def test_the_evidence_of_classes_has_no_maximum_over_the_temperature() -> None:
+    """A power of a likelihood is no distribution: the more it is flattened, the better it seems."""
+    found = [
+        classification("full", prior=1.0, temperature=t).log_marginal_likelihood() for t in (0.1, 1.0, 10.0, 1e3, 1e6)
+    ]
+    assert found == sorted(found)
+
+
+def test_copies_have_the_prior_that_was_chosen_and_do_not_change_the_original() -> None:
+    posterior = classification("full")
+    config, evidence = posterior.config(), posterior.log_marginal_likelihood()
+    copied = posterior.frozen_copy()
+    assert copied.log_marginal_likelihood() == evidence
+    copied.scale_prior_(2.0)
+    assert (posterior.config(), posterior.log_marginal_likelihood()) == (config, evidence)
+    assert copied.config() != config

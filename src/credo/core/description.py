@@ -49,6 +49,9 @@ class Description:
         rate: Dropout rate that the posterior sets; None without dropout or with the network's own layers.
         spread_count: Numbers that predictions need beside the weights: standard deviations, factors, node moments.
         has_curvature: False before the first step of methods that draw the mean until they have a curvature.
+        evidence: log p(D) in nats, computed when called; None if the method has none.
+        scale_prior: Multiplies the prior's precision, and changes the posterior to that under the new prior; None where
+            that needs another training.
         state: Tensors beside the network's that have an entry for each weight, by attribute name.
     """
 
@@ -62,6 +65,8 @@ class Description:
     rate: float | None = None
     spread_count: int = 0
     has_curvature: bool = True
+    evidence: Callable[[], float] | None = None
+    scale_prior: Callable[[float], Posterior] | None = None
     state: Mapping[str, WeightState] = field(default_factory=dict)
 
 

@@ -62,10 +62,11 @@ class Saved(nn.Module):
 
     def _set_planned(self, name: str, value: Any) -> None:
         """Use a value that was chosen for an argument (`group.field`); it is part of configuration and state."""
-        self.planned[name] = value
         group, _, field = name.partition(".")
         given = self.arguments[group]
-        self.arguments[group] = dataclasses.replace(given, **{field: value}) if field else value
+        # New mappings: copies of this posterior share the old ones.
+        self.planned = {**self.planned, name: value}
+        self.arguments = {**self.arguments, group: dataclasses.replace(given, **{field: value}) if field else value}
 
     def _use(self, part: nn.Module) -> None:
         """Take the network and likelihood of a part as this posterior's own, without registering them twice."""

@@ -22,6 +22,7 @@ from credo.doctor.measure.monte_carlo import monte_carlo
 from credo.doctor.measure.objective import history_of, objective
 from credo.doctor.measure.ood import detections
 from credo.doctor.measure.predictive import Predictive, predict_draws, predict_mean
+from credo.doctor.measure.prior_scales import prior_scales
 from credo.doctor.measure.scores import scores
 from credo.doctor.measure.statistics import statistics
 from credo.doctor.measurements import Counts, Measurements, method_info
@@ -163,6 +164,7 @@ def _measure(
         history=history_of(history),
         epochs=len(history) or round(posterior.steps / train.batches) or None,
         inputs=input_scale(posterior, train, seed=seed),
+        prior_scales=prior_scales(posterior, evaluated, seed=seed) if evaluated is not train else None,
     )
 
 

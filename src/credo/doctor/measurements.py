@@ -17,6 +17,7 @@ from credo.doctor.measure.layers import LayerState, gaussian_leaves
 from credo.doctor.measure.monte_carlo import MonteCarlo
 from credo.doctor.measure.objective import History, Objective
 from credo.doctor.measure.ood import Detection
+from credo.doctor.measure.prior_scales import PriorScales
 from credo.doctor.measure.scores import Scores, bounds
 from credo.doctor.measure.statistics import Statistics
 from credo.doctor.no_side_effects import leaves
@@ -88,6 +89,7 @@ class Measurements:
     epochs: int | None = None
     inputs: InputScale | None = None
     detection: Sequence[Detection] = ()
+    prior_scales: PriorScales | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
@@ -108,6 +110,7 @@ class Measurements:
             "history": _plain(self.history),
             "inputs": _plain(self.inputs),
             "detection": [found.to_dict() for found in self.detection],
+            "prior_scales": _plain(self.prior_scales),
         }
 
 

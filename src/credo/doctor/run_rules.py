@@ -28,6 +28,7 @@ CONSEQUENCES: tuple[Rule, ...] = (
     prediction.worse_than_baseline,
     learning.unfinished,
     learning.still_falling,
+    prediction.prior_disagreement,
     prediction.worse_than_mean,
     prediction.dispersion,
     training.gradient_noise,

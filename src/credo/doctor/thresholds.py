@@ -63,6 +63,10 @@ SURPRISE_NATS = 0.1
 # Mean z² on training data off by 4: the noise's standard deviation is wrong by a factor of 2.
 NOISE_LEVEL = 4.0
 
+# Held-out NLL lost by the prior precision that the evidence prefers, and `GAIN_FRACTION` of it: less is within what
+# another network of the same training would change.
+PRIOR_NATS = 0.01
+
 # Tolerated Monte-Carlo errors: 5 % of the NLL (at least 0.005 nats), 0.02 of a probability.
 DRAWS_NLL_FRACTION = 0.05
 DRAWS_NLL_FLOOR = 0.005

@@ -148,7 +148,8 @@ class Skeleton(NotFollowed):
         if len(children) != len(copies) or type(pair.original) is not pair.kind:
             raise ChangedStructureError("The network has other modules than before.")
         for name, child in children.items():
-            if self._table.get(id(child)) is not copies.get(name, self):
+            known = None if child is None else self._table.get(id(child), child)
+            if known is not copies.get(name, self):
                 raise ChangedStructureError("The network has other modules than before.")
         if theirs["_parameters"].keys() != ours["_parameters"].keys():
             raise ChangedStructureError("The network has other parameters than before.")

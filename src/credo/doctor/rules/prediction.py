@@ -21,6 +21,7 @@ from credo.doctor.advice import (
     suggested_std,
 )
 from credo.doctor.findings import Finding
+from credo.doctor.measure.prior_scales import FACTORS
 from credo.doctor.measurements import Measurements
 
 
@@ -189,6 +190,30 @@ def _against_underconfidence(measured: Measurements, regression: bool) -> tuple[
         f"Single draws are underconfident, too (draws contribute {fraction} of the uncertainty): train longer, or "
         "lower the temperature."
     ), more_epochs(measured) or lower_temperature(measured)
+
+
+def prior_disagreement(measured: Measurements) -> Iterator[Finding]:
+    """A prior precision that the evidence prefers, and held-out rows do not."""
+    found = measured.prior_scales
+    if found is None or found.by_evidence == found.by_held_out:
+        return
+    if found.gap.low <= 0 or found.gap.value < max(limits.PRIOR_NATS, limits.GAIN_FRACTION * min(found.nll)):
+        return
+    held_out, is_there = found.by_held_out, found.by_held_out == 1.0
+    lost = max(found.evidence) - found.evidence[FACTORS.index(held_out)]
+    std = None if found.std is None or is_there else float(f"{found.std * held_out**-0.5:.2g}")
+    choose = "choose the prior by other held-out rows, posterior.tune_prior_(by='validation', nll=…), or credo.calibrate."
+    yield Finding(
+        "prior-disagreement",
+        "note" if is_there else "warning",
+        f"Evidence and held-out data disagree about the prior precision: of 0.01 to 100 times the present one, "
+        f"{held_out:g} times has the lowest held-out NLL, {min(found.nll):.3f}, and {lost:.3g} nats less evidence than "
+        f"{found.by_evidence:g} times, where the NLL is {found.gap.value:.3f} higher (95 % interval "
+        f"{found.gap.low:.3f} to {found.gap.high:.3f}).",
+        "The evidence is that of a minimum of the loss under this prior, and the network is not there: "
+        + ("keep the prior as it is." if is_there else choose),
+        {} if std is None else argument(measured, "prior", std),
+    )
 
 
 def draws(measured: Measurements) -> Iterator[Finding]:

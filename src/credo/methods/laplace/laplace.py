@@ -304,6 +304,8 @@ class Laplace(PriorChoice):
             temperature=self.temperature,
             spread_count=self.structure.spread_count - pruned,
             has_curvature=self.has_curvature,
+            evidence=self.log_marginal_likelihood if self.has_curvature else None,
+            scale_prior=self.scale_prior_ if self.has_curvature else None,
         )
 
 

@@ -17,6 +17,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior
 from credo.core.prior import Gaussian, Prior, make_prior
+from credo.core.support.validate import is_number
 from credo.core.thread_safety import changes_weights
 from credo.methods.laplace.data_pass import has_one_noise
 from credo.methods.laplace.evidence import HIGHEST, LOWEST, Evidence, Residuals, Search, best_scale, grouped
@@ -81,6 +82,25 @@ class PriorChoice(GradientPosterior, ABC):
             self._minimise(nll)
         return self
 
+    @changes_weights
+    def scale_prior_(self, factor: float) -> Self:
+        """Multiply the prior's precision, for the weights and the curvature as they are; returns itself.
+
+        Args:
+            factor: A positive number.
+        """
+        if not (is_number(factor) and 0 < factor < math.inf):
+            raise ValueError(f"factor={factor!r} must be a positive number.")
+        if self.prior is None:
+            raise CredoError("There is no prior yet: give prior=, or call posterior.fit(loader) first.")
+        self._scale(self.prior, factor)
+        return self
+
+    def _scale(self, prior: Gaussian, factor: float) -> None:
+        with self.guard.exclusive(self):
+            self._take_prior(Gaussian(prior.mean, prior.std * factor**-0.5))
+            self._refresh()
+
     def _maximise_evidence(self, groups: str | None) -> None:
         """Set the precisions of these groups (None: leave the prior), and the noise if it is learned."""
         residuals = self._residuals()
@@ -105,15 +125,13 @@ class PriorChoice(GradientPosterior, ABC):
     def _minimise(self, nll: Callable[[Self], float]) -> None:
         """Multiply the prior's precision by the factor with the lowest `nll`."""
         assert self.prior is not None
-        mean, std = self.prior.mean, self.prior.std
+        chosen = self.prior
 
         def tried(factor: float) -> float:
-            with self.guard.exclusive(self):
-                self._take_prior(Gaussian(mean, std * factor**-0.5))
-                self._refresh()
+            self._scale(chosen, factor)
             return nll(self)
 
-        tried(best_scale(tried))
+        self._scale(chosen, best_scale(tried))
 
     # -- the prior ---------------------------------------------------------------------------------------------------
 
