@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.predict.draw_loop import Loop
+from credo.predict.function_points import Functions, entropies_and_variances, point_count, standard_points
 from credo.predict.linear import FunctionLoop, example_output, has_moments, is_point, rows_at_once
 from credo.predict.links import extended_probit, laplace_bridge, probit
 from credo.predict.moments import check_targets, class_labels, widened
@@ -110,41 +111,41 @@ class ClosedForm(ABC):
 
 
 class ClassForm(ClosedForm):
-    """Class probabilities by a link; entropies of single networks by draws.
+    """Class probabilities by a link; entropies of single functions by points, and of very many classes by draws.
 
     Args:
         posterior: A snapshot in eval mode.
         example: The network's output for one input.
         link: One of `LINKS` but `"draws"`.
+        draws: Most points for each input.
         loop: Makes the draws; covariances that it has found are not found again.
     """
 
-    def __init__(self, posterior: Posterior, example: Tensor, link: str, loop: Loop | None) -> None:
+    def __init__(self, posterior: Posterior, example: Tensor, link: str, draws: int, loop: Loop | None) -> None:
         super().__init__(posterior, example)
         self.link, self.is_binary = link, isinstance(posterior.likelihood, Bernoulli)
-        self.loop = loop if isinstance(loop, FunctionLoop) else None
+        self.draws, self.loop = draws, loop if isinstance(loop, FunctionLoop) else None
+        self.needs_draws = link == "probit" and math.prod(self.shape) > _FEW_CLASSES
 
     def is_diagonal(self, y: Tensor | None) -> bool:
-        """For the probit, and for one logit."""
-        return self.is_binary or self.link == "probit"
+        """For the probit of many classes."""
+        return self.needs_draws
 
     def _moments(self, x: AnyInputs, diagonal: bool) -> list[tuple[Tensor, Tensor]]:
-        if self.loop is None:
+        if not diagonal or self.loop is None:
             return super()._moments(x, diagonal)
-        found = self.loop.moments(x)
-        return [(mean, each.diagonal(dim1=1, dim2=2)) for mean, each in found] if diagonal else found
+        return [(mean, each.diagonal(dim1=1, dim2=2)) for mean, each in self.loop.moments(x)]
 
     def log_probs(self, values: FunctionValues, temperature: float) -> Tensor:
         """Log probabilities [rows, classes], averaged over parts."""
-        values = values.scaled(1 / temperature)
+        values = self._logits(values, temperature)
         mean, spread = values.mean, values.spread
-        if self.is_binary:  # logits 0 and f; an infinite one is an overflow, not a certainty
-            mean = torch.cat([torch.zeros_like(mean), mean.where(mean.isfinite(), torch.nan)], -1)
-            spread = torch.diag_embed(torch.cat([torch.zeros_like(spread), spread], -1))
         if self.link == "bridge":
             each = laplace_bridge(mean, spread)
+        elif self.link == "probit":
+            each = probit(mean, spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1))
         else:
-            each = probit(mean, spread) if spread.dim() == mean.dim() else extended_probit(mean, spread)
+            each = extended_probit(mean, spread)
         return each.logsumexp(0) - math.log(len(each))
 
     def log_likelihood(self, values: FunctionValues, y: Tensor, scale: float) -> Tensor:
@@ -153,30 +154,51 @@ class ClassForm(ClosedForm):
         return log_probs.gather(-1, class_labels(y, *log_probs.shape).unsqueeze(-1)).squeeze(-1)
 
     def prediction(self, x: AnyInputs, y: Tensor | None, drawn: Callable[[], Prediction]) -> ClassPrediction:
-        """Probabilities for `x` by the link; `drawn()`, made with `y`, has the entropies of single draws.
+        """Probabilities for `x` by the link, and what it does not give by points or, of very many classes, `drawn()`.
 
-        Where these are larger than the entropy of the probabilities, which is approximate, all of it is aleatoric.
+        Where the entropies of single functions are larger than that of the probabilities, which is approximate, all of
+        it is aleatoric.
         """
+        if self.needs_draws:
+            by_draws = drawn()
+            assert isinstance(by_draws, ClassPrediction)
+            pieces = [self.log_probs(values, self.calibration.temperature) for values, _ in self.pieces(x, y)]
+            entropy, deviation = by_draws.mean_entropy.double(), by_draws.entropy_deviation.double()
+            functions = Functions(entropy, deviation, by_draws.epistemic_by_class.double(), by_draws.draws_used)
+        else:
+            both = [self._of_piece(values) for values, _ in self.pieces(x, y)]
+            pieces = [log_probs for log_probs, _ in both]
+            functions = Functions.joined([each for _, each in both])
+        log_probs = torch.cat(pieces).cpu()
+        labels = None if y is None else class_labels(y, *log_probs.shape).cpu()
+        return functions.prediction(log_probs, labels, self.dtype)
+
+    def _of_piece(self, values: FunctionValues) -> tuple[Tensor, Functions]:
+        """Log probabilities, and averages over points."""
         temperature = self.calibration.temperature
-        log_probs = torch.cat([self.log_probs(values, temperature) for values, _ in self.pieces(x, y)]).cpu()
-        by_draws = drawn()
-        assert isinstance(by_draws, ClassPrediction)
-        labels, dtype = by_draws.targets, self.dtype
-        chosen = None if labels is None else log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        probs = log_probs.exp()
-        total, variance = torch.special.entr(probs).sum(-1), probs * (1 - probs)
-        aleatoric = torch.minimum(by_draws.mean_entropy.double(), total)
-        spread = torch.minimum(by_draws.epistemic_by_class.double(), variance)
-        return replace(
-            by_draws,
-            log_likelihood=None if chosen is None else chosen.to(dtype),
-            probs=probs.to(dtype),
-            mean_entropy=aleatoric.to(dtype),
-            mutual_information=(total - aleatoric).to(dtype),
-            aleatoric_by_class=(variance - spread).to(dtype),
-            epistemic_by_class=spread.to(dtype),
-            mc_error=torch.zeros_like(by_draws.mc_error),
-        )
+        logits = self._logits(values, temperature)
+        parts, rows, classes = logits.mean.shape
+        points = standard_points(classes, point_count(classes, -(-self.draws // parts)))
+        of_parts = [
+            entropies_and_variances(mean, spread, points)
+            for mean, spread in zip(logits.mean, logits.spread, strict=True)
+        ]
+        entropies, means, variances = (torch.stack(each) for each in zip(*of_parts, strict=True))
+        entropy = entropies.mean((0, 2))
+        deviation = (entropies - entropy.view(-1, 1)).abs().mean((0, 2))
+        spread = variances.mean(0) + means.var(0, correction=0)
+        count = torch.full((rows,), parts * points.shape[1])
+        return self.log_probs(values, temperature), Functions(entropy.cpu(), deviation.cpu(), spread.cpu(), count)
+
+    def _logits(self, values: FunctionValues, temperature: float) -> FunctionValues:
+        """Those of all classes at a temperature: of yes or no 0 and f."""
+        values = values.scaled(1 / temperature)
+        if not self.is_binary:
+            return values
+        mean, spread = values.mean, values.spread
+        mean = mean.where(mean.isfinite(), torch.nan)  # an infinite one is an overflow, not a certainty
+        spread = torch.nn.functional.pad(spread, (1, 0, 1, 0))
+        return FunctionValues(torch.cat([torch.zeros_like(mean), mean], -1), spread)
 
 
 class GaussianForm(ClosedForm):
@@ -264,7 +286,9 @@ def has_closed_form(posterior: Posterior, link: str | None) -> bool:
     return isinstance(likelihood, Categorical | Bernoulli)
 
 
-def closed_form(posterior: Posterior, x: AnyInputs, link: str | None, loop: Loop | None = None) -> ClosedForm:
+def closed_form(
+    posterior: Posterior, x: AnyInputs, link: str | None, *, draws: int = 32, loop: Loop | None = None
+) -> ClosedForm:
     """The closed form of a linearised posterior's predictions, which must have one.
 
     Args:
@@ -272,13 +296,14 @@ def closed_form(posterior: Posterior, x: AnyInputs, link: str | None, loop: Loop
         x: Inputs of the first batch.
         link: One of `LINKS`. None: of classes the extended probit, of more than a hundred the probit, which needs no
             covariances.
+        draws: Most function values for each input, where a link alone is not enough.
         loop: Makes the draws, if there are any.
     """
     example = example_output(posterior.model, x)
     if isinstance(posterior.likelihood, GaussianNoise):
         return GaussianForm(posterior, example)
     link = link or ("extended-probit" if example.numel() <= _FEW_CLASSES else "probit")
-    return ClassForm(posterior, example, link, loop)
+    return ClassForm(posterior, example, link, draws, loop)
 
 
 def check_link(posterior: Posterior, link: str | None) -> None:

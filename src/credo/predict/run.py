@@ -257,7 +257,7 @@ class _Task:
         keep = shared and self.shard is None
         how = {"strategy": self.strategy, "predictive": self.predictive}
         loop = draw_loop(frozen, x, draws=self.draws, shared=shared, keep=keep, **how)
-        closed = closed_form(frozen, x, self.link, loop) if is_closed else None
+        closed = closed_form(frozen, x, self.link, draws=self.draws, loop=loop) if is_closed else None
         if self.shard is None:
             return loop, closed
         by_draws = group if self.shard == "draws" else None
