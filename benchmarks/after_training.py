@@ -2,7 +2,7 @@
 
     python -m benchmarks.after_training                     # ResNet-20, last-layer Laplace and temperature
     python -m benchmarks.after_training --networks resnet20,resnet56 --rows all
-    python -m benchmarks.after_training --networks resnet56 --rows all --images 2000 --train-images 10000
+    python -m benchmarks.after_training --networks resnet56 --rows all --images 1000 --train-images 10000
 
 The public networks were trained on all training images, so what is chosen on held-out rows is chosen on one half of the
 test images and measured on the other, both ways; rows that are slow to predict with are calibrated on some images of
@@ -162,7 +162,7 @@ def run_row(name: str, row: Row, images: int, train_images: int) -> dict[str, An
     start = time.process_time()
     credo.predict(posterior, timed, draws=row.draws)
     predicting = (time.process_time() - start) * 20
-    scores = measure(posterior, row, test, some(ood.test, OOD_IMAGES))
+    scores = measure(posterior, row, test, some(ood.test, min(OOD_IMAGES, images)))
     return {**scores, "fit_seconds": fitting, "predict_seconds": predicting}
 
 
@@ -186,7 +186,7 @@ def main(given: list[str] | None = None) -> None:
                 say(f"{name}: {row}")
                 about = ROWS[row]
                 settings = {"network": name, "row": row, "images": chosen.images, "train_images": chosen.train_images}
-                settings |= {"ood_images": OOD_IMAGES, "draws": about.draws, "calibration_images": about.calibration}
+                settings |= {"ood_images": min(OOD_IMAGES, chosen.images), "draws": about.draws, "calibration_images": about.calibration}
                 run = Run("after-training", settings, threads=1)
                 write_json(path, run.record(run_row(name, about, chosen.images, chosen.train_images)))
     write_tables(chosen.folder)
