@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+NAMES = (
+    "results.md",
+    "benchmarks.md",
+    "which-method.md",
+    "calibration.md",
+    "answers-you-can-rely-on.md",
+    "trained-network.md",
+)
 PAGES = (
-    *(
-        ROOT / "docs" / name
-        for name in ("results.md", "benchmarks.md", "which-method.md", "calibration.md", "answers-you-can-rely-on.md")
-    ),
+    *(ROOT / "docs" / name for name in NAMES),
     *sorted((ROOT / "reproductions").glob("*/README.md")),
 )
 
@@ -72,5 +77,8 @@ def remake_tables() -> None:
 
 if __name__ == "__main__":
     remake_tables()
+    from benchmarks.after_training_table import write_tables
+
+    write_tables(ROOT / "results/benchmarks/after-training")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

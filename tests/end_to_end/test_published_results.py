@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pages import ROOT
 
+from benchmarks.after_training_table import TABLE, make_table
 from credo.evaluate import intervals
 from reproductions import jobs
 from reproductions.studies import STUDIES
@@ -55,3 +56,13 @@ def test_a_published_table(study: str, name: str, tmp_path: Path, monkeypatch: p
     _, records = finish_table(table, name, folder, "cpu")
     assert {job: records[job] for job in run} == run
     assert json.loads((folder / table_file(name)).read_text(encoding="utf-8")) == published
+
+
+def test_the_table_of_a_trained_network_is_that_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = ROOT / "results/benchmarks/after-training"
+    published = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+    assert make_table(folder) == published
+    page = (ROOT / "docs/trained-network.md").read_text(encoding="utf-8")
+    for row in published["rows"]:
+        assert "| " + " | ".join("–" if cell is None else str(cell) for cell in row) + " |" in page
