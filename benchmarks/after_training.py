@@ -176,7 +176,9 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--networks", type=names_of("network", NETWORKS), default=["resnet20"], metavar="NAMES")
     parser.add_argument("--rows", type=names_of("row", ROWS), default=[*ROWS][:3], metavar="NAMES")
     parser.add_argument("--images", type=count, default=10_000, metavar="N", help="test images (default: all)")
-    parser.add_argument("--train-images", type=count, default=50_000, metavar="N", help="training images (default: all)")
+    parser.add_argument(
+        "--train-images", type=count, default=50_000, metavar="N", help="training images (default: all)"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=f"records (default: {FOLDER})")
     chosen = parser.parse_args(given)
     for name in chosen.networks:
@@ -186,7 +188,11 @@ def main(given: list[str] | None = None) -> None:
                 say(f"{name}: {row}")
                 about = ROWS[row]
                 settings = {"network": name, "row": row, "images": chosen.images, "train_images": chosen.train_images}
-                settings |= {"ood_images": min(OOD_IMAGES, chosen.images), "draws": about.draws, "calibration_images": about.calibration}
+                settings |= {
+                    "ood_images": min(OOD_IMAGES, chosen.images),
+                    "draws": about.draws,
+                    "calibration_images": about.calibration,
+                }
                 run = Run("after-training", settings, threads=1)
                 write_json(path, run.record(run_row(name, about, chosen.images, chosen.train_images)))
     write_tables(chosen.folder)

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
-from credo.methods import MAP, Ensemble, Laplace, LastLayer
+from credo.methods import MAP, SWAG, Ensemble, Laplace, LastLayer
 from credo.optim import PosteriorOptimizer
 
 
@@ -68,6 +68,25 @@ def laplace_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
             **posterior.std(),
         }
         group.close()
+    return found
+
+
+def swag_statistics(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """BatchNorm's statistics of SWAG's mean and draws, from whole batches that each process has a part of."""
+    posterior = SWAG(normed(0), data_size=STEPS * BATCH, rank=2, batchnorm_draws=3)
+    group = distribute(posterior)
+    x, y = data(posterior)
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        with torch.no_grad():
+            for parameter in posterior.model.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=noise, dtype=parameter.dtype)
+        posterior.collect_()
+    posterior.end_training_(list(zip(x, y, strict=True))[group.data_rank :: world])
+    assert posterior.statistics is not None
+    statistics = {"means": posterior.statistics.means, "variances": posterior.statistics.variances}
+    found = {"statistics": statistics, "network": dict(posterior.model.state_dict()), "draw": posterior.draw()}
+    group.close()
     return found
 
 

@@ -87,7 +87,9 @@ def test_several_processes_make_the_steps_of_one(folder: Path, world: int) -> No
     check_same(load(folder, "same_as_one", world), one, FOUR if world == 4 else BUILDS, tolerance=1e-8)
 
 
-@pytest.mark.parametrize(("job", "tolerance"), [("laplace_pass", 1e-8), ("last_layer_pass", 1e-6)])
+@pytest.mark.parametrize(
+    ("job", "tolerance"), [("laplace_pass", 1e-8), ("last_layer_pass", 1e-6), ("swag_statistics", 1e-8)]
+)
 def test_a_pass_of_several_processes_finds_the_spread_of_one(folder: Path, job: str, tolerance: float) -> None:
     one = load(folder, job, 1)[0]
     first, second = load(folder, job, 2)

@@ -20,12 +20,14 @@ from jobs_training import (
     own_noise,
     same_as_one,
     stopped_halfway,
+    swag_statistics,
 )
 
 JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (same_as_one, (1, 2, 4)),
     (laplace_pass, (1, 2)),
     (last_layer_pass, (1, 2)),
+    (swag_statistics, (1, 2)),
     (stopped_halfway, (2,)),
     (gone_on, (1, 4)),
     (own_noise, (2,)),

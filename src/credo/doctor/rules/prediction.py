@@ -202,7 +202,9 @@ def prior_disagreement(measured: Measurements) -> Iterator[Finding]:
     held_out, is_there = found.by_held_out, found.by_held_out == 1.0
     lost = max(found.evidence) - found.evidence[FACTORS.index(held_out)]
     std = None if found.std is None or is_there else float(f"{found.std * held_out**-0.5:.2g}")
-    choose = "choose the prior by other held-out rows, posterior.tune_prior_(by='validation', nll=…), or credo.calibrate."
+    choose = (
+        "choose the prior by other held-out rows, posterior.tune_prior_(by='validation', nll=…), or credo.calibrate."
+    )
     yield Finding(
         "prior-disagreement",
         "note" if is_there else "warning",
