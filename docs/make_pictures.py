@@ -11,32 +11,20 @@ import matplotlib.pyplot as plt
 import torch
 
 import credo
-from credo.data import Batches, load_dataset, split_validation
+from credo.data import Batches, Split, load_dataset, split_validation
 from credo.models import build_model
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def gap() -> None:
-    """Regression with a hole in its data: a plain network beside an ensemble of Bayesian ones."""
+    """Regression with a hole in its data: a plain network, Laplace's approximation of it, and what HMC says."""
     data = load_dataset("gap", n=200)
-    size = len(data.train)
-    noise = {"kind": "gaussian", "std": 0.2, "learn": True}
-
-    def network(seed: int) -> torch.nn.Module:
-        return build_model("mlp", inputs=[1], classes=1, hidden=[100, 100], seed=seed)
-
-    plain = credo.MAP(network(0), data_size=size, lr=5e-3, likelihood=noise)
-    members = [
-        credo.BBB(network(seed), data_size=size, lr=5e-3, prior=1.0, temperature=0.005, likelihood=noise, seed=seed)
-        for seed in range(10)
-    ]
-    posteriors = {"plain network": plain, "Credo: ensemble of ten Bayesian networks": credo.Ensemble(members)}
     x = torch.linspace(-3.0, 3.0, 240).unsqueeze(1)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
+    posteriors = gap_posteriors(data.train)
+    figure, axes = plt.subplots(1, len(posteriors), figsize=(4.4 * len(posteriors), 3.4), sharey=True)
     for axis, (title, posterior) in zip(axes, posteriors.items(), strict=True):
-        credo.fit(posterior, Batches(data.train, batch_size=50), epochs=500, schedule="cosine")
-        prediction = credo.predict(posterior, x, draws=200)
+        prediction = credo.predict(posterior, x, draws=400)
         mean, total = prediction.mean[:, 0], prediction.total[:, 0]
         axis.fill_between(
             x[:, 0], mean - 2 * total, mean + 2 * total, color="#7aa6d8", alpha=0.4, lw=0, label="95 % band"
@@ -76,6 +64,42 @@ def reliable_answers() -> None:
         axis.legend(frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(IMAGES / "reliable_answers.png", dpi=110)
+
+
+def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
+    """A trained network, its full Laplace approximation, and HMC under the prior and noise that the evidence chose."""
+
+    def network() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
+
+    batches = [(train.x, train.y)]
+    laplace = credo.Laplace(
+        network(),
+        data_size=len(train),
+        structure="full",
+        random="all",
+        evidence={"every": 100, "burn_in": 200},
+        lr=1e-2,
+        likelihood={"kind": "gaussian", "std": 0.2, "learn": True},
+    )
+    credo.fit(laplace, batches, epochs=2000)
+    plain = credo.MAP(laplace.model, data_size=len(train), likelihood=laplace.likelihood)
+    found: dict[str, credo.Posterior] = {"plain network": plain, "Credo: Laplace, one pass after training": laplace}
+    if hasattr(credo, "HMC"):
+        assert laplace.prior is not None
+        noise = laplace.likelihood.moments(train.y[:1])[1].item()
+        hmc = credo.HMC(
+            network(),
+            data_size=len(train),
+            prior=laplace.prior.std,
+            likelihood={"kind": "gaussian", "std": noise, "learn": False},
+            warmup=300,
+            samples=400,
+            thin=5,
+        )
+        found["Hamiltonian Monte Carlo, the exact posterior"] = hmc.fit(batches)
+    return found
 
 
 if __name__ == "__main__":

@@ -398,3 +398,11 @@ def test_a_noise_for_each_output_stays_as_training_left_it() -> None:
     posterior = credo.Laplace(nn.Linear(4, 2), data_size=24, likelihood=likelihood).fit([(X, y)])
     std = posterior.likelihood.moments(torch.zeros(1, 2))[1]
     torch.testing.assert_close(std[0].detach(), torch.tensor([0.3, 0.6]))
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "low-rank"])
+def test_files_of_all_weights_are_loaded_whatever_rank_is_given(structure: str, tmp_path: Path) -> None:
+    """The rank of eigenpairs counts in the file's size only where there are some."""
+    posterior = made(structure, rank=60).fit(LOADER)
+    loaded = credo.load(credo.save(posterior, tmp_path / "all"), model=network(1))
+    assert same_draws(posterior, loaded)

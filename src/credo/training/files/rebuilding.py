@@ -84,14 +84,15 @@ def _lengths(described: Any) -> list[float]:
 
 
 def _matrices(about: dict[str, Any], sizes: Mapping[str, int]) -> list[float]:
-    """Entries of the matrices of SWAG: deviations of the random weights, running statistics of draws."""
+    """Entries of the matrices of SWAG (deviations of weights, statistics of draws) and of Laplace's eigenvectors."""
     if "members" in about:
         return [entries for member in about["members"] for entries in _matrices(member, sizes)]
     options, weights = about["options"], sum(sizes.values())
     random = options.get("random")
     chosen = sum(sizes.get(name, weights) for name in random) if isinstance(random, list) else weights
     tracked = sum(size for name, size in sizes.items() if name.endswith(("running_mean", "running_var")))
-    return [options.get("rank", 0) * chosen, options.get("batchnorm_draws", 0) * tracked]
+    has_rank = options.get("structure", "low-rank") == "low-rank"  # Laplace's other structures have none
+    return [options.get("rank", 0) * chosen if has_rank else 0, options.get("batchnorm_draws", 0) * tracked]
 
 
 def rebuild(
