@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.after_training_table import TABLE, make_table
 from pages import ROOT
 
-from benchmarks.after_training_table import TABLE, make_table
 from credo.evaluate import intervals
 from reproductions import jobs
 from reproductions.studies import STUDIES
