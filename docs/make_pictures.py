@@ -85,7 +85,7 @@ def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
     )
     credo.fit(laplace, batches, epochs=2000)
     plain = credo.MAP(laplace.model, data_size=len(train), likelihood=laplace.likelihood)
-    found: dict[str, credo.Posterior] = {"plain network": plain, "Credo: Laplace, one pass after training": laplace}
+    found: dict[str, credo.Posterior] = {"plain network": plain, "Credo: Laplace": laplace}
     if hasattr(credo, "HMC"):
         assert laplace.prior is not None
         noise = laplace.likelihood.moments(train.y[:1])[1].item()
@@ -98,7 +98,7 @@ def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
             samples=400,
             thin=5,
         )
-        found["Hamiltonian Monte Carlo, the exact posterior"] = hmc.fit(batches)
+        found["Hamiltonian Monte Carlo"] = hmc.fit(batches)
     return found
 
 
