@@ -85,7 +85,7 @@ def calibrate(
     chosen on a part of the rows do not lower the NLL of the others, all stays as it was (1 and 1).
 
     The scale acts on the weights' noise, on the node variables of `NodeBNN`, on the masks of `MCDropout` (0: no
-    dropout), and on each member of an ensemble. Point estimates and ensembles of them get a temperature alone.
+    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature alone.
 
     Args:
         posterior: A trained posterior with a class or Gaussian likelihood.
@@ -139,7 +139,7 @@ class _Search:
         if not math.isfinite(plain.nll):
             raise NonFiniteError("The NLL of the held-out rows is not finite: calibration cannot start from there.")
         tried = [plain]
-        if frozen.is_random:
+        if _scales_noise(frozen):
             tried += [self._try(scale) for scale in SCALES if scale != 1.0]
             for _ in range(_ROUNDS):
                 tried += [self._try(scale) for scale in _between(tried)]
@@ -204,6 +204,10 @@ def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> C
     return Candidate(noise_scale, log_scale, cost(log_scale), nll, fold_costs, fold_nlls)
 
 
+def _scales_noise(posterior: Posterior) -> bool:
+    return posterior.is_random and all(part.has_noise_scale for part in posterior.parts)
+
+
 def _prior(noise_scale: float, log_scale: float) -> float:
     log_noise = max(math.log(noise_scale), _SMALLEST) if noise_scale > 0 else _SMALLEST
     return 0.5 * _PRIOR * (log_noise**2 + log_scale**2)
@@ -228,7 +232,7 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
         return
     from credo.core.support.progress import make_progress  # rich is slow to import
 
-    passes = len(SCALES) + 2 * _ROUNDS if posterior.is_random else 1
+    passes = len(SCALES) + 2 * _ROUNDS if _scales_noise(posterior) else 1
     with make_progress() as bar:
         total = passes * len(batches) if hasattr(batches, "__len__") else None
         task = bar.add_task("calibrating", total=total, text="")

@@ -69,6 +69,8 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """What `credo.predict` averages if it is not told: networks with drawn `"weights"`, or `"linear"` functions."""
     is_linearisable: ClassVar[bool] = True
     """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
+    has_noise_scale: ClassVar[bool] = True
+    """Whether its noise may be scaled, so that `credo.calibrate` chooses a `noise_scale` beside the temperature."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 

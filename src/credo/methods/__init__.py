@@ -21,6 +21,8 @@ from credo.methods.natural.ogn import OGN
 from credo.methods.natural.vogn import VOGN
 from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes
 from credo.methods.node.node import NodeBNN
+from credo.methods.sgmcmc.sghmc import SGHMC
+from credo.methods.sgmcmc.sgld import SGLD
 from credo.methods.swag.swag import SWAG
 
 METHODS: dict[str, type[Posterior]] = {
@@ -37,6 +39,8 @@ METHODS: dict[str, type[Posterior]] = {
     "laplace": Laplace,
     "last-layer": LastLayer,
     "swag": SWAG,
+    "sgld": SGLD,
+    "sghmc": SGHMC,
 }
 
 __all__ = [
@@ -46,6 +50,8 @@ __all__ = [
     "MAP",
     "METHODS",
     "OGN",
+    "SGHMC",
+    "SGLD",
     "SWAG",
     "VOGN",
     "AdversarialSampling",

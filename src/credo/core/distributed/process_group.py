@@ -107,6 +107,11 @@ class ProcessGroup:
         """
         posterior.generator.manual_seed(self.seed_for(posterior.seed, posterior.steps, *position))
 
+    def reseed_alike(self, posterior: Posterior) -> None:
+        """Reseed a posterior from (its seed, its step), on all ranks alike, for noise in an update that all make."""
+        digest = hashlib.sha256(f"update {posterior.seed} {posterior.steps}".encode()).digest()
+        posterior.generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
     def begin_pass(self, posterior: Posterior, count: int, draws: int = 1) -> None:
         """Reseed for the pass that comes after `count` others of a step; after `draws`, it is for more data."""
         part, index = divmod(count, draws)

@@ -459,4 +459,66 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
     sums[1] = squares;
 }
 
+// Hyper-parameters of a Langevin step; the same struct as in flat.py.
+struct Langevin {
+    float lr;        // ε
+    float keep;      // 1 − friction
+    float noise;     // √(2·friction·temperature/N), 0: none
+    float pull;      // of the prior: its precision·temperature/N
+    float prior_mean;
+    float decay;     // weight of the old mean square in the new one; 1: it stays
+    float debias;    // factor on the mean square
+    float damping;   // G = 1/(√(debias·square) + damping)
+};
+
+// g ← g + pull·(w − prior_mean), square ← decay·square + (1 − decay)·g² of the loss alone,
+// velocity ← keep·velocity − ε·G·g + noise·√(ε·G)·eps(key), w ← w + velocity.
+// The prior and the noise act on the first `random` entries. Without `square` G is 1, without `velocity` nothing is kept
+// of it, with `rates` ε is lr times their entry. Returns the sum of (w − prior_mean)² before the step.
+double credo_langevin(float* const* weights, float* const* gradients, const int64_t* sizes, int64_t count,
+                      float* velocity, float* square, const float* rates, int64_t size, int64_t random,
+                      const Langevin* numbers, uint64_t key, int threads) {
+    const Tensors weight{weights, sizes, count}, gradient{gradients, sizes, count};
+    const Langevin u = *numbers;
+    const int64_t blocks = (size + B - 1) / B;
+    double offsets = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : offsets) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) {
+        alignas(64) float w[B], g[B], eps[B], step[B], old[B];
+        const int64_t begin = b * B, n = std::min(B, size - begin);
+        const int64_t own = std::min(std::max(random - begin, int64_t(0)), n);  // random entries of the block
+        weight.read(begin, begin + n, w);
+        gradient.read(begin, begin + n, g);
+        if (u.noise > 0.0f && own > 0) normals(key, static_cast<uint64_t>(b), eps);
+        else std::fill(eps, eps + B, 0.0f);
+        std::fill(eps + own, eps + B, 0.0f);
+        for (int64_t i = 0; i < n; ++i) step[i] = rates == nullptr ? u.lr : u.lr * rates[begin + i];
+        if (square != nullptr) {
+            float* __restrict s = square + begin;
+            for (int64_t i = 0; i < n; ++i) {
+                s[i] = u.decay * s[i] + (1.0f - u.decay) * g[i] * g[i];
+                step[i] /= std::sqrt(u.debias * s[i]) + u.damping;
+            }
+        }
+        float* __restrict v = velocity == nullptr ? old : velocity + begin;
+        if (velocity == nullptr) std::fill(old, old + n, 0.0f);
+        for (int64_t i = 0; i < own; ++i) {
+            const float offset = w[i] - u.prior_mean;
+            g[i] += u.pull * offset;
+            eps[i] *= u.noise * std::sqrt(step[i]);
+        }
+        if (own > 0) {
+            alignas(64) float terms[B];
+            for (int64_t i = 0; i < own; ++i) terms[i] = (w[i] - u.prior_mean) * (w[i] - u.prior_mean);
+            offsets += sum(terms, own);
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            v[i] = u.keep * v[i] - step[i] * g[i] + eps[i];
+            w[i] += v[i];
+        }
+        weight.write(begin, begin + n, w);
+    }
+    return offsets;
+}
+
 }  // extern "C"

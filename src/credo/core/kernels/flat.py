@@ -314,6 +314,51 @@ def update_(
     return sums[0], sums[1]
 
 
+class LangevinStruct(ctypes.Structure):
+    """Hyper-parameters of one Langevin step, documented in flat.cpp."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_float)
+        for name in ("lr", "keep", "noise", "pull", "prior_mean", "decay", "debias", "damping")
+    )
+
+
+def langevin_(
+    weights: TensorList,
+    gradients: TensorList,
+    velocity: Tensor | None,
+    square: Tensor | None,
+    rates: Tensor | None,
+    *,
+    size: int,
+    random: int,
+    numbers: Mapping[str, float],
+    key: int,
+) -> float:
+    """One Langevin step in place; returns Σ (w − prior_mean)² over the random weights before it.
+
+    Args:
+        weights: Weights, the random ones first.
+        gradients: Gradients of the loss.
+        velocity: Velocities; None: none are kept from step to step.
+        square: Running mean of squared gradients, the preconditioner; None: none.
+        rates: Factors on the learning rate; None: all are 1.
+        size: Number of weights.
+        random: How many of them have a prior and noise.
+        numbers: Fields of `LangevinStruct`.
+        key: Key of the noise.
+    """
+    library = loaded()
+    library.credo_langevin.restype = ctypes.c_double
+    return float(
+        library.credo_langevin(
+            weights.pointers, gradients.pointers, weights.sizes, INT64(weights.count), _address_or_null(velocity),
+            _address_or_null(square), _address_or_null(rates), INT64(size), INT64(random),
+            ctypes.byref(LangevinStruct(**numbers)), word(key), threads_for(size),
+        )
+    )  # fmt: skip
+
+
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The compiled passes, where they take tensors of this kind; else None."""
     return _kernels() if device.type == "cpu" and dtype is torch.float32 else None
@@ -342,6 +387,10 @@ def threads_for(size: int) -> int:
 def address(tensor: Tensor) -> ctypes.c_void_p:
     """Data pointer of the tensor."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _address_or_null(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None) if tensor is None else address(tensor)
 
 
 def word(key: int) -> ctypes.c_uint64:

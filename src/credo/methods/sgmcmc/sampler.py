@@ -1,0 +1,282 @@
+"""What SGLD and SGHMC share: the Langevin step, its stages, and a posterior that is the samples it has kept.
+
+With L(w) = mean NLL − T·log p(w)/N, friction α, rate ε and a preconditioner G that does not change while it samples,
+
+    v ← (1 − α)·v − ε·G·∇L(w) + √(2·α·ε·G·T/N)·z,    w ← w + v,    z standard normal,
+
+has the stationary density p(w)·p(data | w)^(1/T), up to terms of order ε (Chen et al. 2014; α = 1 is Langevin dynamics,
+Welling and Teh 2011). N enters the noise once. Where L is quadratic with curvature h the variance T/(N·h) comes out
+larger by the factor 1/(1 − ε·G·h/(2(2 − α))), and mini-batches add their own noise: ε·G·C/(2·α) to T/N, where C is the
+variance of the batch's gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.description import Description
+from credo.core.errors import CredoWarning, NonFiniteError, unknown
+from credo.core.likelihood import Likelihood
+from credo.core.network.selection import Random, one_device
+from credo.core.network.substitute import parameters_at
+from credo.core.optimizer_step import GradientPosterior, OptimizerStep, is_finite, scalar_loss, trainable
+from credo.core.optimizers import Rates
+from credo.core.posterior import Nll, Terms
+from credo.core.prior import Prior, Value, make_prior, one_prior
+from credo.core.support.validate import checked_count, is_count, is_number
+from credo.methods.kept_samples import KeptSamples
+from credo.methods.natural.parameter_vector import ParameterVector
+from credo.methods.planning import planned_temperature
+from credo.methods.sgmcmc.langevin import LangevinStep
+from credo.methods.sgmcmc.schedules import SCHEDULES, Stages
+
+# Adam's rate for what is not sampled: the likelihood's own parameters, such as a learned noise.
+_LIKELIHOOD_LR = 1e-2
+# A cycle planned by `fit` has at least so many epochs and steps; there are at most so many cycles.
+_CYCLE_EPOCHS, _CYCLE_STEPS, _MOST_CYCLES = 10, 100, 4
+# Part of each cycle, or of the training if there are none, before samples are kept.
+_BURN_IN = {True: 0.8, False: 0.5}
+
+
+class StochasticGradientSampler(GradientPosterior):
+    """A chain of weights, and the posterior of those that were kept; methods choose friction and preconditioner."""
+
+    is_linearisable = False  # its samples do not lie around the network's own weights
+    has_noise_scale = False  # a sample that is moved towards the mean of the others is no sample
+    _not_in_config: ClassVar[tuple[str, ...]] = ("prior_precision",)
+
+    def _set_up(
+        self,
+        *,
+        samples: int,
+        every: int | None,
+        burn_in: float | None,
+        schedule: str | None,
+        cycles: int | None,
+        temperature: float | None,
+        friction: float,
+        precondition: bool,
+        prior: Prior | Mapping[str, Any] | float | None,
+        prior_precision: Value | None,
+        random: Random,
+        lr: Rates,
+    ) -> None:
+        """Check the arguments and make what a chain needs."""
+        _check(burn_in, schedule, temperature)
+        samples = checked_count("samples", samples, what="weights to keep")
+        self.every = 1 if every is None else checked_count("every", every, what="steps")
+        self.cycles = 1 if cycles is None else checked_count("cycles", cycles)
+        self.schedule, self.length = schedule, 0
+        self.burn_in = _BURN_IN[schedule == "cyclical"] if burn_in is None else _steps_or_fraction(burn_in)
+        self.temperature = 1.0 if temperature is None else float(temperature)
+        self.vector = ParameterVector(self.model, random)
+        self.arguments["random"] = list(self.vector.random)
+        device = one_device(parameters_at(self.model, self.vector.names))
+        self.layout = self.vector.random_layout
+        bound = make_prior(one_prior(prior, prior_precision))
+        self.prior = bound.bind(self.layout, data_size=self.data_size, device=device)
+        self.langevin = LangevinStep(self.vector, lr, friction=friction, precondition=precondition, device=device)
+        self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device)
+        self.optimizer_step = OptimizerStep(trainable(self), "adam", _LIKELIHOOD_LR)
+        self._learns_likelihood = any(p.requires_grad for p in self.likelihood.parameters())
+
+    # -- the distribution --------------------------------------------------------------------------------------
+
+    @property
+    def collected(self) -> int:
+        """Number of samples that are kept."""
+        return len(self.sampled_weights)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether there are several samples to draw from."""
+        return self.collected > 1
+
+    def whole_draws(self, wanted: int) -> int:
+        """No more draws than there are samples: each of them once is all that there is."""
+        return min(wanted, max(self.collected, 1))
+
+    def draw(self) -> dict[str, Tensor]:
+        """One of the samples, with its running statistics; `{}`, the network as it is, before there is one."""
+        return next(self.iter_draws(1))
+
+    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """`count` draws: all samples in turn from any of them on, or evenly spaced ones if there are more."""
+        kept = self.sampled_weights
+        chosen = kept.indices(count, self.generator)
+        for index in range(count):
+            with nullcontext() if self.guard.is_private else self.guard.exclusive(self):
+                draw = kept.at(chosen[index]) if chosen else {}
+            yield draw
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def plan_training_(self, *, steps: int, epochs: float) -> None:
+        """Choose `cycles`, `every` and `temperature`, if they were left open, and collect anew.
+
+        Args:
+            steps: Steps of the training.
+            epochs: Times that every example is seen.
+        """
+        self.length = steps
+        self.sampled_weights.forget_()
+        given = self.arguments
+        if given["cycles"] is None:
+            self._set_planned("cycles", self._planned_cycles(steps, epochs))
+        if given["temperature"] is None:
+            self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+        if given["every"] is None:
+            stages = self.stages
+            sampling = sum(stages.steps_sampling(step) > 0 for step in range(steps))
+            self._set_planned("every", max(1, sampling // self.sampled_weights.capacity))
+
+    def _planned_cycles(self, steps: int, epochs: float) -> int:
+        if self.schedule != "cyclical":
+            return 1
+        most = min(_MOST_CYCLES, self.sampled_weights.capacity, int(epochs // _CYCLE_EPOCHS), steps // _CYCLE_STEPS)
+        return max(1, most)
+
+    def _set_planned(self, name: str, value: Any) -> None:
+        super()._set_planned(name, value)
+        setattr(self, name, value)
+
+    @property
+    def stages(self) -> Stages:
+        """Which steps are burn-in, and which samples are kept."""
+        cycles = self.cycles if self.schedule == "cyclical" else 1
+        return Stages(self.schedule, self.length, cycles, self.burn_in, self.every)
+
+    def lr_factor(self, step: int) -> float:
+        """The factor of the sampler's own schedule in a `step`, or `lr_scale` where it has none or no plan."""
+        factor = self.stages.factor(step)
+        return self.lr_scale if factor is None else factor
+
+    def _gradients(self, nll: Nll) -> Terms:
+        """Set the gradients of the mean NLL, and of a prior that is no Gaussian with one mean and scale."""
+        loss = data_term = nll(self._net)
+        if self._prior_numbers is None:
+            loss = scalar_loss(data_term) + self._penalty()
+        self.optimizer_step.clear()  # what the loss itself may have left
+        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
+        del loss, data_term  # and the graph with them
+        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
+        return Terms(loss=total, nll=data, penalty=total - data)
+
+    @property
+    def _prior_numbers(self) -> tuple[float, float] | None:
+        """Mean and std of a Gaussian prior that has one of each: the step itself adds its gradient."""
+        numbers = getattr(self.prior, "numbers", None)
+        return numbers if getattr(self.prior, "kind", None) == "gaussian" else None
+
+    def _penalty(self) -> Tensor:
+        """What the prior adds to the loss: −T·log p(w)/N."""
+        assert self.prior is not None
+        weights = self.layout.flatten(parameters_at(self.model, self.layout.names))
+        return -self.prior.log_prob(weights) * (self.temperature / self.data_size)
+
+    @torch.no_grad()
+    def _update(self, terms: Terms) -> Terms:
+        self.likelihood.update_(self.steps)
+        stages, step = self.stages, self.steps
+        samples = stages.steps_sampling(step) > 0
+        noise = self.temperature / self.data_size if samples or not stages.is_cyclical else 0.0
+        if self.process_group is not None:
+            self.process_group.reseed_alike(self)  # every process makes the same step
+        mean, std = self._prior_numbers or (0.0, math.inf)
+        pull = self.temperature / (self.data_size * std**2)
+        offsets = self.langevin.step_(
+            parameters_at(self.model, self.vector.names),
+            rate=self.lr_factor(step),
+            variance=noise,
+            prior=(mean, pull),
+            adapts=not samples,
+            generator=self.generator,
+        )
+        if self._prior_numbers is not None:
+            terms = self._with_penalty(terms, offsets, std)
+        self._move_likelihood()
+        terms = self._stepped(terms)
+        if stages.is_kept(step):
+            self._keep_sample()
+        return terms
+
+    def _with_penalty(self, terms: Terms, offsets: float, std: float) -> Terms:
+        log_prob = -0.5 * offsets / std**2 - self.layout.size * (math.log(std) + 0.5 * math.log(2 * math.pi))
+        penalty = -log_prob * self.temperature / self.data_size
+        return replace(terms, loss=terms.nll + penalty, penalty=penalty)
+
+    def _move_likelihood(self) -> None:
+        """Adam on the likelihood's own parameters; the network's have moved and have no gradient any more."""
+        for parameter in parameters_at(self.model, self.vector.names).values():
+            parameter.grad = None
+        if self._learns_likelihood:
+            self.optimizer_step.move(scale=self.lr_scale)
+
+    def _keep_sample(self) -> None:
+        kept = self.sampled_weights
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        if kept.is_next_kept:
+            bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
+            if bad is not None:
+                raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
+        kept.offer_(tensors)
+
+    def end_training_(self, loader: Iterable[Any]) -> None:
+        """Warn if the training was too short to keep samples.
+
+        Args:
+            loader: The training batches, which are not read.
+        """
+        if not self.is_random:
+            warnings.warn(
+                f"{type(self).__name__} has kept {self.collected} samples, so predictions are of one network. The "
+                f"burn-in takes {self.stages.burn_in_steps()} steps of each cycle, and {self.steps} steps were made: "
+                "train longer, or set burn_in or every lower.",
+                CredoWarning,
+                stacklevel=4,
+            )
+
+    # -- inspection and state ----------------------------------------------------------------------------------
+
+    def describe(self) -> Description:
+        """Prior and temperature, and the numbers of all samples."""
+        count = self.sampled_weights.stored_numbers()
+        return Description(prior=self.prior, layout=self.layout, temperature=self.temperature, spread_count=count)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Also the length of the planned training."""
+        return {**super().get_extra_state(), "length": self.length}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue exactly where `get_extra_state` was called.
+
+        Args:
+            state: What it returned.
+        """
+        super().set_extra_state(state)
+        self.length = int(state["length"])
+
+
+def _steps_or_fraction(burn_in: float) -> float:
+    return int(burn_in) if is_count(burn_in, least=0) and not isinstance(burn_in, float) else float(burn_in)
+
+
+def _check(burn_in: float | None, schedule: str | None, temperature: float | None) -> None:
+    """Raise ValueError for values that are not possible."""
+    if schedule is not None and schedule not in SCHEDULES:
+        raise ValueError(unknown("schedule", str(schedule), SCHEDULES))
+    if burn_in is not None and not is_count(burn_in, least=0) and not (is_number(burn_in) and 0 <= burn_in < 1):
+        raise ValueError(
+            f"burn_in={burn_in!r:.80} must be a whole number of steps, or a fraction of the training (of each cycle of "
+            "the cyclical schedule), from 0 to below 1."
+        )
+    if temperature is not None and not (is_number(temperature) and 0 < temperature < math.inf):
+        raise ValueError(f"temperature={temperature!r:.80} must be a positive number; 1 is the Bayes posterior.")
