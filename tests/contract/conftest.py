@@ -20,6 +20,8 @@ from credo.methods import (
     KFAC,
     MAP,
     OGN,
+    SGHMC,
+    SGLD,
     SWAG,
     VOGN,
     Ensemble,
@@ -126,6 +128,14 @@ METHODS: dict[str, Row] = {
     "swag": Row(of(SWAG, lr=0.05, rank=3, batchnorm_draws=2), differs=False, noisy=False),
     "swag diagonal": Row(of(SWAG, lr=0.05, rank=0, every=2, start=1, prior=1.0), False, noisy=False, penalised=True),
     "ensemble of swag": Row(ensemble_of(SWAG, lr=0.05, rank=2), noisy=False),
+    "sgld": Row(of(SGLD, lr=1e-3, burn_in=1, samples=3), differs=False, penalised=True),
+    "sghmc": Row(of(SGHMC, lr=1e-3, burn_in=1, samples=3, every=2), differs=False, penalised=True),
+    "sghmc plain": Row(
+        of(SGHMC, lr={"*bias": 0.05, "*": 0.1}, precondition=False, prior=ScaleMixture(), burn_in=0, samples=2),
+        differs=False,
+        penalised=True,
+    ),
+    "ensemble of sghmc": Row(ensemble_of(SGHMC, lr=1e-3, burn_in=1, samples=2), penalised=True),
     "ensemble of vogn": Row(ensemble_of(VOGN, lr=0.05, curvature={"init": 0.5}), kl=True),
     "bbb relative spread": Row(of(BBB, lr=0.05, spread="relative", init={"relative_std": 0.3}, noise="lrt"), kl=True),
     "bbb one spread a layer": Row(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import credo
 from credo.core.posterior import Posterior
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, SWAG, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import BBB, IVON, KFAC, MAP, OGN, SGHMC, SWAG, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
 
 
 class Recurrent(nn.Module):
@@ -63,6 +63,7 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "noisy-kfac": lambda net: NoisyKFAC(net, data_size=24),
     "node-bnn": lambda net: NodeBNN(net, data_size=24, components=2),
     "swag": lambda net: SWAG(net, data_size=24, rank=2),
+    "sghmc": lambda net: SGHMC(net, data_size=24, burn_in=1, samples=3),
 }
 X = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3

@@ -164,25 +164,28 @@ struct Tensors {
     const int64_t* sizes;
     int64_t count;
 
+    template <class Use> void numbered(int64_t begin, int64_t end, Use use) const {
+        each(begin, end, [&](const float*, int64_t at, int64_t n, int64_t t) { use(t, at, n); });
+    }
     template <class Use> void each(int64_t begin, int64_t end, Use use) const {
         int64_t start = 0;
         for (int64_t t = 0; t < count && start < end; ++t) {
             const int64_t stop = start + sizes[t];
             if (stop > begin) {
                 const int64_t a = std::max(begin, start), b = std::min(end, stop);
-                use(data[t] == nullptr ? nullptr : data[t] + (a - start), a - begin, b - a);
+                use(data[t] == nullptr ? nullptr : data[t] + (a - start), a - begin, b - a, t);
             }
             start = stop;
         }
     }
     void read(int64_t begin, int64_t end, float* out) const {
-        each(begin, end, [out](const float* p, int64_t at, int64_t n) {
+        each(begin, end, [out](const float* p, int64_t at, int64_t n, int64_t) {
             if (p == nullptr) std::fill(out + at, out + at + n, 0.0f);
             else std::memcpy(out + at, p, sizeof(float) * n);
         });
     }
     void write(int64_t begin, int64_t end, const float* in) const {
-        each(begin, end, [in](float* p, int64_t at, int64_t n) {
+        each(begin, end, [in](float* p, int64_t at, int64_t n, int64_t) {
             if (p != nullptr) std::memcpy(p, in + at, sizeof(float) * n);
         });
     }
@@ -459,62 +462,38 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
     sums[1] = squares;
 }
 
-// Hyper-parameters of a Langevin step; the same struct as in flat.py.
-struct Langevin {
-    float lr;        // ε
-    float keep;      // 1 − friction
-    float noise;     // √(2·friction·temperature/N), 0: none
-    float pull;      // of the prior: its precision·temperature/N
-    float prior_mean;
-    float decay;     // weight of the old mean square in the new one; 1: it stays
-    float debias;    // factor on the mean square
-    float damping;   // G = 1/(√(debias·square) + damping)
-};
-
-// g ← g + pull·(w − prior_mean), square ← decay·square + (1 − decay)·g² of the loss alone,
-// velocity ← keep·velocity − ε·G·g + noise·√(ε·G)·eps(key), w ← w + velocity.
-// The prior and the noise act on the first `random` entries. Without `square` G is 1, without `velocity` nothing is kept
-// of it, with `rates` ε is lr times their entry. Returns the sum of (w − prior_mean)² before the step.
+// One Langevin step: velocity ← keep·velocity − r·(g + pull·(w − prior_mean)) + noise·eps(key), w ← w + r·velocity,
+// where r = roots[t], the root of the learning rate of tensor t. The prior and the noise act on the first `random`
+// entries. Without `velocity` nothing is kept of it. Returns the sum of (w − prior_mean)² over these before the step.
 double credo_langevin(float* const* weights, float* const* gradients, const int64_t* sizes, int64_t count,
-                      float* velocity, float* square, const float* rates, int64_t size, int64_t random,
-                      const Langevin* numbers, uint64_t key, int threads) {
+                      const float* roots, float* velocity, int64_t size, int64_t random, float keep, float noise,
+                      float pull, float prior_mean, uint64_t key, int threads) {
     const Tensors weight{weights, sizes, count}, gradient{gradients, sizes, count};
-    const Langevin u = *numbers;
     const int64_t blocks = (size + B - 1) / B;
     double offsets = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : offsets) if (threads > 1)
     for (int64_t b = 0; b < blocks; ++b) {
-        alignas(64) float w[B], g[B], eps[B], step[B], old[B];
+        alignas(64) float w[B], g[B], eps[B], root[B], old[B], terms[B];
         const int64_t begin = b * B, n = std::min(B, size - begin);
         const int64_t own = std::min(std::max(random - begin, int64_t(0)), n);  // random entries of the block
         weight.read(begin, begin + n, w);
         gradient.read(begin, begin + n, g);
-        if (u.noise > 0.0f && own > 0) normals(key, static_cast<uint64_t>(b), eps);
-        else std::fill(eps, eps + B, 0.0f);
-        std::fill(eps + own, eps + B, 0.0f);
-        for (int64_t i = 0; i < n; ++i) step[i] = rates == nullptr ? u.lr : u.lr * rates[begin + i];
-        if (square != nullptr) {
-            float* __restrict s = square + begin;
-            for (int64_t i = 0; i < n; ++i) {
-                s[i] = u.decay * s[i] + (1.0f - u.decay) * g[i] * g[i];
-                step[i] /= std::sqrt(u.debias * s[i]) + u.damping;
-            }
-        }
-        float* __restrict v = velocity == nullptr ? old : velocity + begin;
-        if (velocity == nullptr) std::fill(old, old + n, 0.0f);
+        weight.numbered(begin, begin + n, [&](int64_t t, int64_t at, int64_t m) {
+            std::fill(root + at, root + at + m, roots[t]);
+        });
+        if (noise > 0.0f && own > 0) normals(key, static_cast<uint64_t>(b), eps);
+        std::fill(eps + (noise > 0.0f ? own : 0), eps + B, 0.0f);
         for (int64_t i = 0; i < own; ++i) {
-            const float offset = w[i] - u.prior_mean;
-            g[i] += u.pull * offset;
-            eps[i] *= u.noise * std::sqrt(step[i]);
+            const float offset = w[i] - prior_mean;
+            g[i] += pull * offset;
+            terms[i] = offset * offset;
         }
-        if (own > 0) {
-            alignas(64) float terms[B];
-            for (int64_t i = 0; i < own; ++i) terms[i] = (w[i] - u.prior_mean) * (w[i] - u.prior_mean);
-            offsets += sum(terms, own);
-        }
+        offsets += sum(terms, own);
+        if (velocity == nullptr) std::fill(old, old + n, 0.0f);
+        float* __restrict v = velocity == nullptr ? old : velocity + begin;
         for (int64_t i = 0; i < n; ++i) {
-            v[i] = u.keep * v[i] - step[i] * g[i] + eps[i];
-            w[i] += v[i];
+            v[i] = keep * v[i] - root[i] * g[i] + noise * eps[i];
+            w[i] += root[i] * v[i];
         }
         weight.write(begin, begin + n, w);
     }

@@ -314,47 +314,44 @@ def update_(
     return sums[0], sums[1]
 
 
-class LangevinStruct(ctypes.Structure):
-    """Hyper-parameters of one Langevin step, documented in flat.cpp."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_float)
-        for name in ("lr", "keep", "noise", "pull", "prior_mean", "decay", "debias", "damping")
-    )
-
-
 def langevin_(
     weights: TensorList,
     gradients: TensorList,
+    roots: Sequence[float],
     velocity: Tensor | None,
-    square: Tensor | None,
-    rates: Tensor | None,
     *,
     size: int,
     random: int,
-    numbers: Mapping[str, float],
+    keep: float,
+    noise: float,
+    prior: tuple[float, float],
     key: int,
 ) -> float:
-    """One Langevin step in place; returns Σ (w − prior_mean)² over the random weights before it.
+    """One Langevin step in place; returns Σ (w − prior mean)² over the random weights before it.
+
+    velocity ← keep·velocity − root·(gradient + pull·(w − prior mean)) + noise·noise(key), w ← w + root·velocity.
 
     Args:
         weights: Weights, the random ones first.
         gradients: Gradients of the loss.
+        roots: Root of the learning rate of each tensor.
         velocity: Velocities; None: none are kept from step to step.
-        square: Running mean of squared gradients, the preconditioner; None: none.
-        rates: Factors on the learning rate; None: all are 1.
         size: Number of weights.
         random: How many of them have a prior and noise.
-        numbers: Fields of `LangevinStruct`.
+        keep: Part of the velocity that stays.
+        noise: Standard deviation of the noise.
+        prior: Its mean and its pull.
         key: Key of the noise.
     """
     library = loaded()
     library.credo_langevin.restype = ctypes.c_double
+    velocities = ctypes.c_void_p(None) if velocity is None else address(velocity)
+    mean, pull = (ctypes.c_float(number) for number in prior)
     return float(
         library.credo_langevin(
-            weights.pointers, gradients.pointers, weights.sizes, INT64(weights.count), _address_or_null(velocity),
-            _address_or_null(square), _address_or_null(rates), INT64(size), INT64(random),
-            ctypes.byref(LangevinStruct(**numbers)), word(key), threads_for(size),
+            weights.pointers, gradients.pointers, weights.sizes, INT64(weights.count),
+            (ctypes.c_float * len(roots))(*roots), velocities, INT64(size), INT64(random), ctypes.c_float(keep),
+            ctypes.c_float(noise), pull, mean, word(key), threads_for(size),
         )
     )  # fmt: skip
 
@@ -387,10 +384,6 @@ def threads_for(size: int) -> int:
 def address(tensor: Tensor) -> ctypes.c_void_p:
     """Data pointer of the tensor."""
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _address_or_null(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None) if tensor is None else address(tensor)
 
 
 def word(key: int) -> ctypes.c_uint64:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.kernels import flat
-from credo.core.optimizers import Rates
+from credo.core.optimizers import Rates, rates_by_name
 from credo.methods.natural.parameter_vector import ParameterVector
 
-# Weight of the old mean square of the gradients, as in RMSprop, and what is added to its root.
-_SQUARE_DECAY, _DAMPING = 0.99, 1e-5
+# Weight of the old mean square of the gradients in the new one, as in RMSprop.
+_SQUARE_DECAY = 0.99
+# Part of √(T/N), the gradient of a weight in equilibrium at curvature 1, that is added to the root of the mean square:
+# gradients that vanish (one batch for all data, weights that nothing uses) must not make steps too long to be stable.
+_FLOOR = 0.1
 
 
 class LangevinStep(nn.Module):
-    """The state that a step changes beside the weights: velocities, and the mean square of the gradients.
+    """The state that a step changes beside the weights: velocities, and the mean squared gradient of each tensor.
 
-    v ← (1 − α)·v − ε·G·∇L + √(2·α·ε·G·variance)·z,  w ← w + v,  with G = 1/(√(mean of ∇²) + 10⁻⁵), or 1.
+    v ← (1 − α)·v − √(ε·G)·∇L + √(2·α·T/N)·z,  w ← w + √(ε·G)·v
+
+    with G = 1, or one G = 1/(√(mean of ∇²) + ⅒√(T/N)) for each parameter tensor, as one for each layer in Wenzel et al.
+    (2020): weights without a gradient of their own, such as those of dead units, do not take longer steps than others.
 
     Args:
         vector: All trainable parameters, the random ones first; these alone have noise and a prior.
@@ -30,10 +36,9 @@ class LangevinStep(nn.Module):
         device: Where the parameters are.
     """
 
-    nonnegative: ClassVar[tuple[str, ...]] = ("square", "adapted")
+    nonnegative: ClassVar[tuple[str, ...]] = ("squares", "adapted")
     velocity: Tensor | None
-    square: Tensor | None
-    rates: Tensor | None
+    squares: Tensor | None
     adapted: Tensor
 
     def __init__(
@@ -41,13 +46,10 @@ class LangevinStep(nn.Module):
     ) -> None:
         super().__init__()
         self.vector, self.friction = vector, friction
-        like = torch.zeros(vector.layout.size, dtype=vector.layout.dtype, device=device)
-        found = vector.rates(lr)
-        self.lr = 1.0 if isinstance(found, Tensor) else float(found)
-        rates = found.to(like) if isinstance(found, Tensor) else None
-        self.register_buffer("rates", rates, persistent=False)
-        self.register_buffer("velocity", like.clone() if friction < 1 else None)
-        self.register_buffer("square", like.clone() if precondition else None)
+        self.rates = list(rates_by_name(lr, vector.names).values())
+        options = {"dtype": vector.layout.dtype, "device": device}
+        self.register_buffer("velocity", torch.zeros(vector.layout.size, **options) if friction < 1 else None)
+        self.register_buffer("squares", torch.zeros(len(vector.names), **options) if precondition else None)
         self.register_buffer("adapted", torch.tensor(0))
 
     @torch.no_grad()
@@ -57,6 +59,7 @@ class LangevinStep(nn.Module):
         *,
         rate: float,
         variance: float,
+        noisy: bool,
         prior: tuple[float, float],
         adapts: bool,
         generator: torch.Generator,
@@ -66,75 +69,72 @@ class LangevinStep(nn.Module):
         Args:
             parameters: By name, in the order of the vector.
             rate: Factor on the learning rates.
-            variance: T/N, the temperature of the noise; 0: none.
+            variance: T/N, the variance of a velocity in equilibrium.
+            noisy: Whether there is noise.
             prior: Its mean, and its pull T/(N·std²) towards it.
             adapts: Whether the mean square of the gradients follows them. It does in the very first step.
             generator: Gives the noise.
         """
-        decay, debias = self._adapting(adapts)
-        numbers = {
-            "lr": self.lr * rate,
-            "keep": 1 - self.friction,
-            "noise": math.sqrt(2 * self.friction * variance),
-            "pull": prior[1],
-            "prior_mean": prior[0],
-            "decay": decay,
-            "debias": debias,
-            "damping": _DAMPING,
-        }
         weights = [p.detach() for p in parameters.values()]
         gradients = [p.grad for p in parameters.values()]
-        given = [g for g in gradients if g is not None]
-        if flat.fused([*weights, *given], *(v for v in (self.velocity, self.square, self.rates) if v is not None)):
-            return self._compiled(weights, gradients, numbers, generator)
-        return self._by_torch(parameters, numbers, generator)
-
-    def _adapting(self, adapts: bool) -> tuple[float, float]:
-        """Weight of the old mean square in this step, and the factor that corrects its start at 0."""
-        if self.square is None:
-            return 1.0, 1.0
-        if adapts or not int(self.adapted):
-            self.adapted.add_(1)
-            return _SQUARE_DECAY, 1 / (1 - _SQUARE_DECAY ** int(self.adapted))
-        return 1.0, 1 / (1 - _SQUARE_DECAY ** int(self.adapted))
-
-    def _compiled(
-        self,
-        weights: list[Tensor],
-        gradients: list[Tensor | None],
-        numbers: Mapping[str, float],
-        generator: torch.Generator,
-    ) -> float:
+        roots = self._roots(gradients, rate, variance, adapts)
+        noise = math.sqrt(2 * self.friction * variance) if noisy else 0.0
+        state = [] if self.velocity is None else [self.velocity]
+        if not flat.fused([*weights, *(g for g in gradients if g is not None)], *state):
+            return self._by_torch(parameters, roots, noise, prior, generator)
         layout = self.vector.layout
         return flat.langevin_(
             flat.TensorList(weights),
             flat.TensorList(gradients, layout.sizes),
+            roots.tolist(),
             self.velocity,
-            self.square,
-            self.rates,
             size=layout.size,
             random=self.vector.random_layout.size,
-            numbers=numbers,
-            key=flat.new_key(generator) if numbers["noise"] else 0,
+            keep=1 - self.friction,
+            noise=noise,
+            prior=prior,
+            key=flat.new_key(generator) if noise else 0,
         )
 
+    def _roots(self, gradients: Sequence[Tensor | None], rate: float, variance: float, adapts: bool) -> Tensor:
+        """√(ε·G) of each tensor; the mean squares follow the gradients before, if they are to."""
+        rates = torch.tensor(self.rates, dtype=self.vector.layout.dtype) * rate
+        if self.squares is None:
+            return rates.sqrt_()
+        if adapts or not int(self.adapted):
+            self._adapt_(gradients)
+        mean = self.squares / (1 - _SQUARE_DECAY ** int(self.adapted))
+        return rates.to(mean.device).div_(mean.sqrt_().add_(_FLOOR * math.sqrt(variance))).sqrt_()
+
+    def _adapt_(self, gradients: Sequence[Tensor | None]) -> None:
+        assert self.squares is not None
+        given = [(i, g) for i, g in enumerate(gradients) if g is not None and g.numel()]
+        norms = torch._foreach_norm([g for _, g in given], dtype=self.squares.dtype)
+        sizes = torch.tensor([g.numel() for _, g in given], dtype=self.squares.dtype, device=self.squares.device)
+        self.squares.mul_(_SQUARE_DECAY)
+        index = torch.tensor([i for i, _ in given], device=self.squares.device)
+        self.squares.index_add_(0, index, torch.stack(norms).square_().div_(sizes), alpha=1 - _SQUARE_DECAY)
+        self.adapted.add_(1)
+
     def _by_torch(
-        self, parameters: Mapping[str, nn.Parameter], numbers: Mapping[str, float], generator: torch.Generator
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        roots: Tensor,
+        noise: float,
+        prior: tuple[float, float],
+        generator: torch.Generator,
     ) -> float:
         layout, random = self.vector.layout, self.vector.random_layout.size
         weights = layout.flatten(parameters)
         gradient = layout.flatten({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()})
-        step = torch.full_like(weights, numbers["lr"]) if self.rates is None else numbers["lr"] * self.rates
-        if self.square is not None:
-            self.square.mul_(numbers["decay"]).addcmul_(gradient, gradient, value=1 - numbers["decay"])
-            step = step / (self.square * numbers["debias"]).sqrt_().add_(numbers["damping"])
-        offset = weights[:random] - numbers["prior_mean"]
-        gradient[:random].add_(offset, alpha=numbers["pull"])
+        offset = weights[:random] - prior[0]
+        gradient[:random].add_(offset, alpha=prior[1])
+        root = roots.to(weights.device).repeat_interleave(torch.tensor(layout.sizes, device=weights.device))
         velocity = torch.zeros_like(weights) if self.velocity is None else self.velocity
-        velocity.mul_(numbers["keep"]).addcmul_(step, gradient, value=-1)
-        if numbers["noise"]:
+        velocity.mul_(1 - self.friction).addcmul_(root, gradient, value=-1)
+        if noise:
             normal = torch.randn(random, generator=generator, device=generator.device, dtype=weights.dtype)
-            velocity[:random].addcmul_(step[:random].sqrt(), normal.to(weights.device), value=numbers["noise"])
-        for name, new in layout.split(weights + velocity).items():
+            velocity[:random].add_(normal.to(weights.device), alpha=noise)
+        for name, new in layout.split(torch.addcmul(weights, root, velocity)).items():
             parameters[name].copy_(new)
         return float(offset.double().square().sum())

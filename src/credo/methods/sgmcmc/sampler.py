@@ -2,10 +2,11 @@
 
 With L(w) = mean NLL − T·log p(w)/N, friction α, rate ε and a preconditioner G that does not change while it samples,
 
-    v ← (1 − α)·v − ε·G·∇L(w) + √(2·α·ε·G·T/N)·z,    w ← w + v,    z standard normal,
+    v ← (1 − α)·v − √(ε·G)·∇L(w) + √(2·α·T/N)·z,    w ← w + √(ε·G)·v,    z standard normal,
 
-has the stationary density p(w)·p(data | w)^(1/T), up to terms of order ε (Chen et al. 2014; α = 1 is Langevin dynamics,
-Welling and Teh 2011). N enters the noise once. Where L is quadratic with curvature h the variance T/(N·h) comes out
+has the stationary density p(w)·p(data | w)^(1/T), up to terms of order ε (Chen et al. 2014, whose velocity is √(ε·G)·v;
+α = 1 is Langevin dynamics, Welling and Teh 2011). v has the variance T/N at every rate, so a schedule may change it.
+N enters the noise once. Where L is quadratic with curvature h the variance T/(N·h) comes out
 larger by the factor 1/(1 − ε·G·h/(2(2 − α))), and mini-batches add their own noise: ε·G·C/(2·α) to T/N, where C is the
 variance of the batch's gradient.
 """
@@ -187,7 +188,6 @@ class StochasticGradientSampler(GradientPosterior):
         self.likelihood.update_(self.steps)
         stages, step = self.stages, self.steps
         samples = stages.steps_sampling(step) > 0
-        noise = self.temperature / self.data_size if samples or not stages.is_cyclical else 0.0
         if self.process_group is not None:
             self.process_group.reseed_alike(self)  # every process makes the same step
         mean, std = self._prior_numbers or (0.0, math.inf)
@@ -195,7 +195,8 @@ class StochasticGradientSampler(GradientPosterior):
         offsets = self.langevin.step_(
             parameters_at(self.model, self.vector.names),
             rate=self.lr_factor(step),
-            variance=noise,
+            variance=self.temperature / self.data_size,
+            noisy=samples or not stages.is_cyclical,
             prior=(mean, pull),
             adapts=not samples,
             generator=self.generator,

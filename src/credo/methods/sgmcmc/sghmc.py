@@ -41,8 +41,9 @@ class SGHMC(StochasticGradientSampler):
         temperature: T: the likelihood counts 1/T times; 1 is the Bayes posterior, less is colder. None: planned by `fit`
             as for the other methods, otherwise 1.
         friction: α, which the velocity loses in each step; momentum SGD with 0.9 has 0.1.
-        precondition: Divide rates by the root of the mean squared gradient, as RMSprop does, and the noise by its root.
-            It is measured in the burn-in and does not change while samples are taken. Without it rates are SGD's.
+        precondition: Divide the rate of each parameter tensor by the root of its mean squared gradient, so that rates
+            mean what Adam's mean. It is measured in the burn-in and does not change while samples are taken. Without
+            it rates are SGD's.
         prior: An object, its description, or a Gaussian's standard deviation; None: standard normal.
         prior_precision: Precision of a Gaussian prior about zero instead, also by parameter name globs.
         random: Which parameters are sampled, as in `random_names`. The rest follow the same rule without noise.
