@@ -68,6 +68,8 @@ def test_every_method_after_a_step(name: str) -> None:
         ("laplace", 6 * 6 + 3 * 3 + 3 * 6),  # bases of the last layer's inputs with a 1 and outputs, and scales
         ("last-layer", 6 * 6 + 6),  # a basis of the last layer's inputs with a 1, and variances in it
         ("swag", 21 * WEIGHTS),  # variances and twenty deviations
+        ("sgld", 12 * WEIGHTS),
+        ("sghmc", 12 * WEIGHTS),  # samples
         ("node-bnn", 2 * 4 * (4 + 5)),  # mean and deviation of four components for every input of a layer
     ],
 )

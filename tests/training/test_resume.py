@@ -20,6 +20,8 @@ METHODS: dict[str, Callable[[], credo.Posterior]] = {
     "bbb lrt": lambda: credo.BBB(network(), data_size=SIZE, lr=0.05, noise="lrt"),
     "mc-dropout": lambda: credo.MCDropout(network(), data_size=SIZE, optimizer="sgd", lr=0.1),
     "swag": lambda: credo.SWAG(network(), data_size=SIZE, lr=0.05, rank=3, batchnorm_draws=2),
+    "sghmc": lambda: credo.SGHMC(network(), data_size=SIZE, cycles=2, samples=3),
+    "sgld": lambda: credo.SGLD(network(), data_size=SIZE, schedule="decay", burn_in=2, every=1, samples=4),
 }
 LOADERS: dict[str, Callable[[], Any]] = {
     **killed_runs.LOADERS,

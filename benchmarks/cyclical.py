@@ -1,0 +1,141 @@
+"""Cyclical SGHMC on CIFAR-10 beside SGD and an ensemble, all trained for the same number of epochs in total.
+
+    CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 10,000 images, 24 epochs, seed 0
+    CREDO_DATA=… python -m benchmarks.cyclical --net resnet8 --images 45000 --epochs 80 --seeds 0,1
+
+Rates are chosen for each row on 5,000 training images that are held out, with a seed that is not reported; then all rows
+are trained on some of the other 45,000 and measured on the test images. There is no augmentation: it would change the posterior.
+Out-of-distribution inputs are test images of CIFAR-100, the score is the entropy. Each training is recorded when it is
+done, and a benchmark that was stopped resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import credo
+from benchmarks.report import Run, count, names_of, say, table
+from credo.core.support.files import write_json
+from credo.data import Batches, Split, load_dataset, split_validation
+from credo.models import build_model
+
+FOLDER = Path("results/benchmarks/cyclical")
+HELD_OUT, OOD_IMAGES, MEMBERS, TUNING_SEED = 5000, 2000, 4, 100
+NETS = {"lenet5": ("lenet5", {}), "resnet8": ("resnet-cifar", {"depth": 8})}
+Build = Callable[[Callable[[int], nn.Module], int, int, float], credo.Posterior]
+
+
+def sgd(network: Callable[[int], nn.Module], size: int, seed: int, lr: float) -> credo.Posterior:
+    """SGD with momentum 0.9."""
+    optimizer = {"name": "sgd", "momentum": 0.9}
+    return credo.MAP(network(seed), data_size=size, prior=1.0, optimizer=optimizer, lr=lr, seed=seed)
+
+
+def ensemble(network: Callable[[int], nn.Module], size: int, seed: int, lr: float) -> credo.Posterior:
+    """Four of these networks, each with a quarter of the epochs."""
+    return credo.Ensemble([sgd(network, size, MEMBERS * seed + member, lr) for member in range(MEMBERS)])
+
+
+def sampler(method: type[credo.Posterior], **options: Any) -> Build:
+    """A sampler with these options; all others are its defaults."""
+
+    def build(network: Callable[[int], nn.Module], size: int, seed: int, lr: float) -> credo.Posterior:
+        return method(network(seed), data_size=size, lr=lr, seed=seed, **options)  # type: ignore[call-arg]
+
+    return build
+
+
+ROWS: dict[str, tuple[Build, tuple[float, ...]]] = {
+    "SGD": (sgd, (0.02, 0.05)),
+    "ensemble of 4": (ensemble, (0.02, 0.05)),
+    "cSGHMC": (sampler(credo.SGHMC, cycles=4, prior=1.0), (3e-4, 1e-3)),
+    "SGHMC at a constant rate": (sampler(credo.SGHMC, schedule="constant", prior=1.0), (1e-4, 3e-4)),
+    "SGLD at a decaying rate": (sampler(credo.SGLD, schedule="decay", prior=1.0), (1e-3, 3e-3)),
+}
+
+
+def measure(posterior: credo.Posterior, rows: Split, ood: Split | None) -> dict[str, float]:
+    """Error, NLL and calibration error, and how well the entropy tells out-of-distribution images."""
+    prediction = credo.predict(posterior, Batches(rows, batch_size=500, shuffle=False), draws=12)
+    found = {
+        "error": 1 - float(credo.evaluate.accuracy(prediction.probs, rows.y)),
+        "nll": -float(prediction.log_likelihood.mean()),
+        "ece": float(credo.evaluate.ece(prediction.probs, rows.y)),
+        "networks": posterior.whole_draws(12),
+    }
+    if ood is not None:
+        other = credo.predict(posterior, Batches(ood, batch_size=500, shuffle=False), draws=12)
+        found["ood_auroc"] = float(credo.evaluate.auroc(other.total, prediction.total))
+    return found
+
+
+class Study:
+    """The trainings of one network, and the file that they are recorded in."""
+
+    def __init__(self, net: str, images: int, epochs: int) -> None:
+        self.net, self.epochs, self.path = net, epochs, FOLDER / f"{net}-{images}-{epochs}.json"
+        cifar = load_dataset("cifar10")
+        train, self.held_out = split_validation(cifar.train, size=HELD_OUT, seed=0, stratify=True)
+        self.train = Split(train.x[:images], train.y[:images])  # in a random order already
+        self.test, other = cifar.test, load_dataset("cifar100").test
+        self.ood = Split(other.x[:OOD_IMAGES], other.y[:OOD_IMAGES])
+        self.run = Run("cyclical", {"net": net, "images": images, "epochs": epochs, "batch": 128}, None)
+        self.numbers = json.loads(self.path.read_text())["numbers"] if self.path.exists() else {}
+
+    def network(self, seed: int) -> nn.Module:
+        """A new network."""
+        name, options = NETS[self.net]
+        return build_model(name, inputs=[3, 32, 32], classes=10, seed=seed, **options)
+
+    def trained(self, row: str, seed: int, lr: float) -> dict[str, Any]:
+        """The record of one training, made if there is none."""
+        key = f"{row} | seed {seed} | lr {lr:g}"
+        if key not in self.numbers:
+            say(key)
+            start = time.process_time()
+            posterior = ROWS[row][0](self.network, len(self.train), seed, lr)
+            epochs = self.epochs // len(posterior.parts)
+            credo.fit(posterior, Batches(self.train, batch_size=128), epochs=epochs, seed=seed, progress=False)
+            seconds = time.process_time() - start
+            tuning = seed == TUNING_SEED
+            rows, ood = (self.held_out, None) if tuning else (self.test, self.ood)
+            found = {"row": row, "seed": seed, "lr": lr, "epochs": epochs, "process_seconds": seconds}
+            self.numbers[key] = found | measure(posterior, rows, ood)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, self.run.record(self.numbers))
+        return dict(self.numbers[key])
+
+    def best_rate(self, row: str) -> float:
+        """The rate with the lowest NLL of the held-out images."""
+        return min(ROWS[row][1], key=lambda lr: self.trained(row, TUNING_SEED, lr)["nll"])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Tune, train, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cyclical", description=__doc__)
+    parser.add_argument("--net", choices=list(NETS), default="lenet5")
+    parser.add_argument("--images", type=count, default=10000, help="training images, at most 45000")
+    parser.add_argument("--epochs", type=count, default=24, help="epochs of each row, of all members together")
+    parser.add_argument("--seeds", default="0", help="comma-separated seeds that are reported")
+    parser.add_argument("--rows", type=names_of("row", ROWS), default=list(ROWS), help="some of the rows, by name")
+    options = parser.parse_args(argv)
+    study = Study(options.net, options.images, options.epochs)
+    cells = {}
+    for row in options.rows:
+        rate = study.best_rate(row)
+        found = [study.trained(row, int(seed), rate) for seed in options.seeds.split(",")]
+        means = {key: sum(one[key] for one in found) / len(found) for key in ("error", "nll", "ece", "ood_auroc")}
+        cells[row] = [f"{100 * means['error']:.2f}", *(f"{means[key]:.3f}" for key in ("nll", "ece", "ood_auroc"))]
+    print(table(f"{options.net}, {options.images} images, {options.epochs} epochs", ["error, %", "NLL", "ECE", "OOD AUROC"], cells))
+
+
+if __name__ == "__main__":
+    main()
