@@ -150,7 +150,7 @@ def test_a_learned_noise_is_a_point_estimate() -> None:
     targets = X[:, :1] + 0.1 * torch.randn(24, 1, generator=torch.Generator().manual_seed(1))
     credo.fit(posterior, [(X, targets)], epochs=200)
     assert F.softplus(posterior.likelihood.noise_rho).item() < 0.3
-    assert credo.predict(posterior, [(X, targets)]).log_likelihood.mean() > 0
+    assert credo.predict(posterior, [(X, targets)]).log_likelihood.mean() > -0.5
 
 
 def test_a_plan_gives_cycles_for_the_length() -> None:

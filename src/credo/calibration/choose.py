@@ -85,7 +85,7 @@ def calibrate(
     chosen on a part of the rows do not lower the NLL of the others, all stays as it was (1 and 1).
 
     The scale acts on the weights' noise, on the node variables of `NodeBNN`, on the masks of `MCDropout` (0: no
-    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature alone.
+    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature only.
 
     Args:
         posterior: A trained posterior with a class or Gaussian likelihood.

@@ -47,15 +47,17 @@ class LangevinStep(nn.Module):
         super().__init__()
         self.vector, self.friction = vector, friction
         self.rates = list(rates_by_name(lr, vector.names).values())
-        options = {"dtype": vector.layout.dtype, "device": device}
-        self.register_buffer("velocity", torch.zeros(vector.layout.size, **options) if friction < 1 else None)
-        self.register_buffer("squares", torch.zeros(len(vector.names), **options) if precondition else None)
+        layout = vector.layout
+        velocity = torch.zeros(layout.size, dtype=layout.dtype, device=device) if friction < 1 else None
+        self.register_buffer("velocity", velocity)
+        self.register_buffer("squares", torch.zeros(len(vector.names), dtype=torch.float64) if precondition else None)
         self.register_buffer("adapted", torch.tensor(0))
 
     @torch.no_grad()
     def step_(
         self,
         parameters: Mapping[str, nn.Parameter],
+        squared_norms: Sequence[float],
         *,
         rate: float,
         variance: float,
@@ -68,6 +70,7 @@ class LangevinStep(nn.Module):
 
         Args:
             parameters: By name, in the order of the vector.
+            squared_norms: Those of the gradients.
             rate: Factor on the learning rates.
             variance: T/N, the variance of a velocity in equilibrium.
             noisy: Whether there is noise.
@@ -77,7 +80,7 @@ class LangevinStep(nn.Module):
         """
         weights = [p.detach() for p in parameters.values()]
         gradients = [p.grad for p in parameters.values()]
-        roots = self._roots(gradients, rate, variance, adapts)
+        roots = self._roots(squared_norms, rate, variance, adapts)
         noise = math.sqrt(2 * self.friction * variance) if noisy else 0.0
         state = [] if self.velocity is None else [self.velocity]
         if not flat.fused([*weights, *(g for g in gradients if g is not None)], *state):
@@ -86,7 +89,7 @@ class LangevinStep(nn.Module):
         return flat.langevin_(
             flat.TensorList(weights),
             flat.TensorList(gradients, layout.sizes),
-            roots.tolist(),
+            roots,
             self.velocity,
             size=layout.size,
             random=self.vector.random_layout.size,
@@ -96,30 +99,22 @@ class LangevinStep(nn.Module):
             key=flat.new_key(generator) if noise else 0,
         )
 
-    def _roots(self, gradients: Sequence[Tensor | None], rate: float, variance: float, adapts: bool) -> Tensor:
+    def _roots(self, squared_norms: Sequence[float], rate: float, variance: float, adapts: bool) -> list[float]:
         """√(ε·G) of each tensor; the mean squares follow the gradients before, if they are to."""
-        rates = torch.tensor(self.rates, dtype=self.vector.layout.dtype) * rate
         if self.squares is None:
-            return rates.sqrt_()
+            return [math.sqrt(rate * own) for own in self.rates]
         if adapts or not int(self.adapted):
-            self._adapt_(gradients)
-        mean = self.squares / (1 - _SQUARE_DECAY ** int(self.adapted))
-        return rates.to(mean.device).div_(mean.sqrt_().add_(_FLOOR * math.sqrt(variance))).sqrt_()
-
-    def _adapt_(self, gradients: Sequence[Tensor | None]) -> None:
-        assert self.squares is not None
-        given = [(i, g) for i, g in enumerate(gradients) if g is not None and g.numel()]
-        norms = torch._foreach_norm([g for _, g in given], dtype=self.squares.dtype)
-        sizes = torch.tensor([g.numel() for _, g in given], dtype=self.squares.dtype, device=self.squares.device)
-        self.squares.mul_(_SQUARE_DECAY)
-        index = torch.tensor([i for i, _ in given], device=self.squares.device)
-        self.squares.index_add_(0, index, torch.stack(norms).square_().div_(sizes), alpha=1 - _SQUARE_DECAY)
-        self.adapted.add_(1)
+            means = [norm / max(size, 1) for norm, size in zip(squared_norms, self.vector.layout.sizes, strict=True)]
+            self.squares.lerp_(torch.tensor(means, dtype=torch.float64).to(self.squares), 1 - _SQUARE_DECAY)
+            self.adapted.add_(1)
+        debias, floor = 1 / (1 - _SQUARE_DECAY ** int(self.adapted)), _FLOOR * math.sqrt(variance)
+        found = zip(self.rates, self.squares.tolist(), strict=True)
+        return [math.sqrt(rate * own / (math.sqrt(debias * square) + floor)) for own, square in found]
 
     def _by_torch(
         self,
         parameters: Mapping[str, nn.Parameter],
-        roots: Tensor,
+        roots: Sequence[float],
         noise: float,
         prior: tuple[float, float],
         generator: torch.Generator,
@@ -129,7 +124,8 @@ class LangevinStep(nn.Module):
         gradient = layout.flatten({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()})
         offset = weights[:random] - prior[0]
         gradient[:random].add_(offset, alpha=prior[1])
-        root = roots.to(weights.device).repeat_interleave(torch.tensor(layout.sizes, device=weights.device))
+        sizes = torch.tensor(layout.sizes, device=weights.device)
+        root = torch.tensor(roots, dtype=weights.dtype, device=weights.device).repeat_interleave(sizes)
         velocity = torch.zeros_like(weights) if self.velocity is None else self.velocity
         velocity.mul_(1 - self.friction).addcmul_(root, gradient, value=-1)
         if noise:
@@ -138,3 +134,16 @@ class LangevinStep(nn.Module):
         for name, new in layout.split(torch.addcmul(weights, root, velocity)).items():
             parameters[name].copy_(new)
         return float(offset.double().square().sum())
+
+
+def squared_norms(parameters: Sequence[nn.Parameter]) -> list[float]:
+    """Σ g² of the gradient of each parameter; 0 where there is none."""
+    given = [p.grad for p in parameters if p.grad is not None]
+    norms = iter(torch.stack(torch._foreach_norm(given, 2, dtype=_wide(given))).tolist() if given else ())
+    return [0.0 if p.grad is None else next(norms) ** 2 for p in parameters]
+
+
+def _wide(gradients: Sequence[Tensor]) -> torch.dtype | None:
+    """The precision to add squares in: that of the gradients, if they share one of 32 bits or more."""
+    kinds = {gradient.dtype for gradient in gradients}
+    return None if len(kinds) == 1 and kinds <= {torch.float32, torch.float64} else torch.float64

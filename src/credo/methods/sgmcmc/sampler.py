@@ -15,20 +15,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from credo.core.description import Description
 from credo.core.errors import CredoWarning, NonFiniteError, unknown
-from credo.core.likelihood import Likelihood
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
-from credo.core.optimizer_step import GradientPosterior, OptimizerStep, is_finite, scalar_loss, trainable
+from credo.core.optimizer_step import (
+    GradientPosterior,
+    OptimizerStep,
+    check_dense,
+    is_finite,
+    scalar_loss,
+    trainable,
+)
 from credo.core.optimizers import Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
@@ -36,7 +42,7 @@ from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
 from credo.methods.natural.parameter_vector import ParameterVector
 from credo.methods.planning import planned_temperature
-from credo.methods.sgmcmc.langevin import LangevinStep
+from credo.methods.sgmcmc.langevin import LangevinStep, squared_norms
 from credo.methods.sgmcmc.schedules import SCHEDULES, Stages
 
 # Adam's rate for what is not sampled: the likelihood's own parameters, such as a learned noise.
@@ -87,6 +93,7 @@ class StochasticGradientSampler(GradientPosterior):
         self.langevin = LangevinStep(self.vector, lr, friction=friction, precondition=precondition, device=device)
         self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device)
         self.optimizer_step = OptimizerStep(trainable(self), "adam", _LIKELIHOOD_LR)
+        self._squared_norms: list[float] = []
         self._learns_likelihood = any(p.requires_grad for p in self.likelihood.parameters())
 
     # -- the distribution --------------------------------------------------------------------------------------
@@ -168,8 +175,20 @@ class StochasticGradientSampler(GradientPosterior):
         self.optimizer_step.clear()  # what the loss itself may have left
         total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
         del loss, data_term  # and the graph with them
-        total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
+        total, data = self._ready((total, data))
         return Terms(loss=total, nll=data, penalty=total - data)
+
+    def _ready(self, losses: tuple[float, float]) -> Sequence[float]:
+        """Average and check the gradients; the norms that the check needs are those that the preconditioner does."""
+        own, ready = [*parameters_at(self.model, self.vector.names).values()], self.optimizer_step.ready
+        if self.process_group is not None and self.process_group.defers:
+            losses = ready(at=self.steps, losses=losses)  # type: ignore[assignment]
+            self._squared_norms = squared_norms(own)
+            return losses
+        check_dense(dict(zip(self.vector.names, (p.grad for p in own), strict=True)))
+        self._squared_norms = squared_norms(own)
+        known = [p for p in own if p.grad is not None]
+        return ready(at=self.steps, losses=losses, squared_norm=sum(self._squared_norms), normed=known)
 
     @property
     def _prior_numbers(self) -> tuple[float, float] | None:
@@ -194,6 +213,7 @@ class StochasticGradientSampler(GradientPosterior):
         pull = self.temperature / (self.data_size * std**2)
         offsets = self.langevin.step_(
             parameters_at(self.model, self.vector.names),
+            self._squared_norms,
             rate=self.lr_factor(step),
             variance=self.temperature / self.data_size,
             noisy=samples or not stages.is_cyclical,

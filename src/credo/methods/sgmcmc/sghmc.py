@@ -22,8 +22,8 @@ class SGHMC(StochasticGradientSampler):
     """Weights that a noisy momentum method visits; the posterior is the samples it keeps, and its draws are they.
 
     The target is p(w)·p(data | w)^(1/T). Data augmentation changes it: augmented images are no independent examples.
-    BatchNorm does too, as the loss of an example depends on its batch; a sample keeps the running statistics that it was
-    visited with. In a loop of your own call `plan_training_` first; without it there are no cycles, the rate is
+    BatchNorm does too, as the loss of an example depends on its batch; a sample keeps the running statistics that it
+    was visited with. In a loop of your own call `plan_training_` first; without it there are no cycles, the rate is
     constant and the burn-in lasts 200 steps unless it is given in steps. `fit`'s own schedule has no effect unless
     `schedule=None`.
 
@@ -38,8 +38,8 @@ class SGHMC(StochasticGradientSampler):
         schedule: `"cyclical"`, ½(1 + cos) in each cycle and noise only after its burn-in; `"constant"`; `"decay"`,
             (1 + k/b)^−0.55 to a tenth; None: that of `fit` or `lr_scale`.
         cycles: Number of cycles; None: planned by `fit`, up to 4 of at least 10 epochs.
-        temperature: T: the likelihood counts 1/T times; 1 is the Bayes posterior, less is colder. None: planned by `fit`
-            as for the other methods, otherwise 1.
+        temperature: T: the likelihood counts 1/T times; 1 is the Bayes posterior, less is colder. None: planned by
+            `fit` as for the other methods, otherwise 1.
         friction: α, which the velocity loses in each step; momentum SGD with 0.9 has 0.1.
         precondition: Divide the rate of each parameter tensor by the root of its mean squared gradient, so that rates
             mean what Adam's mean. It is measured in the burn-in and does not change while samples are taken. Without
