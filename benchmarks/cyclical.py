@@ -3,11 +3,11 @@
     CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 10,000 images, 24 epochs, seed 0
     CREDO_DATA=… python -m benchmarks.cyclical --net resnet8 --images 45000 --epochs 80 --seeds 0,1
 
-The rates of SGD and cSGHMC are chosen on 5,000 training images that are held out, with a seed that is not reported; the
-ensemble has SGD's, the others one that was not tuned. All rows are trained on some of the other 45,000 images and
-measured on the test images. There is no augmentation: it would change the posterior. Out-of-distribution inputs are test
-images of CIFAR-100, the score is the entropy. Each training is recorded when it is done, and a benchmark that was stopped
-resumes.
+The rates of SGD and cSGHMC are chosen on 5,000 training images that are held out, with a seed that is not reported;
+the ensemble has SGD's, the others one that was not tuned. All rows are trained on some of the other 45,000 images and
+measured on the test images. There is no augmentation: it would change the posterior. Out-of-distribution inputs are
+test images of CIFAR-100, the score is the entropy. Each training is recorded when it is done, and a benchmark that was
+stopped resumes.
 """
 
 from __future__ import annotations

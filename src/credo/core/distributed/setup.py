@@ -3,7 +3,7 @@
 A step reduces one vector over all processes. For P trainable parameters in T tensors, its number of entries (in the
 network's precision) is:
 
-    P + T + 2                MAP, SWAG, MC-dropout, BBB (whose P counts means and deviations); P + T + 1: NodeBNN
+    P + T + 2                MAP, SWAG, SGLD, SGHMC, MC-dropout, BBB (P: means and deviations); P + T + 1: NodeBNN
     2·P + 1                  VOGN, OGN, IVON (random parameters twice): gradient and curvature
     P + 1 (+ factors)        K-FAC and NoisyKFAC: (inputs + 1)² + outputs² per layer when the factors are updated
 
