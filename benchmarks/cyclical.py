@@ -1,6 +1,6 @@
 """Cyclical SGHMC on CIFAR-10 beside SGD and an ensemble, all trained for the same number of epochs in total.
 
-    CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 10,000 images, 24 epochs, seed 0
+    CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 5,000 images, 20 epochs, seed 0
     CREDO_DATA=… python -m benchmarks.cyclical --net resnet8 --images 45000 --epochs 80 --seeds 0,1
 
 The rates of SGD and cSGHMC are chosen on 5,000 training images that are held out, with a seed that is not reported;
@@ -126,8 +126,8 @@ def main(argv: list[str] | None = None) -> None:
     """Tune, train, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cyclical", description=__doc__)
     parser.add_argument("--net", choices=list(NETS), default="lenet5")
-    parser.add_argument("--images", type=count, default=10000, help="training images, at most 45000")
-    parser.add_argument("--epochs", type=count, default=24, help="epochs of each row, of all members together")
+    parser.add_argument("--images", type=count, default=5000, help="training images, at most 45000")
+    parser.add_argument("--epochs", type=count, default=20, help="epochs of each row, of all members together")
     parser.add_argument("--seeds", default="0", help="comma-separated seeds that are reported")
     parser.add_argument("--rows", type=names_of("row", ROWS), default=list(ROWS), help="some of the rows, by name")
     options = parser.parse_args(argv)

@@ -22,7 +22,7 @@ sys.path.pop(0)
 
 State = dict[str, Tensor]
 DOUBLE = 8  # bytes
-POINTS = ("map", "ogn", "kfac", "swag")
+POINTS = ("map", "ogn", "kfac", "swag", "sghmc")
 # Entries of the Kronecker factors and squares: (inputs + 1)² + outputs² of each layer, and BatchNorm's parameters.
 FACTORS_OF_NORMED = (5**2 + 6**2) + (7**2 + 5**2) + (6**2 + 3**2) + 12
 FACTORS_OF_CONV = (10**2 + 4**2) + (37**2 + 4**2) + (65**2 + 3**2) + 16

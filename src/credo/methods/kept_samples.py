@@ -50,6 +50,11 @@ class KeptSamples(nn.Module):
         for name, value in (("kept", 0), ("offered", 0), ("stride", 1)):
             self.register_buffer(name, torch.tensor(value))
 
+    @property
+    def statistic_names(self) -> list[str]:
+        """Names of the buffers that a sample has."""
+        return [name for layout in self.statistics.values() for name in layout.names]
+
     def __len__(self) -> int:
         return int(self.kept)
 

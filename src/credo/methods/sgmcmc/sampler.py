@@ -248,6 +248,10 @@ class StochasticGradientSampler(GradientPosterior):
             bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
             if bad is not None:
                 raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
+            if self.process_group is not None:  # running statistics are of each process's own batches
+                found = {name: tensors[name].clone() for name in kept.statistic_names}
+                self.process_group.average_([*found.values()])
+                tensors |= found
         kept.offer_(tensors)
 
     def end_training_(self, loader: Iterable[Any]) -> None:
