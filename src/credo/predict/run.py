@@ -118,13 +118,12 @@ def predict(
         strategy = "loop"
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     seed = checked_seed(seed)
-    is_random = posterior.is_random
     task = _Task(
-        draws=posterior.whole_draws(draws),
-        chunk=posterior.whole_draws(_CHUNK),  # the error of a mixture is looked at only after a draw of every member
-        is_random=is_random,
+        draws=draws,
+        chunk=_CHUNK,
+        is_random=True,
         shared_draws=shared_draws,
-        tolerance=tolerance if is_random else None,
+        tolerance=tolerance,
         strategy=strategy,
         predictive=predictive,
         link=link,
@@ -208,12 +207,17 @@ class _Task:
         return conformed(recalibrated(task._joined(parts, bad_inputs), calibration), found)
 
     def _for(self, frozen: Posterior) -> _Task:
-        """The same for a snapshot: without noise, one draw of each part is all; a closed form has no error to lower."""
-        if frozen.noise_scale == 0.0:
-            return replace(self, draws=frozen.whole_draws(1), is_random=False, tolerance=None)
-        if self.tolerance is not None and self._is_closed(frozen):
-            return replace(self, draws=min(self.draws, self.chunk), tolerance=None)
-        return self
+        """The same for a snapshot, which says how many draws are whole: training may have changed it until then.
+
+        Without noise, one draw of each part is all; a closed form has no error to lower.
+        """
+        is_random = frozen.is_random and frozen.noise_scale != 0.0
+        draws = frozen.whole_draws(self.draws if frozen.noise_scale != 0.0 else 1)
+        chunk = frozen.whole_draws(self.chunk)  # the error of a mixture is looked at after a draw of every member
+        tolerance = self.tolerance if is_random else None
+        if tolerance is not None and self._is_closed(frozen):
+            draws, tolerance = min(draws, chunk), None
+        return replace(self, draws=draws, chunk=chunk, is_random=is_random, tolerance=tolerance)
 
     def _is_closed(self, frozen: Posterior) -> bool:
         return self.predictive == "linear" and has_closed_form(frozen, self.link)
