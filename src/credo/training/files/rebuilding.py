@@ -84,8 +84,7 @@ def _lengths(described: Any) -> list[float]:
 
 
 def _matrices(about: dict[str, Any], sizes: Mapping[str, int]) -> list[float]:
-    """Entries of the matrices of SWAG (deviations of weights, statistics of draws) and of Laplace's eigenvectors."""
-    """Entries of matrices: deviations of the random weights and running statistics of SWAG, samples of samplers."""
+    """Entries of matrices: SWAG's deviations and statistics of draws, Laplace's eigenvectors, samples of samplers."""
     if "members" in about:
         return [entries for member in about["members"] for entries in _matrices(member, sizes)]
     options, weights = about["options"], sum(sizes.values())
@@ -93,9 +92,8 @@ def _matrices(about: dict[str, Any], sizes: Mapping[str, int]) -> list[float]:
     chosen = sum(sizes.get(name, weights) for name in random) if isinstance(random, list) else weights
     tracked = sum(size for name, size in sizes.items() if name.endswith(("running_mean", "running_var")))
     has_rank = options.get("structure", "low-rank") == "low-rank"  # Laplace's other structures have none
-    return [options.get("rank", 0) * chosen if has_rank else 0, options.get("batchnorm_draws", 0) * tracked]
-    samples = options.get("samples", 0) * chosen
-    return [options.get("rank", 0) * chosen, options.get("batchnorm_draws", 0) * tracked, samples]
+    rank, samples = (options.get("rank", 0) if has_rank else 0), options.get("samples", 0)
+    return [rank * chosen, options.get("batchnorm_draws", 0) * tracked, samples * chosen]
 
 
 def rebuild(
