@@ -35,6 +35,19 @@ def test_temperatures_grow_with_the_epochs_up_to_those_of_a_long_training() -> N
     assert planned_temperature("something else", 1000) == 1
 
 
+def test_the_first_variance_of_bbb_is_that_part_of_its_own_which_the_temperature_is() -> None:
+    for epochs, std in ((5, 0.01), (20, 0.02), (1000, 0.02)):
+        posterior = make("bbb")
+        for _ in range(2):  # planned once
+            posterior.plan_training_(steps=8, epochs=epochs)
+        assert posterior.std()["weight"].flatten().tolist() == pytest.approx([std] * 6)
+    for given in ({"init": 0.02}, {"init": {"std": 0.02}}, {"temperature": 0.1}, {"spread": "relative"}):
+        posterior = make("bbb", **given)
+        before = posterior.rho.clone()
+        posterior.plan_training_(steps=8, epochs=5)
+        assert torch.equal(posterior.rho, before)
+
+
 def test_averages_span_a_twentieth_of_the_training() -> None:
     assert planned_decay(4000) == 1 - 1 / 200
     assert planned_decay(10) == 1 - 1 / 20

@@ -26,7 +26,16 @@ def planned_temperature(task: str, epochs: float) -> float:
         task: That of the likelihood, "regression" or "classification".
         epochs: Times that every example is seen.
     """
-    return TEMPERATURES.get(task, 1.0) * min(1.0, epochs / LONG_TRAINING)
+    return TEMPERATURES.get(task, 1.0) * planned_part(epochs)
+
+
+def planned_part(epochs: float) -> float:
+    """The temperature for so many epochs as a part of that of a long training.
+
+    Args:
+        epochs: Times that every example is seen.
+    """
+    return min(1.0, epochs / LONG_TRAINING)
 
 
 def planned_decay(steps: int, part: float = AVERAGED_PART) -> float:

@@ -10,6 +10,7 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -45,11 +46,11 @@ from credo.methods.adversarial_sampling import (
 )
 from credo.methods.bbb.activation_noise import NOISES, noisy_loss
 from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
-from credo.methods.bbb.init import Init, initial_rho, initialise_mean_
+from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
-from credo.methods.planning import planned_temperature
+from credo.methods.planning import planned_part, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 Noise = str | AdversarialSampling | Mapping[str, Any]
@@ -222,9 +223,17 @@ class BBB(GradientPosterior, GaussianPosterior):
     # -- training --------------------------------------------------------------------------------------------
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose the temperature, if it was left open, for `epochs` epochs, however many `steps` they have."""
-        if self.arguments["temperature"] is None:
-            self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+        """Choose temperature and first σ, if both were left open, for `epochs` epochs, however many `steps` they have.
+
+        The variance of a posterior is proportional to its temperature, which is low for few epochs: so is the first σ²,
+        for these epochs are too few to get rid of more noise.
+        """
+        if self.arguments["temperature"] is not None:
+            return
+        self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+        first = first_rho(self.rho)
+        if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
+            self.scale_noise_(math.sqrt(planned_part(epochs)))
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)

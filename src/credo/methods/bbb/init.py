@@ -30,7 +30,8 @@ class Init(Group):
 
     Attributes:
         mean: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
-        std: First σ; 0.02 by default, small enough not to drown the signal of usual initialisations.
+        std: First σ. None: 0.02, small enough not to drown the signal of usual initialisations; less where `fit`
+            chooses a low temperature for few epochs.
         relative_std: First σ as a fraction of |μ|, for pretrained networks.
         rho: First ρ (log α for a relative spread), or mean and std of a normal.
     """
@@ -135,7 +136,16 @@ def initial_rho(
     if init.relative_std is not None:
         floor = _SMALLEST_FRACTION * mean.abs().mean().clamp_min(1e-8)
         return inverse_softplus(init.relative_std * mean.abs().clamp_min(floor))
-    return inverse_softplus(torch.full_like(mean, DEFAULT_STD if init.std is None else init.std))
+    return first_rho(mean) if init.std is None else inverse_softplus(torch.full_like(mean, init.std))
+
+
+def first_rho(like: Tensor) -> Tensor:
+    """ρ before training where nothing was given.
+
+    Args:
+        like: A vector over the random weights.
+    """
+    return inverse_softplus(torch.full_like(like, DEFAULT_STD))
 
 
 def _normal_or_number(like: Tensor, given: float | Sequence[float], generator: torch.Generator) -> Tensor:
