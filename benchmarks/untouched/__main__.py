@@ -23,6 +23,7 @@ import torch
 from benchmarks.report import Run as Record
 from benchmarks.report import count, names_of, say
 from benchmarks.untouched.contenders import CALIBRATED, OURS, PLAIN, Run
+from benchmarks.untouched.page import tables
 from benchmarks.untouched.peers import PEERS
 from benchmarks.untouched.table import Losses, summary, text
 from benchmarks.untouched.tasks import TASKS, Problem
@@ -33,12 +34,12 @@ FOLDER = Path("results/benchmarks/untouched")
 CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **PEERS}
 
 
-def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None:
+def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> None:
     """Run every contender and seed of a task that its record does not have yet."""
     path = folder / f"{name}.json"
     rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["numbers"] if path.exists() else {}
     record = Record("untouched", {"task": TASKS[name].title}, threads=1)
-    for seed in range(seeds):
+    for seed in seeds:
         problem: Problem | None = None
         for contender in contenders:
             key = f"{contender}, seed {seed}"
@@ -68,10 +69,20 @@ def _run(problem: Problem, contender: str, seed: int, losses: Path) -> dict[str,
 def stored_losses(folder: Path) -> Losses:
     """The losses of all rows, by task and contender, for each seed."""
     found: Losses = {}
-    for path in sorted((folder / "losses").glob("*/*.npy")):
+    order = list(TASKS)
+    paths = sorted((folder / "losses").glob("*/*.npy"), key=lambda path: (order.index(path.parent.name), path.stem))
+    for path in paths:
         contender, _, _ = path.stem.rpartition(", seed ")
         found.setdefault((path.parent.name, contender), []).append(np.load(path))
     return found
+
+
+def stored_numbers(folder: Path) -> dict[str, Any]:
+    """The numbers of all records, by task."""
+    paths = {name: folder / f"{name}.json" for name in TASKS}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))["numbers"] for name, path in paths.items() if path.exists()
+    }
 
 
 def _available(names: list[str]) -> Iterator[str]:
@@ -92,13 +103,17 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--tasks", type=names_of("task", TASKS), default=list(TASKS), metavar="NAMES")
     parser.add_argument("--contenders", type=names_of("contender", CONTENDERS), metavar="NAMES")
     parser.add_argument("--seeds", type=count, default=3, metavar="N", help="splits and initial weights (default: 3)")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, metavar="N", help="other splits, with --folder: defaults are chosen on 100"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=f"records (default: {FOLDER})")
     chosen = parser.parse_args(given)
     contenders = chosen.contenders or [*PLAIN, *OURS, *CALIBRATED]
     torch.set_num_threads(1)
     for name in _available(chosen.tasks):
-        run_task(name, contenders, chosen.seeds, chosen.folder)
+        run_task(name, contenders, range(chosen.first_seed, chosen.first_seed + chosen.seeds), chosen.folder)
     made = summary(stored_losses(chosen.folder))
+    made["tables"] = tables(made, stored_numbers(chosen.folder))
     write_json(chosen.folder / "summary.json", made)
     print(text(made))
 

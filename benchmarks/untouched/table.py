@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,25 +56,32 @@ def paired(first: Sequence[NDArray[np.float64]], second: Sequence[NDArray[np.flo
 
 
 def summary(losses: Losses) -> dict[str, Any]:
-    """NLL of every task and contender, and how often each is better and worse than the baselines."""
+    """NLL of every task and contender, and how often each is better and worse than the baselines.
+
+    A baseline of several members is the better one of each task, also where it is compared itself.
+    """
     tasks = list(dict.fromkeys(task for task, _ in losses))
     contenders = list(dict.fromkeys(name for _, name in losses))
     means = {task: {name: _mean(losses[task, name]) for name in contenders if (task, name) in losses} for task in tasks}
     compared = {}
-    for name in contenders:
+    for name in [*contenders, *BASELINES]:
         for baseline, members in BASELINES.items():
-            if name in members:
+            if name == baseline or name in members:
                 continue
             found = {}
             for task in tasks:
-                present = [m for m in members if (task, m) in losses]
-                if (task, name) not in losses or not present:
-                    continue
-                best = min(present, key=lambda m: means[task][m])
-                count = min(len(losses[task, name]), len(losses[task, best]))
-                found[task] = paired(losses[task, name][:count], losses[task, best][:count])
+                best, other = (_best(means[task], BASELINES.get(n, (n,))) for n in (name, baseline))
+                if best is not None and other is not None:
+                    first, second = losses[task, best], losses[task, other]
+                    count = min(len(first), len(second))
+                    found[task] = paired(first[:count], second[:count])
             compared[f"{name} against {baseline}"] = _compared(found)
     return {"nll": means, "compared": compared}
+
+
+def _best(means: Mapping[str, float], members: Sequence[str]) -> str | None:
+    """The one of the lowest NLL; None if none has run."""
+    return min((member for member in members if member in means), key=lambda member: means[member], default=None)
 
 
 def _mean(losses: Iterable[NDArray[np.float64]]) -> float:

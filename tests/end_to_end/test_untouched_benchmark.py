@@ -8,8 +8,10 @@ import pytest
 import torch
 from benchmarks.untouched import __main__ as benchmark
 from benchmarks.untouched.contenders import CALIBRATED, OURS, PLAIN, Result, Run, of_classes, of_normals
-from benchmarks.untouched.table import MARGIN, paired, summary, text
+from benchmarks.untouched.page import tables
+from benchmarks.untouched.table import BASELINES, MARGIN, paired, summary, text
 from benchmarks.untouched.tasks import TASKS, Problem
+from pages import ROOT
 
 
 def test_paired_intervals_are_those_of_the_mean_difference() -> None:
@@ -89,3 +91,52 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert calls == ["plain 1e-3 0", "bbb 0", "plain 1e-3 1", "bbb 1"]
     numbers = json.loads((tmp_path / "iris.json").read_text())["numbers"]
     assert numbers["bbb, seed 1"]["nll"] == pytest.approx(-np.log(0.7))
+
+
+def test_the_page_says_which_aims_are_met() -> None:
+    rows = np.linspace(0, 1, 100)
+    losses = {
+        ("diabetes", "plain 1e-3"): [rows + 1.0],
+        ("diabetes", "bbb"): [rows + 0.9],
+        ("diabetes", "five plain 1e-3"): [rows + 0.95],
+        ("wine", "plain 1e-3"): [rows],
+        ("wine", "bbb"): [rows + 0.1],
+        ("wine", "bbb + calibrate"): [rows - 0.1],
+    }
+    records = {
+        "diabetes": {
+            "plain 1e-3, seed 0": {"nll": 1.5, "coverage": 0.9, "rows": 100},
+            "bbb, seed 0": {"nll": 1.4, "coverage": 0.99, "rows": 50},
+            "bbb, seed 1": {"nll": 1.4, "coverage": 1.0, "rows": 150},
+        },
+        "wine": {"bbb, seed 0": {"nll": 0.6, "accuracy": 0.7, "rows": 100}},
+    }
+    made = tables(summary(losses), records)
+    aims = {row[0]: row[2] for row in made["aims"]["rows"]}
+    assert made["aims"]["columns"][2] == "bbb"
+    assert aims["lower NLL than plain"] == "1 of 2 (50 %)"
+    assert aims["tasks clearly worse than plain (by 0.02)"] == "1"
+    assert aims["lower NLL than plain, with `calibrate`"] == "1 of 1 (100 %)"
+    assert aims["at least level with five networks"] == "1 of 1 (100 %)"
+    assert aims["coverage of 90 % intervals, pooled"] == "99.8 %"
+    assert aims["tasks with a coverage outside 83 to 96 %"] == "1"
+    assert made["differences"]["rows"] == [["diabetes", "1.500", "**-0.100**"], ["wine", "0.500", "**+0.100**"]]
+    bbb = next(row for row in made["verdicts"]["rows"] if row[0] == "bbb")
+    assert bbb == ["bbb", "1 / 1 / 0", None, "1 / 0 / 0", "1 of 2", "wine"]
+    assert made["coverage"]["rows"][0] == ["diabetes", "90.0 %", "99.8 %"]
+
+
+def test_the_published_tables_are_those_of_the_records() -> None:
+    published = json.loads((ROOT / benchmark.FOLDER / "summary.json").read_text(encoding="utf-8"))
+    numbers = benchmark.stored_numbers(ROOT / benchmark.FOLDER)
+    assert published["tables"] == tables(published, numbers)
+    for task, means in published["nll"].items():
+        seeds = {
+            name: [row["nll"] for key, row in numbers[task].items() if key.startswith(f"{name}, ")] for name in means
+        }
+        assert means == pytest.approx({name: np.mean(found) for name, found in seeds.items()})
+        best = min(BASELINES["plain"], key=lambda name: means[name])
+        for name in means.keys() - {*BASELINES["plain"]}:
+            count = min(len(seeds[name]), len(seeds[best]))
+            found = published["compared"][f"{name} against plain"]["differences"][task]
+            assert found[0] == pytest.approx(np.mean(seeds[name][:count]) - np.mean(seeds[best][:count]), abs=1e-6)

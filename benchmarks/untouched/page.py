@@ -1,0 +1,160 @@
+"""The benchmark's tables for docs/which-method.md: aims, wins and losses, differences of each task, coverage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from benchmarks.untouched.table import BASELINES, MARGIN
+
+Records = Mapping[str, Mapping[str, Any]]  # by task, then by "contender, seed n"
+JUDGED = ("bbb", "vogn", "noisy-kfac")  # the methods whose defaults have aims
+SHOWN = ("map", "mc-dropout", "bbb", "vogn", "ivon", "noisy-kfac", "node-bnn", "swag", "laplace")
+CALIBRATED = " + calibrate"
+
+
+def tables(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
+    """All tables, in the form that docs/make_results.py reads.
+
+    Args:
+        made: What `table.summary` returns.
+        records: The numbers of every task's record.
+    """
+    calibrated = ["plain + temperature", *(name for name in _present(made) if name.endswith(CALIBRATED))]
+    return {
+        "aims": aims(made, records),
+        "verdicts": verdicts(made),
+        "differences": differences(made, [name for name in _present(made) if name in SHOWN]),
+        "calibrated": differences(made, calibrated),
+        "coverage": coverage(records, [name for name in _present(made) if name in ("plain", *SHOWN)]),
+    }
+
+
+def aims(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
+    """What each judged method reaches of what a default should."""
+    against = {name: made["compared"].get(f"{name} against plain", {}) for name in JUDGED}
+    mended = {name: made["compared"].get(f"{name}{CALIBRATED} against plain", {}) for name in JUDGED}
+    five = {name: made["compared"].get(f"{name} against five plain networks", {}) for name in JUDGED}
+    pooled = {name: _pooled(records, name) for name in JUDGED}
+    lines: list[tuple[str, str, list[str]]] = [
+        ("lower NLL than plain", "≥ 70 %", [_part(against[n], "lower") for n in JUDGED]),
+        (f"tasks clearly worse than plain (by {MARGIN:g})", "0", [_count(against[n]) for n in JUDGED]),
+        ("lower NLL than plain, with `calibrate`", "≥ 85 %", [_part(mended[n], "lower") for n in JUDGED]),
+        ("at least level with five networks", "≥ 50 %", [_part(five[n], "wins", "ties") for n in JUDGED]),
+        ("coverage of 90 % intervals, pooled", "87 to 93 %", [_percent(*pooled[n]) for n in JUDGED]),
+        ("tasks with a coverage outside 83 to 96 %", "0", [str(_outside(records, n)) for n in JUDGED]),
+    ]
+    return {"columns": ["", "aim", *JUDGED], "rows": [[what, aim, *cells] for what, aim, cells in lines], "notes": []}
+
+
+def verdicts(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Wins, losses and ties of every contender against the baselines."""
+    rows = []
+    for name in _present(made):
+        cells = []
+        for baseline in BASELINES:
+            row = made["compared"].get(f"{name} against {baseline}")
+            cells.append(f"{row['wins']} / {row['losses']} / {row['ties']}" if row and row["tasks"] else None)
+        row = made["compared"].get(f"{name} against plain", {"clear_losses": [], "lower": 0, "tasks": 0})
+        if any(cells):
+            rows.append([name, *cells, f"{row['lower']} of {row['tasks']}", ", ".join(row["clear_losses"]) or None])
+    return {"columns": ["", *BASELINES, "lower than plain", "clearly worse than plain"], "rows": rows, "notes": []}
+
+
+def differences(made: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """NLL of the better plain network of each task, and the others' differences from it; bold: beyond chance.
+
+    Args:
+        made: What `table.summary` returns.
+        names: The contenders to show; a baseline stands for its better member.
+    """
+    rows = []
+    for task, means in made["nll"].items():
+        plain = [means[member] for member in BASELINES["plain"] if member in means]
+        if plain:
+            rows.append([task, f"{min(plain):.3f}", *(_difference(made, name, task) for name in names)])
+    return {"columns": ["task", "plain", *names], "rows": rows, "notes": []}
+
+
+def coverage(records: Records, names: Sequence[str]) -> dict[str, Any]:
+    """How many targets lie in their 90 % intervals, in percent, of each regression task and of all of them."""
+    rows: list[list[Any]] = [
+        [task, *(_percent(*_inside(numbers, name)) for name in names)]
+        for task, numbers in records.items()
+        if _is_regression(numbers)
+    ]
+    rows.append(["all", *(_percent(*_pooled(records, name)) for name in names)])
+    return {"columns": ["task", *names], "rows": rows, "notes": []}
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _present(made: Mapping[str, Any]) -> list[str]:
+    """Contenders with results; "plain" and the like for the better member of a baseline."""
+    members = {member: baseline for baseline, all_members in BASELINES.items() for member in all_members}
+    found = [members.get(name, name) for row in made["nll"].values() for name in row]
+    order = {name: place for place, name in enumerate([*BASELINES, *SHOWN, *(n + CALIBRATED for n in SHOWN)])}
+    return sorted(dict.fromkeys(found), key=lambda name: (order.get(name, len(order)), name))
+
+
+def _difference(made: Mapping[str, Any], name: str, task: str) -> str | None:
+    found = made["compared"].get(f"{name} against plain", {}).get("differences", {}).get(task)
+    if found is None:
+        return None
+    mean, low, high = found
+    return f"**{mean:+.3f}**" if low > 0 or high < 0 else f"{mean:+.3f}"
+
+
+def _part(row: Mapping[str, Any], *keys: str) -> str | None:
+    if not row.get("tasks"):
+        return None
+    found = sum(row[key] for key in keys)
+    return f"{found} of {row['tasks']} ({100 * found / row['tasks']:.0f} %)"
+
+
+def _count(row: Mapping[str, Any]) -> str | None:
+    return str(len(row["clear_losses"])) if row.get("tasks") else None
+
+
+def _is_regression(numbers: Mapping[str, Any]) -> bool:
+    return any("coverage" in row for row in numbers.values())
+
+
+def _inside(numbers: Mapping[str, Any], name: str) -> tuple[float, int]:
+    """Targets inside their intervals and all targets, over the seeds; those of the better plain network for "plain"."""
+    if name in BASELINES:
+        present = [member for member in BASELINES[name] if _of(numbers, member)]
+        name = min(present, key=lambda member: fmean(row["nll"] for row in _of(numbers, member)), default=name)
+    rows = [row for row in _of(numbers, name) if "coverage" in row]
+    return sum(row["coverage"] * row["rows"] for row in rows), sum(row["rows"] for row in rows)
+
+
+def _of(numbers: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The rows of a contender, one for each seed."""
+    return [row for key, row in numbers.items() if key.rpartition(", seed ")[0] == name]
+
+
+def _pooled(records: Records, name: str) -> tuple[float, int]:
+    """As `_inside`, every task weighing the same."""
+    each = [_inside(numbers, name) for numbers in records.values() if _is_regression(numbers)]
+    parts = [inside / rows for inside, rows in each if rows]
+    return sum(parts), len(parts)
+
+
+def _percent(inside: float, rows: int) -> str | None:
+    return f"{100 * inside / rows:.1f} %" if rows else None
+
+
+def _outside(records: Records, name: str) -> int:
+    """Regression tasks whose coverage is outside 83 to 96 % by more than 1.96 binomial standard errors."""
+    found = 0
+    for numbers in records.values():
+        inside, rows = _inside(numbers, name)
+        if rows:
+            part = inside / rows
+            slack = 1.96 * math.sqrt(part * (1 - part) / rows)
+            found += part + slack < 0.83 or part - slack > 0.96
+    return found
