@@ -52,6 +52,7 @@ class Description:
         evidence: log p(D) in nats, computed when called; None if the method has none.
         scale_prior: Multiplies the prior's precision, and changes the posterior to that under the new prior; None where
             that needs another training.
+        chains: Kept samples of Markov chains, [chains, samples, weights] in `layout`; None: draws are no such samples.
         state: Tensors beside the network's that have an entry for each weight, by attribute name.
     """
 
@@ -67,6 +68,7 @@ class Description:
     has_curvature: bool = True
     evidence: Callable[[], float] | None = None
     scale_prior: Callable[[float], Posterior] | None = None
+    chains: Tensor | None = None
     state: Mapping[str, WeightState] = field(default_factory=dict)
 
 

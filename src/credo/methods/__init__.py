@@ -8,6 +8,7 @@ from credo.methods.bbb.bbb import BBB
 from credo.methods.bbb.init import Init
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
+from credo.methods.hmc.hmc import HMC
 from credo.methods.kfac.groups import KroneckerCurvature
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
@@ -41,10 +42,12 @@ METHODS: dict[str, type[Posterior]] = {
     "swag": SWAG,
     "sgld": SGLD,
     "sghmc": SGHMC,
+    "hmc": HMC,
 }
 
 __all__ = [
     "BBB",
+    "HMC",
     "IVON",
     "KFAC",
     "MAP",

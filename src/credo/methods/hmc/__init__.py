@@ -1,0 +1,1 @@
+"""Hamiltonian Monte Carlo over all training data."""
