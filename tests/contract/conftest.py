@@ -16,6 +16,7 @@ from credo.core.posterior import Posterior
 from credo.core.prior import ScaleMixture
 from credo.methods import (
     BBB,
+    HMC,
     IVON,
     KFAC,
     MAP,
@@ -147,6 +148,12 @@ METHODS: dict[str, Row] = {
     ),
     "last-layer": Row(of(LastLayer, lr=0.05), differs=False, noisy=False),
     "last-layer with prior": Row(of(LastLayer, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
+    "hmc": Row(
+        of(HMC, lr=0.05, chains=2, warmup=4, samples=4, thin=1, start_steps=2, max_steps=4),
+        differs=False,
+        noisy=False,
+        penalised=True,
+    ),
     "bbb scale mixture": Row(of(BBB, lr=0.05, init=0.1, prior=ScaleMixture(), noise="lrt"), kl=True),
     "skeleton": Row(of(skeleton(), lr=0.05, std=0.1)),
 }

@@ -1,11 +1,11 @@
 """What warm-up finds: the step size, the scale of each weight and the length of trajectories.
 
-Step size: dual averaging (Hoffman & Gelman 2014) of the chains' probabilities of acceptance. Scales: standard
-deviations of each weight within its chain, in growing windows, so that chains in different modes do not count as spread.
-Length t = hT with h from Halton's sequence: log T ascends the squared change of the squared distance from the chain's
-mean for each unit of time, C = ¼(‖z′ − m‖² − ‖z − m‖²)²/t in units of the scales (ChEES: Hoffman, Radul & Sountsov
-2021; for each unit of time: Sountsov & Hoffman 2021). They take the mean of all chains for m, which is far from any of
-them where networks have several modes, and lets T grow without bound.
+Step size: dual averaging (Hoffman & Gelman 2014) of the chains' mean probability of acceptance. Scales: standard
+deviations of each weight over all chains, in growing windows. Length t = hT with h from Halton's sequence: log T
+ascends the squared change of the squared distance from the mean, ¼(‖z′ − m′‖² − ‖z − m‖²)² in units of the scales
+(ChEES: Hoffman, Radul & Sountsov 2021). Networks have directions in which the posterior is as wide as the prior, and
+for which T would grow further and further; it is bounded by a quarter of the period of the widest prior, π/2 of its
+standard deviation, as Izmailov et al. (2021) choose it, and by the limit on leapfrog steps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from credo.methods.hmc.dynamics import Move
 
 # Where windows end, as fractions of warm-up; scales are found at the end of each, the last part tunes step and length.
 WINDOWS = (0.1, 0.25, 0.5, 0.85)
-# A chain that is stuck counts as one with this probability of acceptance.
-LEAST_ACCEPT = 0.05
 # Weight, in draws, of the scales so far in those of a window.
 OLD_SCALE_DRAWS = 5.0
 
@@ -44,10 +42,9 @@ class StepSize:
         self.centre = math.log(5.0 * self.step)
 
     def update(self, accept: Tensor) -> None:
-        """Take the probabilities of acceptance [chains] of one transition, by their harmonic mean."""
+        """Take the probabilities of acceptance [chains] of one transition."""
         self.count += 1
-        rate = 1.0 / float((1.0 / accept.clamp(min=LEAST_ACCEPT)).mean())
-        self.total += self.target - rate
+        self.total += self.target - float(accept.mean())
         log_step = self.centre - math.sqrt(self.count) / 0.05 * self.total / (self.count + 10)
         weight = self.count**-0.75
         self.log_mean = weight * log_step + (1 - weight) * self.log_mean
@@ -79,23 +76,22 @@ class Length:
 
 
 class Window:
-    """Mean of each chain, and the variance of each weight within chains, by Welford's update."""
+    """Mean and variance of each weight over the draws of all chains, by Welford's update."""
 
-    def __init__(self, weights: Tensor) -> None:
-        self.count, self.mean = 1, weights.clone()
-        self.squares = torch.zeros_like(weights[0])
+    def __init__(self, like: Tensor) -> None:
+        self.count, self.mean, self.squares = 0, torch.zeros_like(like), torch.zeros_like(like)
 
     def add(self, weights: Tensor) -> None:
-        """Take one draw of each chain."""
-        self.count += 1
-        difference = weights - self.mean
-        self.mean += difference / self.count
-        self.squares += (difference * (weights - self.mean)).sum(0)
+        """Take one draw of each chain, [chains, weights]."""
+        chains, mean = len(weights), weights.mean(0)
+        difference, total = mean - self.mean, self.count + chains
+        self.squares += (weights - mean).square().sum(0) + difference.square() * (self.count * chains / total)
+        self.mean += difference * (chains / total)
+        self.count = total
 
     def scale(self, old: Tensor) -> Tensor:
         """Standard deviations of the weights, shrunk towards the scales so far."""
-        draws = (self.count - 1) * len(self.mean)
-        return ((self.squares + OLD_SCALE_DRAWS * old.square()) / (draws + OLD_SCALE_DRAWS)).sqrt()
+        return ((self.squares + OLD_SCALE_DRAWS * old.square()) / (self.count + OLD_SCALE_DRAWS)).sqrt()
 
 
 @dataclass
@@ -105,6 +101,7 @@ class Adaptation:
     Attributes:
         warmup: Number of transitions that adapt.
         most_steps: Limit on leapfrog steps.
+        widest: Standard deviations of the prior.
         scale: s, for each weight.
         step: Step size, in units of the scales.
         length: Trajectory length T, likewise.
@@ -113,6 +110,7 @@ class Adaptation:
 
     warmup: int
     most_steps: int
+    widest: Tensor
     scale: Tensor
     step: StepSize
     length: Length
@@ -128,6 +126,12 @@ class Adaptation:
         return min(max(wanted, 1), self.most_steps)
 
     @property
+    def most(self) -> float:
+        """The longest T: what the limit on steps allows, and a quarter of the period of the widest prior."""
+        quarter = 0.5 * math.pi * float((self.widest / self.scale).max())
+        return min(quarter, self.step.step * self.most_steps)
+
+    @property
     def is_limited(self) -> bool:
         """Whether the longest trajectories reach the limit on leapfrog steps."""
         return self.length.length / self.step.step > 0.999 * self.most_steps
@@ -136,23 +140,28 @@ class Adaptation:
         """Take transition `index`, if it is one of warm-up."""
         if index >= self.warmup:
             return
-        slope = length_slope(before, move, self.window.mean, self.scale, time=steps * self.step.step)
+        slope = length_slope(before, move, self.scale, time=steps * self.step.step)
         self.step.update(move.accept)
-        step = self.step.step
-        self.length.update(slope, least=step, most=step * self.most_steps)
+        self.length.update(slope, least=self.step.step, most=self.most)
         self.window.add(move.point.weights)
         if index + 1 in self.ends:
             self.scale = self.window.scale(self.scale)
-            self.window = Window(move.point.weights)
+            self.window = Window(self.scale)
             self.step.restart()
         if index + 1 == self.warmup:
             self.step.finish()
-            self.length.length = min(self.length.length, self.step.step * self.most_steps)
+            self.length.length = min(self.length.length, self.most)
 
     def state(self) -> dict[str, Any]:
         """Everything that changes, as tensors and numbers."""
         window = {"count": self.window.count, "mean": self.window.mean, "squares": self.window.squares}
-        return {"scale": self.scale, "step": {**vars(self.step)}, "length": {**vars(self.length)}, "window": window}
+        return {
+            "widest": self.widest,
+            "scale": self.scale,
+            "step": {**vars(self.step)},
+            "length": {**vars(self.length)},
+            "window": window,
+        }
 
     @classmethod
     def restored(cls, state: dict[str, Any], warmup: int, most_steps: int, device: torch.device) -> Adaptation:
@@ -165,28 +174,29 @@ class Adaptation:
             device: Where the chains are.
         """
         window = Window(state["window"]["mean"].to(device))
-        window.count, window.squares = state["window"]["count"], state["window"]["squares"].to(device)
+        vars(window).update({key: _moved(value, device) for key, value in state["window"].items()})
         step, length = StepSize(**state["step"]), Length(**state["length"])
-        return cls(warmup, most_steps, state["scale"].to(device), step, length, window)
+        widest, scale = state["widest"].to(device), state["scale"].to(device)
+        return cls(warmup, most_steps, widest, scale, step, length, window)
 
 
-def length_slope(before: Tensor, move: Move, centre: Tensor, scale: Tensor, *, time: float) -> float:
-    """∂/∂log t of C, averaged over chains by their probability of acceptance.
+def length_slope(before: Tensor, move: Move, scale: Tensor, *, time: float) -> float:
+    """∂/∂log t of ChEES, averaged over chains by their probability of acceptance.
 
     Args:
-        before: Weights at the start of the trajectories.
+        before: Weights at the start of the trajectories, [chains, weights].
         move: Their ends.
-        centre: The mean m of each chain.
         scale: s, for each weight.
         time: The trajectories' length t.
     """
-    old, new = (before - centre) / scale, (move.proposal - centre) / scale
+    is_finite = move.proposal.isfinite().all(1)
+    ends = torch.where(is_finite.unsqueeze(1), move.proposal, before)
+    weight = torch.where(is_finite, move.accept, 0.0)
+    old, new = (before - before.mean(0)) / scale, (ends - ends.mean(0)) / scale
     change = new.square().sum(1) - old.square().sum(1)
-    along = (new * move.velocity).sum(1)
-    slope = (change * along - change.square() / (4 * time)).double()
-    weight = torch.where(slope.isfinite(), move.accept, 0.0)
+    slope = (time * change * (new * move.velocity).sum(1)).double()
     total = float(weight.sum())
-    return float((slope.nan_to_num(0.0, 0.0, 0.0) * weight).sum()) / total if total > 0 else math.nan
+    return float(torch.where(weight > 0, slope * weight, 0.0).sum()) / total if total > 0 else math.nan
 
 
 def halton(index: int) -> float:
@@ -196,3 +206,7 @@ def halton(index: int) -> float:
         value += part * (index & 1)
         index, part = index >> 1, part / 2
     return value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -142,7 +142,7 @@ def start_chains(energy: Energy, weights: Tensor, scale: Tensor, plan: Plan, sam
     Args:
         energy: U and its gradient.
         weights: First weights, [chains, weights]; raises NonFiniteError if U is not finite there.
-        scale: First scales.
+        scale: First scales, the standard deviations of the prior.
         plan: The lengths of the run.
         samples: Where samples are kept.
         seed: Seed of the chains.
@@ -158,7 +158,7 @@ def start_chains(energy: Energy, weights: Tensor, scale: Tensor, plan: Plan, sam
     tuned = StepSize(step, plan.target_accept)
     tuned.restart()
     length = Length(min(10 * step, plan.max_steps * step))
-    adaptation = Adaptation(plan.warmup, plan.max_steps, scale, tuned, length, Window(weights))
+    adaptation = Adaptation(plan.warmup, plan.max_steps, scale, scale, tuned, length, Window(scale))
     accepted = torch.zeros(len(weights), dtype=torch.double, device=weights.device)
     return Chains(point, adaptation, generator, samples, accepted=accepted)
 
@@ -178,9 +178,7 @@ def resumed_chains(state: dict[str, Any], plan: Plan, samples: Tensor) -> Chains
     adaptation = Adaptation.restored(state["adaptation"], plan.warmup, plan.max_steps, device)
     samples.copy_(state["samples"])
     index, divergences, gradients = state["counts"]
-    return Chains(
-        point, adaptation, generator, samples, index, divergences, state["accepted"].to(device), gradients
-    )
+    return Chains(point, adaptation, generator, samples, index, divergences, state["accepted"].to(device), gradients)
 
 
 def _first_step(energy: Energy, point: Point, scale: Tensor, seed: int) -> float:
@@ -196,7 +194,7 @@ def _first_step(energy: Energy, point: Point, scale: Tensor, seed: int) -> float
 
 
 def run(
-    chains: Chains, energy: Energy, plan: Plan, *, on_transition: Callable[[Chains], None], save: "Saver | None"
+    chains: Chains, energy: Energy, plan: Plan, *, on_transition: Callable[[Chains], None], save: Saver | None
 ) -> None:
     """Make all transitions that are left.
 

@@ -27,7 +27,7 @@ def fresh_weights(model: nn.Module, layout: Layout, chains: int, seed: int) -> T
     """
     own = parameters_at(model, layout.names)
     rows = [layout.flatten(own).detach()]
-    named = {name: tensor for name, tensor in model.named_parameters()}
+    named = dict(model.named_parameters())
     kept = {name: tensor.detach().clone() for name, tensor in named.items()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -73,5 +73,3 @@ def trained(energy: Potential, weights: Tensor, *, steps: int, learns_noise: boo
         optimizer.param_groups[0]["lr"] = _LR * min(1.0, 3.0 * (steps - index) / steps)
         optimizer.step()
     return weights.detach()
-
-

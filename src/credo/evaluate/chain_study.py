@@ -1,0 +1,110 @@
+"""Whether chains agree about functions: R̂ and effective sample sizes of predictions and of the log-likelihood."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from credo.core.likelihood import ClassLikelihood
+from credo.core.posterior import Posterior
+from credo.evaluate.chains import LEAST_DRAWS, ess_bulk, ess_tail, split_rhat
+from credo.predict.run import evaluating
+
+# Samples of all chains that are run: more are thinned evenly.
+MOST_SAMPLES = 2000
+
+
+class ChainStudy(NamedTuple):
+    """Convergence of chains in function space.
+
+    Attributes:
+        chains: Number of chains.
+        draws: Samples of each that were used.
+        rhat: Largest split-R̂ of any prediction; up to 1.01 chains agree.
+        rhat_median: The median over predictions.
+        rhat_within: Largest median over predictions of the split-R̂ of one chain by itself: how far each has converged
+            to where it is.
+        ess_bulk: Smallest effective sample size of any prediction, for its middle.
+        ess_tail: Smallest one for its 5 % and 95 % quantiles.
+        rhat_log_likelihood: Split-R̂ of the log-likelihood of the rows; NaN without targets.
+        ess_log_likelihood: Its effective sample size for the middle.
+    """
+
+    chains: int
+    draws: int
+    rhat: float
+    rhat_median: float
+    rhat_within: float
+    ess_bulk: float
+    ess_tail: float
+    rhat_log_likelihood: float
+    ess_log_likelihood: float
+
+
+@torch.no_grad()
+def chain_study(posterior: Posterior, x: Tensor, y: Tensor | None = None) -> ChainStudy | None:
+    """Diagnostics of the chains that a posterior keeps samples of; None if it keeps none, or fewer than 4 of a chain.
+
+    The members of an ensemble of samplers count as chains.
+
+    Args:
+        posterior: Such as `HMC`, or an `Ensemble` of samplers.
+        x: Inputs whose predictions are looked at, some tens or hundreds.
+        y: Their targets, for the log-likelihood.
+    """
+    stacks = [part.describe().chains for part in posterior.parts]
+    found = [stack for stack in stacks if stack is not None]
+    if len(found) < len(stacks) or min(stack.shape[1] for stack in found) < LEAST_DRAWS:
+        return None
+    chains = sum(len(stack) for stack in found)
+    draws = min(min(stack.shape[1] for stack in found), max(LEAST_DRAWS, MOST_SAMPLES // chains))
+    values, likelihoods = [], []
+    with evaluating(posterior, 0) as frozen:
+        for part, stack in zip(frozen.parts, found, strict=True):
+            chosen = torch.linspace(0, stack.shape[1] - 1, draws).round().long()
+            for chain in stack[:, chosen.to(stack.device)]:
+                one, two = _of_chain(part, chain, x.to(part.device), None if y is None else y.to(part.device))
+                values.append(one)
+                likelihoods.append(two)
+    return study(torch.stack(values), torch.stack(likelihoods))
+
+
+def study(values: Tensor, log_likelihood: Tensor) -> ChainStudy:
+    """Diagnostics of given predictions.
+
+    Args:
+        values: Predictions [chains, draws, quantities].
+        log_likelihood: That of the rows, [chains, draws]; NaN if it is not known.
+    """
+    rhats = split_rhat(values)
+    usable = values[..., rhats.isfinite()]
+    rhats = rhats[rhats.isfinite()]
+    within = torch.stack([split_rhat(chain.unsqueeze(0)).nanmedian() for chain in usable])
+    if not len(rhats):  # no prediction varies
+        rhats, usable = torch.full((1,), float("nan")), values[..., :1]
+    return ChainStudy(
+        chains=values.shape[0],
+        draws=values.shape[1],
+        rhat=float(rhats.max()),
+        rhat_median=float(rhats.median()),
+        rhat_within=float(within.max()),
+        ess_bulk=float(ess_bulk(usable).min()),
+        ess_tail=float(ess_tail(usable).min()),
+        rhat_log_likelihood=float(split_rhat(log_likelihood)),
+        ess_log_likelihood=float(ess_bulk(log_likelihood)),
+    )
+
+
+def _of_chain(part: Posterior, chain: Tensor, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Predictions [draws, quantities] and log-likelihoods [draws] of the samples of one chain."""
+    layout, likelihood = part.describe().layout, part.likelihood
+    assert layout is not None
+    values, found = [], []
+    for flat in chain:
+        with part.sampled_in_place(layout.split(flat)) as net:
+            outputs = net(x)
+        values.append(likelihood.log_probs(outputs).exp() if isinstance(likelihood, ClassLikelihood) else outputs)
+        found.append(torch.nan if y is None else -float(likelihood.nll(outputs, y)))
+    return torch.stack(values).flatten(1).double().cpu(), torch.tensor(found, dtype=torch.double)
