@@ -124,6 +124,9 @@ def test_the_energy_is_that_of_one_chain_after_another(prior: credo.Prior, monke
         wanted = 2.0 * nll / 0.5 - prior.log_prob(leaf)
         assert float(value[chain]) == pytest.approx(float(wanted.detach()))
         torch.testing.assert_close(gradient[chain], torch.autograd.grad(wanted, leaf)[0])
+    energy.record_(0.3 * weights)
+    assert all(torch.equal(one, two) for one, two in zip(energy(weights), (value, gradient), strict=True))
+    energy._run = energy._evaluate
     monkeypatch.setattr("credo.methods.hmc.potential.ROWS_AT_ONCE", 20)  # four rows of five chains at a time
     in_pieces, gradient_in_pieces = energy(weights)
     torch.testing.assert_close(in_pieces, value)

@@ -132,7 +132,10 @@ def test_a_constant_target_is_learned() -> None:
 
 
 # K-FAC learns the noise at a rate of its own, which takes longer.
-METHOD_OPTIONS: dict[str, dict[str, Any]] = {key: {"epochs": 120, "lr": 0.002} for key in ("kfac", "noisy-kfac")}
+SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "thin": 1, "start_steps": 50, "max_steps": 8}
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {key: {"epochs": 120, "lr": 0.002} for key in ("kfac", "noisy-kfac")} | {
+    "hmc": {"method_options": SHORT_CHAINS}
+}
 
 
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
@@ -146,7 +149,8 @@ def test_every_method_regresses(method: str) -> None:
 
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
 def test_a_clone_repeats_every_method(method: str) -> None:
-    regressor = quick(method=method, epochs=3).fit(X, Y)
+    options = METHOD_OPTIONS["hmc"] if method == "hmc" else {}
+    regressor = quick(method=method, epochs=3, **options).fit(X, Y)
     np.testing.assert_array_equal(clone(regressor).fit(X, Y).predict(X), regressor.predict(X))
 
 

@@ -66,5 +66,3 @@ def _predicted(posterior: Posterior, outputs: Tensor) -> FunctionDraws:
         for entries in zip(*moments, strict=True)
     )
     return FunctionDraws(mean, factor * std)
-
-

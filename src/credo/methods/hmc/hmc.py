@@ -86,6 +86,7 @@ class HMC(GradientPosterior):
     averages_over_processes = False
     is_linearisable: ClassVar[bool] = False
     scales_noise: ClassVar[bool] = False
+    tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
     _not_in_config = ("prior_precision",)
     samples: Tensor
     record: Tensor
@@ -242,13 +243,18 @@ class HMC(GradientPosterior):
         samples = torch.zeros_like(self.samples)
         state = None if saver is None else saver.read()
         if state is not None:
-            return resumed_chains(state, self.plan, samples)
+            chains = resumed_chains(state, self.plan, samples)
+            energy.record_(chains.point.weights)
+            return chains
         noise = energy.likelihood
         learns_noise = isinstance(noise, GaussianNoise) and noise.learn and self.steps == 0
         if learns_noise:
             noise.start_(energy.data.y)
         weights = fresh_weights(net, layout, len(samples), self.seed)
+        if not learns_noise:
+            energy.record_(weights)
         weights = trained(energy, weights, steps=self.start_steps, learns_noise=learns_noise)
+        energy.record_(weights)
         scale = torch.as_tensor(self.prior.std, dtype=layout.dtype, device=self.device).expand(layout.size)
         scale = torch.where(scale.isfinite(), scale, 1.0)
         return start_chains(energy, weights, scale, self.plan, samples, self.seed)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
@@ -55,20 +56,46 @@ class Potential:
     ) -> None:
         self.net, self.layout, self.likelihood, self.prior = net, layout, likelihood, prior
         self.data, self.temperature = data, temperature
-        self.evaluations = 0
         self._aliases = aliases(net)
         self._others = _others(net, layout)
         self._log_prior = _Chainwise(prior.log_prob)
         self._nll = _Chainwise(self._nll_of_one)
+        self._run: Callable[[Tensor], tuple[Tensor, Tensor]] = self._evaluate
 
     def __call__(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """U and ∂U/∂w of each chain; NaN or infinite where a chain has left all bounds."""
+        return self._run(weights)
+
+    def record_(self, weights: Tensor) -> None:
+        """Record the operations of a call, and replay them in later ones: small networks take half of the time.
+
+        What `vmap` can run has no decisions by values. Everything but the weights is a constant from here on, also the
+        likelihood's noise. Networks that run chain by chain, or in many pieces, stay as they are.
+
+        Args:
+            weights: Weights of all later calls' shape.
+        """
+        other = 0.9 * weights.detach()
+        wanted = self._evaluate(other)
+        if not (self._nll.is_vectorised and self._log_prior.is_vectorised) or len(self._pieces(len(weights))) > 1:
+            return
+        try:
+            graph = make_fx(self._evaluate)(weights.detach())
+            graph.graph.eliminate_dead_code()
+            graph.recompile()
+            found = graph(other)
+        except Exception:  # recording fails in many ways, and nothing depends on it
+            return
+        if all(torch.equal(one, two) for one, two in zip(found, wanted, strict=True)):
+            self._run = graph
+
+    def _evaluate(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         weights = weights.detach().requires_grad_()
-        self.evaluations += 1
         with torch.enable_grad():
-            energy = -self._log_prior(weights)
+            first, *others = self._pieces(len(weights))
+            energy = self._nll(weights, first) / self.temperature - self._log_prior(weights)
             (gradient,) = torch.autograd.grad(energy.sum(), weights)
-            for rows in self._pieces(len(weights)):
+            for rows in others:
                 part = self._nll(weights, rows) / self.temperature
                 gradient = gradient + torch.autograd.grad(part.sum(), weights)[0]
                 energy = energy + part
@@ -94,14 +121,14 @@ class _Chainwise:
     """A function of one weight vector, applied to all chains: by `vmap`, or one by one where that fails."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
-        self._function, self._is_vectorised = function, True
+        self._function, self.is_vectorised = function, True
 
     def __call__(self, weights: Tensor, *arguments: Any) -> Tensor:
-        if self._is_vectorised:
+        if self.is_vectorised:
             try:
                 return vmap(lambda flat: self._function(flat, *arguments))(weights)
             except (RuntimeError, NotImplementedError):  # an operator without a batching rule; a decision by values
-                self._is_vectorised = False
+                self.is_vectorised = False
         return torch.stack([self._function(flat, *arguments) for flat in weights])
 
 
