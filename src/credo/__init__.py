@@ -40,7 +40,7 @@ from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
 from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
 from credo.doctor import Diagnosis, Finding, diagnose
-from credo.evaluate import conformal, ensemble_study, measure, sample_study
+from credo.evaluate import agreement, chain_study, conformal, ensemble_study, measure, sample_study
 from credo.exporting import export
 from credo.methods import *  # noqa: F403
 from credo.models import summary
@@ -88,7 +88,9 @@ __all__ = [
     "Terms",
     "UnsupportedModelError",
     "__version__",
+    "agreement",
     "calibrate",
+    "chain_study",
     "compare",
     "compare_scores",
     "conformal",

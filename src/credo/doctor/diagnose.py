@@ -28,6 +28,7 @@ from credo.doctor.measure.statistics import statistics
 from credo.doctor.measurements import Counts, Measurements, method_info
 from credo.doctor.run_rules import run_rules
 from credo.doctor.subset import Subset, take_subset
+from credo.evaluate.chain_study import chain_study
 
 OnStage = Callable[[str, int, int], None]
 STAGES = (
@@ -36,6 +37,8 @@ STAGES = (
 )
 # Enough for the NLL of single draws; everything else on training data is coarse.
 _TRAIN_DRAWS = 8
+# Rows whose predictions show whether chains agree.
+_CHAIN_ROWS = 100
 
 
 @renamed_arguments(twin="baseline")
@@ -165,6 +168,7 @@ def _measure(
         epochs=len(history) or round(posterior.steps / train.batches) or None,
         inputs=input_scale(posterior, train, seed=seed),
         prior_scales=prior_scales(posterior, evaluated, seed=seed) if evaluated is not train else None,
+        chains=chain_study(posterior, evaluated.x[:_CHAIN_ROWS], evaluated.y[:_CHAIN_ROWS]),
     )
 
 

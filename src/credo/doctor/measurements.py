@@ -21,6 +21,7 @@ from credo.doctor.measure.prior_scales import PriorScales
 from credo.doctor.measure.scores import Scores, bounds
 from credo.doctor.measure.statistics import Statistics
 from credo.doctor.no_side_effects import leaves
+from credo.evaluate.chain_study import ChainStudy
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Measurements:
     inputs: InputScale | None = None
     detection: Sequence[Detection] = ()
     prior_scales: PriorScales | None = None
+    chains: ChainStudy | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
@@ -111,6 +113,7 @@ class Measurements:
             "inputs": _plain(self.inputs),
             "detection": [found.to_dict() for found in self.detection],
             "prior_scales": _plain(self.prior_scales),
+            "chains": None if self.chains is None else self.chains._asdict(),
         }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from credo.doctor.findings import Finding, in_order
 from credo.doctor.measurements import Measurements
-from credo.doctor.rules import learning, prediction, training
+from credo.doctor.rules import learning, prediction, sampling, training
 
 Rule = Callable[[Measurements], Iterator[Finding]]
 
@@ -14,6 +14,7 @@ Rule = Callable[[Measurements], Iterator[Finding]]
 CAUSES: tuple[Rule, ...] = (
     training.data_size,
     training.temperature,
+    sampling.chains,
     training.unscaled_inputs,
     training.stale_statistics,
     training.noise_too_large,

@@ -100,3 +100,9 @@ EPISTEMIC_MINOR = 0.5
 
 # Difference of AUROCs: one OOD input in a hundred changes sides. A smaller one is not worth a pass over training data.
 DETECTION_GAIN = 0.01
+# Largest split-R̂ of 100 rows' predictions. Chains that agree have up to 1.01 for one quantity, and some more for the
+# largest of hundreds; at 1.2 means of chains differ by more than half of their standard deviation.
+RHAT_WARNING = 1.05
+RHAT_ALARM = 1.2
+# Effective samples with which a standard deviation is known to a tenth.
+ESS_LEAST = 50.0

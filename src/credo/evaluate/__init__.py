@@ -1,5 +1,6 @@
 """Metrics: pure functions of probabilities (or real-valued predictions) and targets."""
 
+from credo.evaluate.agreement import Agreement, Measured, agreement
 from credo.evaluate.calibration import (
     Reliability,
     TemperatureScaling,
@@ -10,6 +11,8 @@ from credo.evaluate.calibration import (
     reliability,
     temperature_scale,
 )
+from credo.evaluate.chain_study import ChainStudy, chain_study
+from credo.evaluate.chains import ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.classification import (
     accuracy,
     brier,
@@ -62,15 +65,19 @@ from credo.evaluate.suite import measure, quick_metrics
 
 __all__ = [
     "OOD_SCORES",
+    "Agreement",
+    "ChainStudy",
     "Detection",
     "EnsembleStudy",
     "Interval",
+    "Measured",
     "Reliability",
     "RiskControl",
     "SampleStudy",
     "TemperatureScaling",
     "accuracy",
     "adaptive_ece",
+    "agreement",
     "augrc",
     "aupr",
     "aurc",
@@ -79,6 +86,7 @@ __all__ = [
     "bootstrap_metric",
     "brier",
     "brier_each",
+    "chain_study",
     "classwise_ece",
     "conformal",
     "correct",
@@ -89,6 +97,9 @@ __all__ = [
     "debiased_ece",
     "ece",
     "ensemble_study",
+    "ess_bulk",
+    "ess_mean",
+    "ess_tail",
     "excess_aurc",
     "fpr_at",
     "gaussian_nll",
@@ -117,5 +128,6 @@ __all__ = [
     "sample_study",
     "set_metrics",
     "smooth_ece",
+    "split_rhat",
     "temperature_scale",
 ]

@@ -24,8 +24,8 @@ class ChainStudy(NamedTuple):
         draws: Samples of each that were used.
         rhat: Largest split-R̂ of any prediction; up to 1.01 chains agree.
         rhat_median: The median over predictions.
-        rhat_within: Largest median over predictions of the split-R̂ of one chain by itself: how far each has converged
-            to where it is.
+        rhat_within: Median over predictions and chains of the split-R̂ of one chain by itself: whether each has settled
+            where it is.
         ess_bulk: Smallest effective sample size of any prediction, for its middle.
         ess_tail: Smallest one for its 5 % and 95 % quantiles.
         rhat_log_likelihood: Split-R̂ of the log-likelihood of the rows; NaN without targets.
@@ -89,7 +89,7 @@ def study(values: Tensor, log_likelihood: Tensor) -> ChainStudy:
         draws=values.shape[1],
         rhat=float(rhats.max()),
         rhat_median=float(rhats.median()),
-        rhat_within=float(within.max()),
+        rhat_within=float(within.nanmedian()),
         ess_bulk=float(ess_bulk(usable).min()),
         ess_tail=float(ess_tail(usable).min()),
         rhat_log_likelihood=float(split_rhat(log_likelihood)),

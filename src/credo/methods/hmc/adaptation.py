@@ -21,6 +21,8 @@ from credo.methods.hmc.dynamics import Move
 
 # Where windows end, as fractions of warm-up; scales are found at the end of each, the last part tunes step and length.
 WINDOWS = (0.1, 0.25, 0.5, 0.85)
+# No window ends so near the end of warm-up: the step size must find its value again after it.
+LEAST_AFTER = 25
 # Weight, in draws, of the scales so far in those of a window.
 OLD_SCALE_DRAWS = 5.0
 
@@ -118,7 +120,8 @@ class Adaptation:
     ends: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends = {round(part * self.warmup) for part in WINDOWS}
+        ends = (round(part * self.warmup) for part in WINDOWS)
+        self.ends = {end for end in ends if self.warmup - end >= LEAST_AFTER}
 
     def steps_of(self, index: int) -> int:
         """Leapfrog steps of transition `index`, counted from 0: ⌈hT/ε⌉, within the limit."""

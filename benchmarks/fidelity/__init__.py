@@ -1,0 +1,1 @@
+"""How near each posterior is to the true one, sampled by HMC: tasks, contenders, measures."""
