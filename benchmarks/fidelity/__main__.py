@@ -28,7 +28,7 @@ from credo.evaluate import agreement, chain_study
 from credo.evaluate.function_draws import function_draws
 
 FOLDER = Path("results/benchmarks/fidelity")
-DRAWS = 400
+DRAWS = 200
 REFERENCE = "HMC"
 
 

@@ -11,7 +11,7 @@ import credo
 from benchmarks.fidelity.tasks import Problem
 from credo.data import Batches, Split
 
-STEPS = 2000
+STEPS = 1000
 BATCH = 32
 MEMBERS = 5
 Contender = Callable[[Problem, int], credo.Posterior]

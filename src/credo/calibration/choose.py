@@ -88,6 +88,7 @@ def calibrate(
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature only.
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samples of chains get a
     temperature alone.
+    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature alone.
 
     Args:
         posterior: A trained posterior with a class or Gaussian likelihood.
@@ -118,11 +119,6 @@ def calibrate(
         found = posterior.process_group.share(found)
     posterior.calibration = found
     return posterior
-
-
-def has_scale(posterior: Posterior) -> bool:
-    """Whether there is noise that can be scaled."""
-    return posterior.is_random and all(part.scales_noise for part in posterior.parts)
 
 
 @dataclass
