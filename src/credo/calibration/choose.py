@@ -89,6 +89,8 @@ def calibrate(
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samples of chains get a
     temperature alone.
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature alone.
+    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature
+    alone.
 
     Args:
         posterior: A trained posterior with a class or Gaussian likelihood.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.evaluate.function_draws import FunctionDraws, function_draws
@@ -53,7 +54,9 @@ class Agreement(NamedTuple):
     w1: Measured
 
 
-def agreement(posterior: Posterior, reference: Posterior, x: Tensor, *, draws: int = 400, seed: int = 0) -> Agreement:
+def agreement(
+    posterior: Posterior, reference: Posterior, x: AnyInputs, *, draws: int = 400, seed: int = 0
+) -> Agreement:
     """Compare the predictions of two posteriors on given inputs: on the data, between them, or far from them.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.posterior import Posterior
 from credo.evaluate.chains import LEAST_DRAWS, ess_bulk, ess_tail, split_rhat
 from credo.predict.run import evaluating
@@ -44,7 +45,7 @@ class ChainStudy(NamedTuple):
 
 
 @torch.no_grad()
-def chain_study(posterior: Posterior, x: Tensor, y: Tensor | None = None) -> ChainStudy | None:
+def chain_study(posterior: Posterior, x: AnyInputs, y: Tensor | None = None) -> ChainStudy | None:
     """Diagnostics of the chains that a posterior keeps samples of; None if it keeps none, or fewer than 4 of a chain.
 
     The members of an ensemble of samplers count as chains.
@@ -97,14 +98,14 @@ def study(values: Tensor, log_likelihood: Tensor) -> ChainStudy:
     )
 
 
-def _of_chain(part: Posterior, chain: Tensor, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+def _of_chain(part: Posterior, chain: Tensor, x: AnyInputs, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Predictions [draws, quantities] and log-likelihoods [draws] of the samples of one chain."""
     layout, likelihood = part.describe().layout, part.likelihood
     assert layout is not None
     values, found = [], []
     for flat in chain:
         with part.sampled_in_place(layout.split(flat)) as net:
-            outputs = net(x)
+            outputs = run_network(net, x)
         values.append(likelihood.log_probs(outputs).exp() if isinstance(likelihood, ClassLikelihood) else outputs)
         found.append(torch.nan if y is None else -float(likelihood.nll(outputs, y)))
     return torch.stack(values).flatten(1).double().cpu(), torch.tensor(found, dtype=torch.double)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood
+from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import class_log_probs, gaussian_likelihoods
@@ -27,7 +28,9 @@ class FunctionDraws(NamedTuple):
 
 
 @torch.no_grad()
-def function_draws(posterior: Posterior, x: Tensor, *, draws: int, seed: int, batch_size: int = 1024) -> FunctionDraws:
+def function_draws(
+    posterior: Posterior, x: AnyInputs, *, draws: int, seed: int, batch_size: int = 1024
+) -> FunctionDraws:
     """Predictions of the same `draws` networks for all inputs, calibrated if the posterior is.
 
     Args:

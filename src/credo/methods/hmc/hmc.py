@@ -24,6 +24,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import Forward, Inputs, Target, join_inputs, read_batches, tensors_of
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
@@ -193,6 +194,8 @@ class HMC(GradientPosterior):
         checkpoint: Path | str | None = None,
         checkpoint_every: int = 50,
         progress: bool = True,
+        forward: Forward | None = None,
+        target: Target | None = None,
     ) -> Self:
         """Run the chains over all data, and keep their samples; returns itself.
 
@@ -202,8 +205,12 @@ class HMC(GradientPosterior):
                 bit as if it had not been.
             checkpoint_every: Transitions from one write to the next.
             progress: Show a progress bar; only on an interactive terminal.
+            forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
+                `credo.predict`.
+            target: `target(batch)` returns the targets; None: by the form of the batch.
         """
         check_batches(loader)
+        loader = read_batches(loader, forward, target)
         every = checked_count("checkpoint_every", checkpoint_every, what="transitions")
         file = None if checkpoint is None else Path(checkpoint)
         with _shown(self.plan.total, progress=progress) as on_transition:
@@ -269,8 +276,8 @@ class HMC(GradientPosterior):
         pairs = [checked_pair(batch, self.device) for batch in read_quietly(loader)]
         if not pairs:
             raise CredoError("The loader gave no batch.")
-        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        x, y = (part.to(self._dtype) if part.is_floating_point() else part for part in (x, y))
+        x, y = join_inputs([x for x, _ in pairs]), self._cast(torch.cat([y for _, y in pairs]))
+        x = x.mapped(self._cast) if isinstance(x, Inputs) else self._cast(x)
         counted = self.likelihood.counted(y).examples
         seen = float(len(y)) if counted is None else float(counted)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
@@ -283,11 +290,14 @@ class HMC(GradientPosterior):
             )
         return Data(x, y, self.data_size / seen)
 
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
     def _key(self, net: nn.Module, data: Data) -> str:
         """Digest of all that a run depends on."""
         tensors = [tensor for _, tensor in sorted(net.state_dict().items())]
         settings = {**self.config(), "steps": self.steps, "data_size": self.data_size}
-        return digest(json.dumps(settings, sort_keys=True, default=str), data.x, data.y, *tensors)
+        return digest(json.dumps(settings, sort_keys=True, default=str), data.y, *tensors_of(data.x), *tensors)
 
     def _warn(self) -> None:
         """Say what makes these samples no reference."""

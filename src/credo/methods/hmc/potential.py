@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import aliases, substituted
 from credo.core.prior import Prior
 from credo.core.support.attention import plain_attention
@@ -31,7 +32,7 @@ class Data:
         weight: Factor on the log-likelihood of the rows: their number in the posterior over that seen.
     """
 
-    x: Tensor
+    x: AnyInputs
     y: Tensor
     weight: float = 1.0
 
@@ -106,7 +107,7 @@ class Potential:
         return torch.stack([self._nll(weights, rows) for rows in self._pieces(len(weights))]).sum(0)
 
     def _pieces(self, chains: int) -> list[slice]:
-        rows, step = len(self.data.x), max(1, ROWS_AT_ONCE // chains)
+        rows, step = len(self.data.y), max(1, ROWS_AT_ONCE // chains)
         return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def _nll_of_one(self, flat: Tensor, rows: slice) -> Tensor:
@@ -114,7 +115,9 @@ class Potential:
         counted = self.likelihood.counted(y).examples
         weights = {**self._others, **self.layout.split(flat, cast=False)}
         with substituted(self.net, weights, self._aliases) as net, plain_attention():
-            return self.likelihood.nll(net(x), y) * ((len(y) if counted is None else counted) * self.data.weight)
+            return self.likelihood.nll(run_network(net, x), y) * (
+                (len(y) if counted is None else counted) * self.data.weight
+            )
 
 
 class _Chainwise:
