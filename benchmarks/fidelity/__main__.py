@@ -107,9 +107,8 @@ def main() -> None:
     """Run what is asked for, and print the table of all records."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=names_of("task", TASKS), default=list(TASKS), metavar="NAMES")
-    parser.add_argument(
-        "--contenders", type=lambda text: names_of("contender", CONTENDERS)(text), default=list(CONTENDERS)
-    )
+    contenders = names_of("contender", CONTENDERS)
+    parser.add_argument("--contenders", type=contenders, default=list(CONTENDERS), metavar="NAMES")
     parser.add_argument("--seeds", type=count, default=1, metavar="N")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where records are")
     parser.add_argument("--table", action="store_true", help="print the table of the records alone")

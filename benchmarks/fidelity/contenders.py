@@ -54,15 +54,15 @@ CONTENDERS: dict[str, Contender] = {
     "ensemble of 5": ensemble,
     "SWAG": of(credo.SWAG),
     "BBB": of(credo.BBB),
-    "BBB, T = 1": of(credo.BBB, temperature=1.0),
+    "BBB T=1": of(credo.BBB, temperature=1.0),
     "VOGN": of(credo.VOGN),
-    "VOGN, T = 1": of(credo.VOGN, temperature=1.0),
+    "VOGN T=1": of(credo.VOGN, temperature=1.0),
     "IVON": of(credo.IVON),
     "noisy K-FAC": of(credo.NoisyKFAC),
     "NodeBNN": of(credo.NodeBNN),
-    "Laplace, last layer": of(credo.Laplace, random="last"),
-    "Laplace, kron": of(credo.Laplace, random="all"),
-    "Laplace, full": of(credo.Laplace, random="all", structure="full"),
+    "Laplace last": of(credo.Laplace, random="last"),
+    "Laplace kron": of(credo.Laplace, random="all"),
+    "Laplace full": of(credo.Laplace, random="all", structure="full"),
 }
 if hasattr(credo, "SGHMC"):
     CONTENDERS["SGHMC"] = of(credo.SGHMC)

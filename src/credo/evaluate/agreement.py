@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -172,4 +173,4 @@ def _jackknife(metric: Callable[[Tensor, Tensor], float], a: Tensor, b: Tensor, 
             left = varied[groups != group]
             found.append(metric(left, b) if index == 0 else metric(a, left))
         variance += float(torch.tensor(found, dtype=torch.double).var()) * (_GROUPS - 1) ** 2 / _GROUPS
-    return variance**0.5
+    return math.sqrt(variance)

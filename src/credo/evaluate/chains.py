@@ -94,8 +94,8 @@ def rank_normalised(values: Tensor) -> Tensor:
     ordered = columns.sort(1).values
     below = torch.searchsorted(ordered, columns)
     ranks = 0.5 * (below + torch.searchsorted(ordered, columns, right=True) + 1).double()
-    parts = (ranks - 0.375) / (columns.shape[1] + 0.25)
-    return torch.special.ndtri(parts).T.reshape(values.shape)
+    normalised: Tensor = torch.special.ndtri((ranks - 0.375) / (columns.shape[1] + 0.25))
+    return normalised.T.reshape(values.shape)
 
 
 def _rhat(values: Tensor) -> Tensor:
@@ -129,4 +129,5 @@ def _autocovariances(values: Tensor) -> Tensor:
     draws = values.shape[1]
     centred = values - values.mean(1, keepdim=True)
     spectrum = torch.fft.rfft(centred, n=2 * draws, dim=1)
-    return torch.fft.irfft(spectrum.abs().square(), n=2 * draws, dim=1)[:, :draws] / draws
+    summed: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * draws, dim=1)[:, :draws]
+    return summed / draws

@@ -5,7 +5,7 @@ deviations of each weight over all chains, in growing windows. Length t = hT wit
 ascends the squared change of the squared distance from the mean, ¼(‖z′ − m′‖² − ‖z − m‖²)² in units of the scales
 (ChEES: Hoffman, Radul & Sountsov 2021). Networks have directions in which the posterior is as wide as the prior, and
 for which T would grow further and further; it is bounded by a quarter of the period of the widest prior, π/2 of its
-standard deviation, as Izmailov et al. (2021) choose it, and by the limit on leapfrog steps.
+standard deviation, as Izmailov et al. (2021) choose it and where it begins, and by the limit on leapfrog steps.
 """
 
 from __future__ import annotations
@@ -124,15 +124,14 @@ class Adaptation:
         self.ends = {end for end in ends if self.warmup - end >= LEAST_AFTER}
 
     def steps_of(self, index: int) -> int:
-        """Leapfrog steps of transition `index`, counted from 0: ⌈hT/ε⌉, within the limit."""
-        wanted = math.ceil(halton(index + 1) * self.length.length / self.step.step)
-        return min(max(wanted, 1), self.most_steps)
+        """Leapfrog steps of transition `index`, counted from 0: ⌈h·min(T/ε, limit)⌉."""
+        longest = min(self.length.length / self.step.step, float(self.most_steps))
+        return max(math.ceil(halton(index + 1) * longest), 1)
 
     @property
-    def most(self) -> float:
-        """The longest T: what the limit on steps allows, and a quarter of the period of the widest prior."""
-        quarter = 0.5 * math.pi * float((self.widest / self.scale).max())
-        return min(quarter, self.step.step * self.most_steps)
+    def quarter(self) -> float:
+        """The longest T: a quarter of the period of the prior, where it is widest in units of the scales."""
+        return 0.5 * math.pi * float((self.widest / self.scale).max())
 
     @property
     def is_limited(self) -> bool:
@@ -145,7 +144,7 @@ class Adaptation:
             return
         slope = length_slope(before, move, self.scale, time=steps * self.step.step)
         self.step.update(move.accept)
-        self.length.update(slope, least=self.step.step, most=self.most)
+        self.length.update(slope, least=self.step.step, most=self.quarter)
         self.window.add(move.point.weights)
         if index + 1 in self.ends:
             self.scale = self.window.scale(self.scale)
@@ -153,7 +152,6 @@ class Adaptation:
             self.step.restart()
         if index + 1 == self.warmup:
             self.step.finish()
-            self.length.length = min(self.length.length, self.most)
 
     def state(self) -> dict[str, Any]:
         """Everything that changes, as tensors and numbers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,7 +158,7 @@ def start_chains(energy: Energy, weights: Tensor, scale: Tensor, plan: Plan, sam
     step = _first_step(energy, point, scale, seed)
     tuned = StepSize(step, plan.target_accept)
     tuned.restart()
-    length = Length(min(10 * step, plan.max_steps * step))
+    length = Length(0.5 * math.pi)  # in units of the prior's standard deviations, which are the first scales
     adaptation = Adaptation(plan.warmup, plan.max_steps, scale, scale, tuned, length, Window(scale))
     accepted = torch.zeros(len(weights), dtype=torch.double, device=weights.device)
     return Chains(point, adaptation, generator, samples, accepted=accepted)

@@ -131,7 +131,7 @@ class HMC(GradientPosterior):
         self.layout = Layout(chosen, least=torch.float32, known=all_names(model))
         self.arguments["random"] = list(self.layout.names)
         device = one_device(chosen)
-        self.prior: Prior = make_prior(one_prior(prior, prior_precision)).bind(  # type: ignore[assignment]
+        self.prior: Prior = make_prior(one_prior(prior, prior_precision)).bind(
             self.layout, data_size=self.data_size, device=device
         )
         _check_memory(chains, kept, self.layout, device)
