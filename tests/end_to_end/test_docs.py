@@ -48,6 +48,7 @@ NOT_RUN = {
     "bayesian-cnn.md": 1,
     "command-line.md": 2,
     "data-and-models.md": 1,
+    "fidelity.md": 1,
     "migration.md": 5,
     "node-bnn.md": 2,
     "optimizers.md": 6,
