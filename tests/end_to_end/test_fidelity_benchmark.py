@@ -1,0 +1,34 @@
+"""The benchmark of fidelity: measures of two contenders, its table, and that a stopped run goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.fidelity import __main__ as benchmark
+from benchmarks.fidelity import contenders, tasks
+from benchmarks.fidelity.table import table
+
+SHORT = {"chains": 2, "warmup": 30, "samples": 16, "thin": 1, "max_steps": 8, "start_steps": 20}
+
+
+@pytest.mark.filterwarnings("ignore:HMC", "ignore::credo.CredoWarning")
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: replace(tasks.TASKS[name](0), chains=SHORT) for name in ("gap", "moons")}
+    monkeypatch.setattr(benchmark, "TASKS", {name: lambda seed, name=name: made[name] for name in made})
+    monkeypatch.setattr(benchmark, "DRAWS", 16)
+    monkeypatch.setattr(contenders, "STEPS", 4)
+    for name in made:
+        benchmark.run_task(name, ["MAP"], 1, tmp_path)
+    first = json.loads((tmp_path / "gap.json").read_text())["numbers"]
+    assert set(first) == {"HMC, seed 0", "MAP, seed 0"}
+    assert first["MAP, seed 0"]["gap_ratio"] is None  # a point has no spread
+    assert first["HMC, seed 0"]["gap_ratio"] > 0
+    assert first["HMC, seed 0"]["chains"]["chains"] == 2
+    benchmark.run_task("gap", ["MAP", "BBB"], 1, tmp_path)
+    again = json.loads((tmp_path / "gap.json").read_text())["numbers"]
+    assert {key: again[key] for key in first} == first
+    assert {"tv", "top1"} <= set(json.loads((tmp_path / "moons.json").read_text())["numbers"]["MAP, seed 0"])
+    lines = table(tmp_path).splitlines()
+    assert any(line.startswith("| BBB |") for line in lines)
+    assert sum(line.startswith("| HMC |") for line in lines) == 2
