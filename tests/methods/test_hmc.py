@@ -82,7 +82,7 @@ def test_every_likelihood(likelihood: object) -> None:
     model = nn.Linear(2, outputs)
     target = y if likelihood == "bernoulli" else 3.0 * x[:, :1] + 0.3 * torch.randn(24, 1)
     posterior = credo.HMC(
-        model, data_size=24, likelihood=likelihood, prior=5.0, **SHORT | {"start_steps": 400, "warmup": 60}
+        model, data_size=24, likelihood=likelihood, prior=5.0, **SHORT | {"start_steps": 250, "warmup": 45}
     ).fit([(x, target)])
     assert credo.predict(posterior, x, draws=9).finite.all()
     if likelihood == "gaussian":  # learned by the starts
