@@ -25,7 +25,7 @@ from benchmarks.report import Run as Record
 from benchmarks.report import count, names_of, say
 from credo.core.support.files import write_json
 from credo.evaluate import agreement, chain_study
-from credo.evaluate.function_draws import function_draws
+from credo.evaluate.fidelity.function_draws import function_draws
 
 FOLDER = Path("results/benchmarks/fidelity")
 DRAWS = 200

@@ -7,7 +7,7 @@ from torch import nn
 
 import credo
 from credo.doctor.run_rules import run_rules
-from credo.evaluate.chain_study import ChainStudy
+from credo.evaluate.fidelity.chain_study import ChainStudy
 
 GOOD = ChainStudy(4, 100, 1.01, 1.0, 1.01, 300.0, 200.0, 1.0, 300.0)
 

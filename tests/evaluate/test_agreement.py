@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.evaluate.agreement import compared, spread_ratio, top1_agreement, total_variation, wasserstein
-from credo.evaluate.function_draws import FunctionDraws, function_draws
+from credo.evaluate.fidelity.agreement import compared, spread_ratio, top1_agreement, total_variation, wasserstein
+from credo.evaluate.fidelity.function_draws import FunctionDraws, function_draws
 
 
 def normal(mean: float, std: float, seed: int, draws: int = 4000) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.evaluate import chain_study, ess_bulk, ess_mean, ess_tail, split_rhat
-from credo.evaluate.chain_study import study
-from credo.evaluate.chains import rank_normalised
+from credo.evaluate.fidelity.chain_study import study
+from credo.evaluate.fidelity.chains import rank_normalised
 
 
 def autoregressive(rho: float, chains: int, draws: int, quantities: int, seed: int = 0) -> Tensor:

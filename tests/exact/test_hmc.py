@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.network.flat_layout import Layout
-from credo.evaluate.chains import ess_mean, split_rhat
+from credo.evaluate.fidelity.chains import ess_mean, split_rhat
 from credo.methods.hmc.adaptation import halton
 from credo.methods.hmc.chains import Chains, Plan, run, start_chains
 from credo.methods.hmc.dynamics import Point, hamiltonian, leapfrog

@@ -28,7 +28,7 @@ from credo.doctor.measure.statistics import statistics
 from credo.doctor.measurements import Counts, Measurements, method_info
 from credo.doctor.run_rules import run_rules
 from credo.doctor.subset import Subset, take_subset
-from credo.evaluate.chain_study import chain_study
+from credo.evaluate.fidelity.chain_study import chain_study
 
 OnStage = Callable[[str, int, int], None]
 STAGES = (

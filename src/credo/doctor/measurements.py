@@ -21,7 +21,7 @@ from credo.doctor.measure.prior_scales import PriorScales
 from credo.doctor.measure.scores import Scores, bounds
 from credo.doctor.measure.statistics import Statistics
 from credo.doctor.no_side_effects import leaves
-from credo.evaluate.chain_study import ChainStudy
+from credo.evaluate.fidelity.chain_study import ChainStudy
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Metrics: pure functions of probabilities (or real-valued predictions) and targets."""
 
-from credo.evaluate.agreement import Agreement, Measured, agreement
 from credo.evaluate.calibration import (
     Reliability,
     TemperatureScaling,
@@ -11,8 +10,6 @@ from credo.evaluate.calibration import (
     reliability,
     temperature_scale,
 )
-from credo.evaluate.chain_study import ChainStudy, chain_study
-from credo.evaluate.chains import ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.classification import (
     accuracy,
     brier,
@@ -36,6 +33,9 @@ from credo.evaluate.detection import (
     roc_curve,
 )
 from credo.evaluate.ensembles import EnsembleStudy, ensemble_study
+from credo.evaluate.fidelity.agreement import Agreement, Measured, agreement
+from credo.evaluate.fidelity.chain_study import ChainStudy, chain_study
+from credo.evaluate.fidelity.chains import ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
 from credo.evaluate.regression import (
     crps_gaussian,

@@ -12,7 +12,7 @@ from torch import Tensor
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
-from credo.evaluate.function_draws import FunctionDraws, function_draws
+from credo.evaluate.fidelity.function_draws import FunctionDraws, function_draws
 
 # Groups of draws that are left out in turn for the Monte-Carlo error.
 _GROUPS = 8

@@ -10,7 +10,7 @@ from torch import Tensor
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.posterior import Posterior
-from credo.evaluate.chains import LEAST_DRAWS, ess_bulk, ess_tail, split_rhat
+from credo.evaluate.fidelity.chains import LEAST_DRAWS, ess_bulk, ess_tail, split_rhat
 from credo.predict.run import evaluating
 
 # Samples of all chains that are run: more are thinned evenly.

@@ -1,0 +1,1 @@
+"""How near posteriors are to each other, and whether chains have converged."""
