@@ -34,7 +34,8 @@ def conjugate(x: Tensor, y: Tensor, temperature: float, prior_std: float) -> tup
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_recovers_conjugate_regression(temperature: float) -> None:
-    """Mean and whole covariance within five standard errors at the chains' own ESS: false alarms below 10⁻⁵."""
+    """Mean and whole covariance within five standard errors at the chains' own ESS; the start is seeded."""
+    torch.manual_seed(0)
     x, y = regression()
     mean, covariance = conjugate(x, y, temperature, 2.0)
     noise = credo.GaussianNoise(NOISE)
@@ -42,8 +43,8 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
         nn.Linear(3, 1, bias=False).double(),
         data_size=len(x),
         chains=24,
-        warmup=90,
-        samples=24 * 60,
+        warmup=120,
+        samples=24 * 100,
         thin=1,
         start_steps=20,
         prior=2.0,
@@ -52,7 +53,7 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
     ).fit([(x[:17], y[:17]), (x[17:], y[17:])])
     chains = posterior.samples
     size = float(ess_mean(chains).min())
-    assert size > 500
+    assert size > 800
     white = torch.linalg.solve_triangular(
         torch.linalg.cholesky(covariance), (chains.flatten(0, 1) - mean).T, upper=False
     )
