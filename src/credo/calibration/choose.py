@@ -86,11 +86,6 @@ def calibrate(
 
     The scale acts on the weights' noise, on the node variables of `NodeBNN`, on the masks of `MCDropout` (0: no
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature only.
-    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samples of chains get a
-    temperature alone.
-    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature alone.
-    dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature
-    alone.
 
     Args:
         posterior: A trained posterior with a class or Gaussian likelihood.
@@ -145,7 +140,6 @@ class _Search:
             raise NonFiniteError("The NLL of the held-out rows is not finite: calibration cannot start from there.")
         tried = [plain]
         if _scales_noise(frozen):
-        if has_scale(frozen):
             tried += [self._try(scale) for scale in SCALES if scale != 1.0]
             for _ in range(_ROUNDS):
                 tried += [self._try(scale) for scale in _between(tried)]
@@ -239,7 +233,6 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
     from credo.core.support.progress import make_progress  # rich is slow to import
 
     passes = len(SCALES) + 2 * _ROUNDS if _scales_noise(posterior) else 1
-    passes = len(SCALES) + 2 * _ROUNDS if has_scale(posterior) else 1
     with make_progress() as bar:
         total = passes * len(batches) if hasattr(batches, "__len__") else None
         task = bar.add_task("calibrating", total=total, text="")

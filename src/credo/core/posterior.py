@@ -71,8 +71,6 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     has_noise_scale: ClassVar[bool] = True
     """Whether its noise may be scaled, so that `credo.calibrate` chooses a `noise_scale` beside the temperature."""
-    scales_noise: ClassVar[bool] = True
-    """Whether draws are a mean plus noise that `noise_scale` can scale; samples of chains are not."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 
