@@ -19,7 +19,7 @@ from credo.calibration import recalibrate_probs, recalibrate_values
 from credo.calibration.class_fits import CLASS_FITS
 from credo.core.held_out.class_maps import LinearMap, finite_logs
 from credo.core.held_out.recalibration import CLASS_KINDS, VALUE_KINDS
-from credo.training.files.saving import _digest
+from credo.core.support.tensor_files import digest_of
 
 Make = Callable[..., Any]
 BIAS = Recalibration("vector", LinearMap(torch.ones(3).double(), torch.tensor([2.0, 0.0, -1.0]).double()), 60, 1.0, 0.9)
@@ -249,7 +249,7 @@ def test_damaged_files_raise(damage: dict[str, Any], network: Make, tmp_path: Pa
     about = json.loads(header["credo"])
     about["calibration"]["recalibration"] |= damage
     text = json.dumps(about)
-    write_safetensors(path, tensors, {"credo": text, "digest": _digest(tensors, text)})
+    write_safetensors(path, tensors, {"credo": text, "digest": digest_of(tensors, text)})
     with pytest.raises(FileFormatError):
         credo.load(path, model=network())
 

@@ -137,7 +137,15 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
         assert {"name", "snr", "std_ratio", "collapsed"} <= set(layer)
     assert bool(found["layers"]) == (method == "bbb")
     names = {"method", "data", "objective", "weights", "gradient", "scores", "statistics", "dispersion"}
-    assert names | {"train_dispersion", "monte_carlo", "history", "inputs", "detection"} == set(found["measurements"])
+    assert names | {
+        "train_dispersion",
+        "monte_carlo",
+        "history",
+        "inputs",
+        "detection",
+        "prior_scales",
+        "chains",
+    } == set(found["measurements"])
 
 
 def test_findings_are_sorted_and_known_severities_only(trained: Trained, examine: Examine) -> None:

@@ -43,7 +43,7 @@ def test_labels_that_cannot_be_drawn_are_refused() -> None:
     posterior = KFAC(Parts(), data_size=20, curvature={"fisher": "sampled"})
     with pytest.raises(UnsupportedModelError, match="never called the network as a whole"):
         posterior.step(lambda net: F.cross_entropy(net.head(net.body(X)), Y))
-    with pytest.raises(UnsupportedModelError, match="one tensor, got a tuple"):
+    with pytest.raises(UnsupportedModelError, match="one tensor, or has `logits`; got a tuple"):
         posterior.step(lambda net: F.cross_entropy(net(X)[0], Y))
     with pytest.raises(ValueError, match="one output"):
         KFAC(nn.Linear(4, 1), data_size=20, curvature={"fisher": "sampled"}).step(lambda net: net(X).square().mean())
