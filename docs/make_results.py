@@ -21,6 +21,7 @@ NAMES = (
     "calibration.md",
     "answers-you-can-rely-on.md",
     "trained-network.md",
+    "out-of-distribution.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
