@@ -72,7 +72,8 @@ def measure(posterior: credo.Posterior, rows: Split, ood: Split | None) -> dict[
         "networks": posterior.whole_draws(12),
     }
     if ood is not None:
-        other = credo.predict(posterior, Batches(ood, batch_size=500, shuffle=False), draws=12)
+        unlabelled = (x for x, _ in Batches(ood, batch_size=500, shuffle=False))  # whose classes are others
+        other = credo.predict(posterior, unlabelled, draws=12)
         found["ood_auroc"] = float(credo.evaluate.auroc(other.total, prediction.total))
     return found
 
