@@ -1,6 +1,7 @@
 """Networks that torch's own data parallelism wraps are refused, and so are steps that let processes drift apart."""
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -193,10 +194,36 @@ def test_an_estimator_is_fitted_by_its_own_process() -> None:
     assert estimator.posterior_.steps == 1
 
 
-def test_only_the_first_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_checked_once_for_each_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Posterior] = []
+    count = [1]
     monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
+    monkeypatch.setattr("credo.core.thread_safety.process_count", lambda: count[0])
     posterior = MCDropout(network(), data_size=10)
-    for _ in range(3):
+    for count[0] in (1, 1, 2, 2, 1):
         posterior.step(loss)
-    assert checked == [posterior]
+    assert checked == [posterior] * 3
+
+
+COPIES: dict[str, Callable[[Posterior], Posterior]] = {
+    "itself": lambda posterior: posterior,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda posterior: pickle.loads(pickle.dumps(posterior)),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_process_group_that_starts_after_the_first_step_is_noticed(way: str, request: pytest.FixtureRequest) -> None:
+    posterior = IVON(network(), data_size=10)
+    posterior.step(loss)
+    request.getfixturevalue("two_processes")
+    with pytest.raises(RuntimeError, match=rf"one of 2 processes.*{LINE}"):
+        COPIES[way](posterior).step(loss)
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_a_copy_of_an_independent_posterior_stays_independent() -> None:
+    posterior = IVON(network(), data_size=10)
+    distribute(posterior, independent=True)
+    posterior.step(loss)
+    copy.deepcopy(posterior).step(loss)

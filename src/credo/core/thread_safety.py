@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from credo.core.distributed.wrapped_networks import check_alone
+from credo.core.distributed.wrapped_networks import check_alone, process_count
 from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
@@ -75,6 +75,7 @@ class Guard(NotFollowed):
         self.lock = FairLock()
         self.is_private, self.is_isolated = private, True
         self.holds_draw = False  # the network itself has a draw in the place of its weights, for `credo.optim`
+        self.checked_for = 0  # the number of processes at the last check of whether a step may be made
         self.is_watched = True  # no pass has shown yet that a copy of the network is on its own
         self._free: list[Skeleton] = []
         self._training: Skeleton | None = None
@@ -241,13 +242,14 @@ def exclusive_context(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise at a posterior's first step if that must not be made as things are."""
+    """Raise if a step must not be made as things are: at the first one, and when the number of processes changes."""
 
     @wraps(method)
     def checked(self: Posterior, *args: Any, **options: Any) -> Any:
-        if not self._may_step:
+        processes = process_count()
+        if self.guard.checked_for != processes:
             check_alone(self)
-            self._may_step = True
+            self.guard.checked_for = processes
         return method(self, *args, **options)
 
     return checked
@@ -287,7 +289,6 @@ class ThreadSafe(nn.Module):
     seed: int
     device: torch.device
     _aliases: Any
-    _may_step = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Every method, also one written elsewhere, steps with the lock held, and is checked before its first step."""
