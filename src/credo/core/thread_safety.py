@@ -304,6 +304,14 @@ class ThreadSafe(nn.Module):
         super().__init__()
         self.guard = Guard()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy as of any module, of the state between two steps. A pickle has no lock: take it of such a copy."""
+        me: Any = self
+        with self.guard.exclusive(me):
+            new = memo[id(self)] = type(self).__new__(type(self))
+            new.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return new
+
     @abstractmethod
     def draw(self) -> dict[str, torch.Tensor]:
         """Weights of one network, by parameter name."""

@@ -34,7 +34,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     """Write weights, posterior, prior, buffers, calibration and the description to rebuild them; return the path.
 
     Optimizer and generator states belong to checkpoints, not here. Equal posteriors give equal bytes, with the same
-    versions of Credo and torch.
+    versions of Credo and torch. Beside a training in another thread, the file holds the state between two steps.
 
     Args:
         posterior: Of a method in `METHODS`.
@@ -42,24 +42,28 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         extra: Your own JSON, which `describe` returns.
     """
     path = Path(path)
+    with posterior.guard.exclusive(posterior):  # as it is between two steps of a training in another thread
+        tensors, about = _contents(posterior)
+    text = json.dumps({**about, "extra": dict(extra or {})})  # unsorted: the first glob for a rate or prior wins
+    header = {"credo": text, "digest": digest_of(tensors, text)}
+    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
+    return path
+
+
+def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Copies of its tensors, and its description."""
     whole = tensors_of(posterior)
     problems = unsound(posterior, whole)
     if problems:
         raise NonFiniteError(f"Not saved, since it could not be loaded: {listed(problems)}.")
-    tensors = _unshared(pack(posterior, whole))
-    about = {
+    return _copied(pack(posterior, whole)), {
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
         "torch": torch.__version__,
         "posterior": _description(posterior),
         "architecture": _architecture(posterior.model),
         **_from_held_out(posterior),
-        "extra": dict(extra or {}),
     }
-    text = json.dumps(about)  # unsorted: of several globs for a rate or prior the first match wins
-    header = {"credo": text, "digest": digest_of(tensors, text)}
-    write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
-    return path
 
 
 def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
@@ -104,16 +108,10 @@ def describe(path: Path | str) -> dict[str, Any]:
     return _read(Path(path))[0]
 
 
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy to the CPU, without shared memory: safetensors does not accept tied weights."""
-    result: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        address = own.untyped_storage().data_ptr()
-        result[name] = own.clone() if address in seen else own
-        seen.add(address)
-    return result
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each with memory of its own: training may go on, and safetensors accepts no tied weights."""
+    layout = torch.contiguous_format
+    return {name: t.detach().to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
 
 
 def _description(posterior: Posterior) -> dict[str, Any]:
