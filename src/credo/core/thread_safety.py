@@ -76,7 +76,7 @@ class Guard(NotFollowed):
         self.is_private, self.is_isolated = private, True
         self.holds_draw = False  # the network itself has a draw in the place of its weights, for `credo.optim`
         self.checked_for = 0  # the number of processes at the last check of whether a step may be made
-        self.is_watched = True  # no pass has shown yet that a copy of the network is on its own
+        self.trusted: set[bool] = set()  # modes in which a pass has shown that a copy of the network is on its own
         self._free: list[Skeleton] = []
         self._training: Skeleton | None = None
         self._is_stale = True
@@ -106,7 +106,6 @@ class Guard(NotFollowed):
 
     def give_back(self, skeleton: Skeleton, copies: str) -> None:
         """Keep a copy for whoever comes next."""
-        self.is_watched = self.is_watched and not skeleton.is_verified
         if copies != "none":
             skeleton.share()
         if len(self._free) < _MOST_COPIES:
@@ -114,7 +113,7 @@ class Guard(NotFollowed):
 
     def _new(self, source: nn.Module, network: nn.Module, parts: Sequence[Posterior] = ()) -> Skeleton:
         own = {id(part.guard): Guard(private=True) for part in parts}
-        return Skeleton(source, network, watched=self.is_watched, replaced=own)
+        return Skeleton(source, network, trusted=self.trusted, replaced=own)
 
     # -- the copy for training ------------------------------------------------------------------------------------
 
@@ -146,7 +145,6 @@ class Guard(NotFollowed):
     def ended(self) -> None:
         """A step has ended: what its passes assigned to the network belongs to the original."""
         if self._training is not None and not self._is_stale:
-            self.is_watched = self.is_watched and not self._training.is_verified
             self._training.write_back()
         self._is_stale = True
 
@@ -409,7 +407,7 @@ class ThreadSafe(nn.Module):
             for part in self.all_posteriors():
                 frozen = skeleton.copy_of(part)
                 frozen.guard = Guard()
-                frozen.guard.is_watched = False  # its first pass is watched for what it reads of the original
+                frozen.guard.trusted = {True, False}  # its first passes are watched for what they read of the original
                 frozen._generator = torch.Generator(part.device).manual_seed(part.seed)
         whole: Self = skeleton.module
         return whole

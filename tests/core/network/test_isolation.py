@@ -231,3 +231,44 @@ def test_labels_that_are_left_out_count_for_nothing() -> None:
     credo.fit(few, [(X[4:], Y[4:])], epochs=2, progress=False)
     credo.fit(masked, [(X, y)], epochs=2, progress=False)
     torch.testing.assert_close(few.curvature, masked.curvature)
+
+
+class GlobalInOneMode(nn.Module):
+    """A copy of it is on its own in one mode only."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.mode, self.layer = mode, nn.Linear(4, 3)
+        LAYERS["layer"] = self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (LAYERS["layer"] if self.training == self.mode else self.layer)(x)
+
+
+def test_a_pass_in_one_mode_says_nothing_about_the_other() -> None:
+    torch.manual_seed(0)
+    posterior = credo.BBB(GlobalInOneMode(False), data_size=6, init=0.5)
+    posterior.step(loss)
+    found = credo.predict(posterior, X, draws=8)
+    assert found.epistemic.min() > 1e-4
+
+
+def test_nor_does_a_prediction_about_training() -> None:
+    torch.manual_seed(0)
+    posteriors = [credo.BBB(net, data_size=6, init=0.5) for net in (GlobalInOneMode(True), nn.Linear(4, 3))]
+    posteriors[1].model.load_state_dict(
+        {n.removeprefix("layer."): p for n, p in posteriors[0].model.state_dict().items()}
+    )
+    for posterior in posteriors:
+        credo.predict(posterior, X, draws=2, seed=0)
+        posterior.step(loss)
+    assert posteriors[0].model.layer.weight.allclose(posteriors[1].model.weight)
+
+
+def test_hooks_of_the_watch_are_gone_once_both_modes_are_trusted() -> None:
+    posterior = credo.BBB(nn.Linear(4, 3), data_size=6)
+    posterior.step(loss)
+    credo.predict(posterior, X, draws=2)
+    assert posterior.guard.trusted == {True, False}
+    with posterior.snapshot() as private:
+        assert not private.model._forward_pre_hooks

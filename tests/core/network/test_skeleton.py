@@ -133,7 +133,7 @@ def test_other_weights_act_in_the_copy_and_nowhere_else(network: Any) -> None:
         assert not torch.equal(copy(X), before)
         assert torch.equal(model(X), before)
     assert torch.equal(copy(X), before)
-    assert not skeleton.is_watched  # the pass was seen to read no weight of the original
+    assert skeleton.trusted == {model.training}  # the pass was seen to read no weight of the original
 
 
 def test_the_weights_of_old_style_weight_norm_are_computed_in_the_copy() -> None:

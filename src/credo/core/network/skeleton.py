@@ -24,6 +24,7 @@ _HOOKS = tuple(key for key in nn.Module().__dict__ if "hook" in key and key != "
 _OWN = {*_TENSORS, "_modules", *_HOOKS}
 
 
+_MODES = (True, False)  # `training` of a network
 # Passes at the original's own weights, which say nothing, after which watching ends: a point estimate has no others.
 _PATIENCE = 8
 # What copying a module tree may raise; such networks are used as they are, one thread at a time.
@@ -54,13 +55,15 @@ class Skeleton(NotFollowed):
 
     Attributes are shared as well, except that references to modules of the tree, also through lists, bound methods,
     closures and plain objects, lead to their copies. What a pass assigns to an attribute stays in the skeleton, unless
-    it is written back. The first pass of `network` at other weights than the original's is watched: a network that
-    still reads the original's weights, through a global variable for example, raises `NotIsolatedError`.
+    it is written back. The first pass of `network` in each mode, train or eval, at other weights than the original's is
+    watched: a network that still reads the original's weights, through a global variable for example, raises
+    `NotIsolatedError`.
 
     Args:
         source: The network, or a posterior around one.
-        network: The part of `source` whose first pass is watched; by default all of it.
-        watched: False if an earlier skeleton of the same network has been watched.
+        network: The part of `source` whose first passes are watched; by default all of it.
+        trusted: Modes (`training`) in which a pass has read none of the original's weights, and which are not watched;
+            one set for all skeletons of a network, to which watched passes add.
         replaced: Objects (by id) that are not shared, and what stands for each in the skeleton.
     """
 
@@ -69,7 +72,7 @@ class Skeleton(NotFollowed):
         source: nn.Module,
         network: nn.Module | None = None,
         *,
-        watched: bool = True,
+        trusted: set[bool] | None = None,
         replaced: Mapping[int, Any] | None = None,
     ) -> None:
         originals = list(source.modules())
@@ -93,8 +96,8 @@ class Skeleton(NotFollowed):
         inside = {id(module) for module in network.modules()}
         self._of_network = [pair for pair in self._pairs if id(pair.original) in inside]
         self._recurrent = [copy for copy in copies if isinstance(copy, nn.RNNBase)]
-        self.is_watched, self._patience = watched, _PATIENCE
-        self.is_verified = False  # a pass at other weights has read none of the original's
+        self.trusted = set() if trusted is None else trusted
+        self._patience = dict.fromkeys(_MODES, _PATIENCE)
         self._follow_attributes(self._pairs)
 
     def copy_of(self, module: nn.Module) -> Any:
@@ -132,8 +135,8 @@ class Skeleton(NotFollowed):
             pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
-        if self.is_watched:
-            self._watch_first_pass()
+        if any(self._is_watched(mode) for mode in _MODES):
+            self._watch_first_passes()
 
     def share(self) -> None:
         """Put the original's own tensors back, so that private ones can be freed."""
@@ -216,31 +219,36 @@ class Skeleton(NotFollowed):
                 theirs[key] = pair.seen[key] = pair.set[key] = value
         pair.length = len(theirs)
 
-    # -- the first pass -------------------------------------------------------------------------------------------
+    # -- the first passes -----------------------------------------------------------------------------------------
 
-    def _watch_first_pass(self) -> None:
-        """Hooks around the network's next call; those of an earlier refresh are gone with the hooks of that time."""
-        watches: dict[int, Watch] = {}  # by thread
+    def _is_watched(self, mode: bool) -> bool:
+        return mode not in self.trusted and self._patience[mode] > 0
+
+    def _watch_first_passes(self) -> None:
+        """Hooks around the network's calls; those of an earlier refresh are gone with the hooks of that time."""
+        watches: dict[int, tuple[bool, Watch]] = {}  # by thread
         handles: list[Any] = []
 
         def enter(network: nn.Module, args: tuple[Any, ...]) -> None:
-            if not self.is_watched:
-                for handle in handles:
-                    handle.remove()
+            mode = network.training
+            if not self._is_watched(mode):
+                if not self._is_watched(not mode):
+                    for handle in handles:
+                        handle.remove()
                 return
             forbidden = self._replaced_storages()
             if forbidden:  # else all weights are the original's, and there is nothing to be seen
-                watches[get_ident()] = watch = Watch(forbidden)
+                watch = Watch(forbidden)
+                watches[get_ident()] = mode, watch
                 watch.__enter__()  # type: ignore[no-untyped-call]
-            self._patience -= 1
-            self.is_watched = self.is_watched and self._patience > 0
+            self._patience[mode] -= 1
 
         def leave(network: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            watch = watches.pop(get_ident(), None)
+            mode, watch = watches.pop(get_ident(), (False, None))
             if watch is not None:
                 watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self.is_verified = output is not None  # there is none after an error
-                self.is_watched = self.is_watched and not self.is_verified
+                if output is not None:  # there is none after an error
+                    self.trusted.add(mode)
 
         enter.watches_first_pass = True  # type: ignore[attr-defined]
         handles.append(self._network.register_forward_pre_hook(enter))
@@ -275,7 +283,7 @@ def _has_hooks(attributes: Mapping[str, Any]) -> bool:
 def private_network(model: nn.Module) -> nn.Module:
     """A skeleton's network for one use; the network itself where it cannot be copied."""
     try:
-        skeleton = Skeleton(model, watched=False)
+        skeleton = Skeleton(model, trusted=set(_MODES))
         skeleton.refresh()
     except UNCOPYABLE:
         return model
