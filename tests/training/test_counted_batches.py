@@ -90,3 +90,33 @@ def test_a_data_size_of_labelled_rows_is_no_reason_to_warn() -> None:
         credo.fit(posterior, loader, epochs=1, **options)  # warnings are errors here
     with pytest.warns(credo.DataSizeWarning, match="the loader has 24 examples"):
         credo.fit(credo.MAP(network(), data_size=8, prior=1.0), loader, epochs=1, nll=loss)
+
+
+def after_one_step(method: type[credo.Posterior], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    posterior = method(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), data_size=12)
+    counted = posterior.likelihood.counted(y)
+    posterior.step(lambda net: posterior.likelihood.nll(net(x), y), **counted.given())
+    return {name: value for name, value in posterior.state_dict().items() if isinstance(value, Tensor)}
+
+
+@pytest.mark.parametrize("method", [credo.VOGN, credo.OGN])
+@pytest.mark.parametrize("partly", [False, True], ids=["whole", "partly"])
+def test_sequences_without_a_label_count_for_nothing(method: type[credo.Posterior], partly: bool) -> None:
+    x = torch.randn(12, 7, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(84).view(12, 7) % 3
+    if partly:
+        y[2, 3:] = y[4, :6] = -100
+    y[1::2] = -100
+    got, wanted = after_one_step(method, x, y), after_one_step(method, x[::2], y[::2])
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, msg=name)
+
+
+def test_columns_of_padding_change_no_curvature() -> None:
+    x = torch.randn(6, 7, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(42).view(6, 7) % 3
+    y[:, 4:] = -100
+    got, wanted = after_one_step(credo.VOGN, x, y), after_one_step(credo.VOGN, x[:, :4], y[:, :4])
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, msg=name)

@@ -108,9 +108,14 @@ class Categorical(ClassLikelihood):
             ) from error
 
     def counted(self, y: Tensor) -> Counted:
-        """Rows labelled −100, torch's `ignore_index`, do not count."""
-        ignored = int((y == _IGNORED).sum()) if y.dim() == 1 else 0
-        return Counted(len(y) - ignored) if ignored else EVERY
+        """Rows labelled −100, torch's `ignore_index`, do not count; of labels for each position, rows without another.
+
+        The loss is a mean over the positions that count. A row with any of them is one example, whose share of the loss
+        grows with their number; so columns of padding, all −100, change nothing.
+        """
+        labelled = y != _IGNORED
+        rows = int((labelled.flatten(1).any(1) if y.dim() > 1 else labelled).sum())
+        return EVERY if rows == len(y) else Counted(rows)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log softmax."""
