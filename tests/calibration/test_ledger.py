@@ -1,5 +1,6 @@
 """Rows are recognised by their contents, whatever their order; a second use is warned about once."""
 
+import base64
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +67,30 @@ def test_large_sets_are_recognised_by_a_sample(monkeypatch: pytest.MonkeyPatch) 
     half = torch.cat([many[:400], torch.randn(400, 3, generator=generator)])
     assert ledger.served([half])["calibration"] == pytest.approx(0.5, abs=0.25)
     assert ledger.served([torch.randn(800, 3, generator=generator)]) == {}
+
+
+def test_a_few_trained_rows_among_many_are_recognised_and_a_few_duplicates_are_not_warned_about() -> None:
+    generator = torch.Generator().manual_seed(0)
+    trained, fresh = torch.randn(50_000, 2, generator=generator), torch.randn(50, 2, generator=generator)
+    ledger = Ledger()
+    for batch in trained.split(10_000):
+        ledger.record("training", [batch])
+    assert ledger.uses[0].rows == pytest.approx(50_000, abs=3)
+    again = Ledger.from_list(ledger.to_list())
+    assert len(again.to_list()[0]["digests"]) < 300_000
+    for start in range(0, 2_000, 50):
+        assert again.served([trained[start : start + 50]]) == {"training": 1.0}
+    for row in range(40):  # 2 % of the rows
+        assert again.served([torch.cat([fresh[:49], trained[row : row + 1]])]) == {}
+
+
+def test_files_with_longer_digests_are_read(rows: Make) -> None:
+    ledger = Ledger()
+    ledger.record("training", rows(50))
+    (entry,) = ledger.to_list()
+    longer = (ledger.uses[0].digests.astype("<u8") << np.uint64(32)) + np.uint64(7)
+    old = {"purpose": "training", "rows": 50, "digests": base64.b64encode(longer.tobytes()).decode()}
+    assert Ledger.from_list([old]).to_list() == [entry]
 
 
 def test_it_goes_through_json_and_joins(rows: Make) -> None:

@@ -25,7 +25,7 @@ from credo.core.network.references import NotFollowed
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.validate import is_count
 
-Digests = NDArray[np.uint64]
+Digests = NDArray[np.uint32]
 
 PURPOSES = ("training", "early stopping", "selection", "calibration", "conformal", "report")
 # After which uses rows are no longer fresh for a purpose.
@@ -45,10 +45,9 @@ _ADVICE = {
     "conformal": "its coverage is guaranteed for fresh rows only, so hold out a part of the data for it",
     "report": "these scores are too good; report on rows that have chosen nothing",
 }
-# The smallest digests, a random sample of the rows, stand for larger sets.
-_MOST = 2**14
-# Of training rows fewer do: a set of held-out rows that were trained on has some of them.
-_MOST_TRAINED = 2**10
+# All rows of sets up to this size are known (350 kB in a file); the smallest digests, a random sample of the rows, stand
+# for larger ones. Of n held-out rows that were among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
+_MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME = 0.05
 _LOCK = threading.Lock()
@@ -79,7 +78,7 @@ class Use:
             known = digests[digests <= self.digests[-1]]
         if not len(known) or not len(self.digests):
             return 0.0
-        both = len(np.intersect1d(known, self.digests)) / len(known) * len(digests)
+        both = int(_is_in(known, self.digests).sum()) / len(known) * len(digests)
         return float(both / min(self.rows, len(digests)))
 
 
@@ -144,7 +143,8 @@ class Ledger(NotFollowed):
             {
                 "purpose": use.purpose,
                 "rows": use.rows,
-                "digests": base64.b64encode(use.digests.astype("<u8").tobytes()).decode(),
+                "bits": 32,
+                "digests": base64.b64encode(use.digests.astype("<u4").tobytes()).decode(),
             }
             for use in self.uses
         ]
@@ -160,18 +160,18 @@ class Ledger(NotFollowed):
 
 
 def row_digests(batches: Iterable[Any]) -> Digests:
-    """A 64-bit digest of each row, inputs and targets together, in the order of the rows.
+    """A 32-bit digest of each row, inputs and targets together, in the order of the rows.
 
     Args:
         batches: Batches of (inputs, targets), or of inputs alone.
     """
     check_batches(batches)
     found = [batch_digests(*split_batch(batch)) for batch in read_quietly(batches)]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.uint32)
 
 
 def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
-    """A 64-bit digest of each row of one batch.
+    """A 32-bit digest of each row of one batch.
 
     Where inputs cannot be taken apart into the rows of the targets, rows are known by all targets and their number.
 
@@ -184,7 +184,7 @@ def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
         parts = [torch.arange(len(y)), y.reshape(1, -1).expand(len(y), -1)]
     columns = [_bytes(part) for part in parts]
     digests = [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
-    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+    return _upper_half(b"".join(digests))
 
 
 def _bytes(tensor: Tensor) -> list[memoryview]:
@@ -193,18 +193,29 @@ def _bytes(tensor: Tensor) -> list[memoryview]:
     return [memoryview(row) for row in values.contiguous().numpy().view(np.uint8)]
 
 
+def _upper_half(content: bytes) -> Digests:
+    """The upper 32 bits of 64-bit digests, which keep their order."""
+    return (np.frombuffer(content, dtype="<u8") >> np.uint64(32)).astype(np.uint32)
+
+
 def _use(purpose: str, digests: Digests) -> Use:
-    return Use(purpose, len(digests), digests[: _most(purpose)])
+    return Use(purpose, len(digests), digests[:_MOST])
 
 
-def _most(purpose: str) -> int:
-    return min(_MOST, _MOST_TRAINED) if purpose == "training" else _MOST
+def _is_in(digests: Digests, known: Digests) -> NDArray[np.bool_]:
+    """Which digests are among others; both are in order."""
+    if not len(known):
+        return np.zeros(len(digests), dtype=np.bool_)
+    place = np.searchsorted(known, digests).clip(max=len(known) - 1)
+    return known[place] == digests
 
 
 def _joined(use: Use, digests: Digests) -> Use:
     """The same use, of these rows as well; the number of rows of large sets is an estimate."""
     new = round((1 - use.overlap(digests) * min(use.rows, len(digests)) / max(len(digests), 1)) * len(digests))
-    return Use(use.purpose, use.rows + max(new, 0), np.union1d(use.digests, digests)[: _most(use.purpose)])
+    added = digests[~_is_in(digests, use.digests)]
+    every = np.insert(use.digests, np.searchsorted(use.digests, added), added)
+    return Use(use.purpose, use.rows + max(new, 0), every[:_MOST])
 
 
 def _about(purpose: str, spent: Sequence[Use], digests: Digests) -> str:
@@ -220,7 +231,9 @@ def _read(entry: Any) -> Use:
     if not is_use or not is_count(entry.get("rows"), least=0):
         raise ValueError(f"the ledger has the damaged entry {entry!r:.60}")
     content = base64.b64decode(str(entry.get("digests", "")), validate=True)
-    if len(content) % 8:
+    bits = entry.get("bits", 64)  # which earlier versions wrote
+    if bits not in (32, 64) or len(content) % (bits // 8):
         raise ValueError("the ledger has damaged digests")
-    digests: Digests = np.unique(np.frombuffer(content, dtype="<u8").astype(np.uint64))
-    return Use(entry["purpose"], max(int(entry["rows"]), len(digests)), digests[: _most(entry["purpose"])])
+    read = _upper_half(content) if bits == 64 else np.frombuffer(content, dtype="<u4").astype(np.uint32)
+    digests: Digests = np.unique(read)
+    return Use(entry["purpose"], max(int(entry["rows"]), len(digests)), digests[:_MOST])
