@@ -122,7 +122,10 @@ def test_rows_that_were_used_before_are_warned_about(network: Make, rows: Make) 
         credo.conformal(posterior, other)
 
 
-def test_a_part_of_many_training_rows_is_recognised_by_few(network: Make, rows: Make) -> None:
+def test_a_part_of_many_training_rows_is_recognised_by_few(
+    network: Make, rows: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("credo.core.held_out.ledger._MOST", 1024)
     train = rows(6000)
     posterior = credo.fit(MAP(network(), data_size=6000), train, epochs=1, progress=False)
     (use,) = posterior.ledger.uses

@@ -129,6 +129,37 @@ def test_training_and_calibration_record_what_they_use(network: Make, rows: Make
         credo.calibrate(posterior, validation)
 
 
+@pytest.mark.parametrize(
+    "fitted",
+    [
+        lambda net, train: credo.Laplace(net, data_size=50).fit(train, progress=False),
+        lambda net, train: credo.LastLayer(net, data_size=50).fit(train, progress=False),
+        lambda net, train: credo.HMC(net, data_size=50, samples=10, warmup=20, chains=2).fit(train, progress=False),
+    ],
+    ids=["laplace", "last-layer", "hmc"],
+)
+@pytest.mark.filterwarnings("ignore::credo.CredoWarning")
+def test_a_pass_over_the_data_is_training(fitted: Make, network: Make, rows: Make) -> None:
+    assert fitted(network(), rows(50)).ledger.served(rows(50)) == {"training": 1.0}
+
+
+def test_rows_added_to_a_last_layer_are_training(network: Make, rows: Make) -> None:
+    posterior = credo.LastLayer(network(), data_size=50).fit(rows(50), progress=False)
+    posterior.update_(*rows(50, seed=3)[0])
+    assert posterior.ledger.served(rows(50, seed=3)) == {"training": 1.0}
+
+
+def test_an_ensemble_knows_the_rows_of_its_members(network: Make, rows: Make) -> None:
+    members = [MAP(network(), data_size=50, seed=seed) for seed in range(2)]
+    for seed, member in enumerate(members):
+        member.ledger.record("training", rows(50, seed=seed))
+    inner = credo.Ensemble(members[:1])
+    inner.ledger.record("calibration", rows(50, seed=2))
+    ledger = credo.Ensemble([inner, members[1]]).ledger
+    assert [ledger.served(rows(50, seed=seed)) for seed in (0, 1)] == [{"training": 1.0}] * 2
+    assert ledger.served(rows(50, seed=2)) == {"calibration": 1.0}
+
+
 def test_fit_calibrates_and_resumes_to_the_same_numbers(network: Make, rows: Make, tmp_path: Any) -> None:
     train, validation = rows(100), rows(100, seed=5, temperature=4.0)
     options = {"validation": validation, "progress": False, "calibrate": True, "schedule": "constant"}

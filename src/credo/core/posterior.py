@@ -187,6 +187,10 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
 
     # -- training ----------------------------------------------------------------------------------------------
 
+    def _remembered(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """The same batches, recorded as trained on when read; several processes would remember different rows."""
+        return batches if self.process_group is not None else self.ledger.trained(batches)
+
     @exclusively
     @checked_once
     def step(self, nll: Nll, *, examples: float | None = None, weights: Tensor | None = None) -> Terms:

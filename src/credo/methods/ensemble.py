@@ -37,12 +37,15 @@ class Ensemble(Posterior):
     averages_over_processes = True
 
     def __init__(self, members: Sequence[Posterior]) -> None:
-        members = _flattened(list(members))
+        given = list(members)
+        members = _flattened(given)
         _check(members)
         first = members[0]
         super().__init__(first.model, data_size=first.data_size, likelihood=first.likelihood, seed=first.seed)
         self.members = nn.ModuleList(members)
         self._use(first)
+        for posterior in given:
+            self.ledger.add(posterior.ledger)
 
     @classmethod
     def from_checkpoints(cls, files: Path | str | Sequence[Path | str], build: Callable[[], Posterior]) -> Ensemble:

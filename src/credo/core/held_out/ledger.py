@@ -10,7 +10,8 @@ import base64
 import hashlib
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,8 @@ _ADVICE = {
     "conformal": "its coverage is guaranteed for fresh rows only, so hold out a part of the data for it",
     "report": "these scores are too good; report on rows that have chosen nothing",
 }
-# All rows of sets up to this size are known (350 kB in a file); the smallest digests, a random sample of the rows, stand
-# for larger ones. Of n held-out rows that were among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
+# All rows of sets up to this size are known (350 kB in a file); the smallest digests, a random sample of the rows,
+# stand for larger ones. Of n held-out rows among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
 _MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME = 0.05
@@ -114,6 +115,17 @@ class Ledger(NotFollowed):
             self.uses = tuple(before[name] for name in PURPOSES if name in before)
         if spent and is_new:
             warnings.warn(_about(purpose, spent, digests), ReusedRowsWarning, stacklevel=2)
+
+    def trained(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The same batches; their rows are recorded as trained on when they are read, where they can be told apart.
+
+        Args:
+            batches: Batches of (inputs, targets).
+        """
+        for batch in batches:
+            with suppress(TypeError, ValueError):
+                self.record("training", [batch])
+            yield batch
 
     def served(self, rows: Iterable[Any] | Digests) -> dict[str, float]:
         """For each purpose that some of these rows have served, the fraction of the smaller set that is in both.

@@ -214,7 +214,7 @@ class HMC(GradientPosterior):
         every = checked_count("checkpoint_every", checkpoint_every, what="transitions")
         file = None if checkpoint is None else Path(checkpoint)
         with _shown(self.plan.total, progress=progress) as on_transition:
-            self._sample(loader, file, every, on_transition)
+            self._sample(self._remembered(loader), file, every, on_transition)
         self._warn()
         return self
 

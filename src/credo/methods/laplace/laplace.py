@@ -231,7 +231,7 @@ class Laplace(PriorChoice):
         loader = read_batches(loader, forward, target)
         is_first = self.process_group is None or self.process_group.is_first
         with shown(loader, progress=progress and is_first) as batches:
-            self._find(batches)
+            self._find(self._remembered(batches))
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warnings.warn(

@@ -190,7 +190,7 @@ class LastLayer(GradientPosterior):
         loader = read_batches(loader, forward, target)
         is_first = self.process_group is None or self.process_group.is_first
         with shown(loader, progress=progress and is_first) as batches:
-            self._find(batches)
+            self._find(self._remembered(batches))
         seen = float(self.gaussian.rows)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warnings.warn(
@@ -219,7 +219,7 @@ class LastLayer(GradientPosterior):
             x: Inputs of the new examples; those of this process if there are several.
             y: Their targets.
         """
-        self._find([(x, y)], adds=True)
+        self._find(self._remembered([(x, y)]), adds=True)
 
     @changes_weights
     def _find(self, batches: Iterable[Any], *, adds: bool = False) -> None:
