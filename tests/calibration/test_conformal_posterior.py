@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import credo
-from credo import BBB, MAP, CalibrationWarning, ConformalSets, ReusedRowsWarning
+from credo import BBB, MAP, CalibrationWarning, ConformalSets, PredictiveWarning, ReusedRowsWarning
+from credo.core.held_out.conformal import conformal_from
 from credo.evaluate import interval_metrics, set_metrics
 from credo.predict import rescaled
 
@@ -132,6 +133,50 @@ def test_a_part_of_many_training_rows_is_recognised_by_few(
     assert (use.purpose, use.rows, len(use.digests)) == ("training", 6000, 1024)
     with pytest.warns(ReusedRowsWarning, match="training"):
         credo.conformal(posterior, train[3:15])
+
+
+def test_predictions_of_another_kind_are_warned_about(classes: BBB, rows: Make, tmp_path: Path, network: Make) -> None:
+    x = rows(20)[0][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        credo.predict(classes, x)
+        credo.predict(classes, x, draws=40)
+        credo.predictor(classes)(x)
+    again = credo.load(credo.save(classes, tmp_path / "model.safetensors"), model=network())
+    for posterior in (classes, again):
+        with pytest.warns(PredictiveWarning, match="draws=1 instead of 32") as caught:
+            credo.predict(posterior, [x, x], draws=1)
+        assert len(caught) == 1
+    with pytest.warns(PredictiveWarning, match="draws=2 instead of 32"):
+        credo.predictor(classes, draws=2)
+    with pytest.warns(PredictiveWarning, match="predictive='linear' instead of 'weights'"):
+        credo.predict(classes, x, predictive="linear")
+    with pytest.warns(PredictiveWarning, match="tolerance=0.1 instead of None"):
+        credo.predict(classes, x, tolerance=0.1)
+    found = credo.conformal(classes, rows(200), 0.1, draws=4, tolerance=0.1, predictive="linear")
+    assert (found.draws, found.tolerance, found.predictive, found.link) == (4, 0.1, "linear", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        credo.predict(classes, x, draws=4, tolerance=0.1, predictive="linear")
+
+
+def test_thresholds_of_older_files_are_read(classes: BBB, rows: Make) -> None:
+    assert classes.conformal is not None
+    added = ("draws", "predictive", "link", "tolerance")
+    older = {name: value for name, value in classes.conformal.to_dict().items() if name not in added}
+    classes.conformal = conformal_from(older)
+    assert classes.conformal is not None
+    assert classes.conformal.draws is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert credo.predict(classes, rows(20)[0][0], draws=1).sets is not None
+
+
+def test_batches_of_any_form(network: Make, rows: Make) -> None:
+    plain, other = (MAP(network(gain=6.0), data_size=40) for _ in range(2))
+    batches = [{"a": x, "b": y} for x, y in rows(200)]
+    found = credo.conformal(other, batches, forward=lambda net, batch: net(batch["a"]), target=lambda batch: batch["b"])
+    assert found == credo.conformal(plain, rows(200))
 
 
 def test_yes_or_no(rows: Make) -> None:

@@ -50,8 +50,12 @@ def test_sets_and_abstention_of_a_run(call: Call, digits_run: Path, tmp_path: Pa
 
 def test_intervals_of_a_run(call: Call, gap_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(gap_run, tmp_path / "run")
-    found = json.loads(call("evaluate", run, "--draws", 4, "--conformal", 0.5, "--json").stdout)
+    options = ("--draws", 4, "--tolerance", 0.3, "--conformal", 0.5)
+    found = json.loads(call("evaluate", run, *options, "--json").stdout)
     assert found["conformal"]["width"] > 0
+    chosen = Run(run).posterior().conformal
+    assert chosen is not None
+    assert (chosen.draws, chosen.tolerance) == (4, 0.3)
     np.save(tmp_path / "x.npy", np.zeros((1, 1), dtype=np.float32))
     (row,) = json.loads(call("predict", run, tmp_path / "x.npy", "--draws", 4, "--json").stdout)
     assert row["lower"] < row["mean"] < row["upper"]

@@ -9,7 +9,9 @@ from credo.experiments.conformal import abstention_run, conformal_run
 from credo.experiments.runs import Run
 
 
-def choose_sets(run: Run, alpha: float | None, kind: str | None, by_class: bool, draws: int) -> None:
+def choose_sets(
+    run: Run, alpha: float | None, kind: str | None, by_class: bool, draws: int, tolerance: float | None
+) -> None:
     """Store conformal sets or intervals in the run, if asked for.
 
     Args:
@@ -18,6 +20,7 @@ def choose_sets(run: Run, alpha: float | None, kind: str | None, by_class: bool,
         kind: Kind of set or interval; None for the default.
         by_class: Guarantee every class by itself.
         draws: Weight draws.
+        tolerance: Of the Monte-Carlo error; None: always all draws.
     """
     if alpha is None:
         alone = [name for name, given in (("--conformal-kind", kind), ("--by-class", by_class)) if given]
@@ -26,7 +29,7 @@ def choose_sets(run: Run, alpha: float | None, kind: str | None, by_class: bool,
         return
     if run.process_group is not None:
         raise ValueError("--conformal is stored in the run: run it once without torchrun, then evaluate with it.")
-    say(conformal_run(run, alpha=alpha, kind=kind, by_class=by_class, draws=draws))
+    say(conformal_run(run, alpha=alpha, kind=kind, by_class=by_class, draws=draws, tolerance=tolerance))
 
 
 def abstention(run: Run, max_error: float | None, draws: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class FewRowsWarning(CredoWarning):
 
 
 class PredictiveWarning(CredoWarning):
-    """Predictions with drawn weights are worse than those of the mean network; the message says what to use."""
+    """Predictions are worse than others that the posterior can make, or not those of its conformal thresholds."""
 
 
 class ReusedRowsWarning(CredoWarning):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from credo.core.held_out.conformal import (
 from credo.core.held_out.conformal_inputs import both_classes, check_alpha, numbers, outputs_of, value_parts
 from credo.core.held_out.conformal_scores import quantile_scores, residual_scores, rows_needed, threshold
 from credo.core.held_out.ledger import row_digests
+from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.evaluate.checks import check_labels, check_probs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
+from credo.predict.run import checked_predictive
 
 _MOST_NAMED = 5
 
@@ -46,13 +49,18 @@ def conformal(
     draws: int = 32,
     seed: int = 0,
     shared_draws: bool = False,
+    tolerance: float | None = None,
+    predictive: str | None = None,
+    link: str | None = None,
+    forward: Forward | None = None,
+    target: Target | None = None,
 ) -> Conformal:
     """Choose thresholds on calibration rows: `ConformalSets` of classes, or `ConformalIntervals`, for new predictions.
 
     With a posterior and batches, the result is also stored in `posterior.conformal`: files keep it, and `predict`
-    applies it with the same number of draws (`prediction.sets`, `prediction.lower`, `prediction.upper`). The rows are
-    recorded in `posterior.ledger`, with a warning if they were used before. What is done to a posterior later
-    (a step, `calibrate`) drops it.
+    applies it (`prediction.sets`, `prediction.lower`, `prediction.upper`), with a warning for fewer draws or another
+    `predictive` or `link`. The rows are recorded in `posterior.ledger`, with a warning if they were used before. What
+    is done to a posterior later (a step, `calibrate`) drops it.
 
     Args:
         prediction: A `ClassPrediction` or `RegressionPrediction` of calibration rows; plain arrays: probabilities
@@ -75,13 +83,19 @@ def conformal(
         draws: Networks to average over, for a posterior.
         seed: Seed of these draws.
         shared_draws: Use the same draws for all batches, as in `predict`.
+        tolerance: Of the Monte-Carlo error, as in `predict`.
+        predictive: What is averaged, as in `predict`.
+        link: How linear logits become probabilities, as in `predict`.
+        forward: `forward(net, batch)` returns the network's outputs, as in `predict`.
+        target: `target(batch)` returns the targets, as in `predict`.
     """
     alpha = check_alpha(alpha)
     if isinstance(prediction, Posterior):
         options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
         options |= {"penalty": penalty, "k_reg": k_reg}
-        predicting = {"draws": draws, "seed": seed, "shared_draws": shared_draws}
-        return _of_posterior(prediction, y, alpha, kind, options, predicting)
+        predicting = {"draws": draws, "seed": seed, "shared_draws": shared_draws, "tolerance": tolerance}
+        predicting |= {"predictive": predictive, "link": link}
+        return _of_posterior(prediction, read_batches(y, forward, target), alpha, kind, options, predicting)
     y = getattr(prediction, "targets", None) if y is None else y
     if y is None:
         raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")
@@ -114,8 +128,14 @@ def _of_posterior(
         raise ValueError("kind='cqr' is for arrays of quantiles; a posterior has 'normalised' and 'split'.")
     batches = list(batches) if isinstance(batches, Iterator) else batches
     digests = row_digests(batches)
-    prediction: Prediction = predict(posterior, batches, **predicting)
-    found = conformal(prediction, None, alpha, kind, **options)
+    predicting["predictive"] = checked_predictive(posterior, predicting["predictive"], predicting["link"])
+    before, posterior.conformal = posterior.conformal, None  # sets are of no use here
+    try:
+        prediction: Prediction = predict(posterior, batches, **predicting)
+    finally:
+        posterior.conformal = before
+    way = {name: predicting[name] for name in ("draws", "predictive", "link", "tolerance")}
+    found = replace(conformal(prediction, None, alpha, kind, **options), **way)
     posterior.ledger.record("conformal", digests)
     if posterior.process_group is not None:  # rounding may differ between machines
         found = posterior.process_group.share(found)

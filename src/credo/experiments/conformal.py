@@ -14,7 +14,15 @@ from credo.predict import ClassPrediction, predict
 from credo.training import save
 
 
-def conformal_run(run: Run, *, alpha: float, kind: str | None = None, draws: int = 32, by_class: bool = False) -> str:
+def conformal_run(
+    run: Run,
+    *,
+    alpha: float,
+    kind: str | None = None,
+    draws: int = 32,
+    by_class: bool = False,
+    tolerance: float | None = None,
+) -> str:
     """Choose thresholds on the validation examples of a finished run and store them in its model; a description.
 
     Predictions of the run have sets or intervals from then on. Nothing else changes.
@@ -25,11 +33,13 @@ def conformal_run(run: Run, *, alpha: float, kind: str | None = None, draws: int
         kind: As in `credo.conformal`.
         draws: Weight draws, as in the predictions that will use it.
         by_class: Guarantee every class by itself.
+        tolerance: Of the Monte-Carlo error, as in the predictions that will use it.
     """
     check_alpha(alpha)
     with only_one(run.folder):
         posterior, facts = run.posterior(), run.facts()
-        found = conformal(posterior, in_order(run.validation()), alpha, kind, draws=draws, by_class=by_class)
+        options: dict[str, Any] = {"draws": draws, "by_class": by_class, "tolerance": tolerance}
+        found = conformal(posterior, in_order(run.validation()), alpha, kind, **options)
         save(posterior, run.folder / MODEL, extra=facts)
     return repr(found)
 

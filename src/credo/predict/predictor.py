@@ -15,11 +15,12 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
+from credo.predict.closed_form import has_closed_form
 from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed
+from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.run import (
     batches_of,
     check_on_nonfinite,
@@ -96,9 +97,13 @@ class Predictor:
         self.seed, self.way = checked_seed(seed), way
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
         self.calibration, self.conformal = self._posterior.calibration, self._posterior.conformal
+        self._posterior.conformal = None  # sets and intervals are made here, of all batches
         self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
         self._is_random = self._posterior.is_random and self._noise_scale != 0.0
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
+        is_closed = self.predictive == "linear" and has_closed_form(self._posterior, link)
+        matters = draws if self._is_random and not is_closed else None
+        warn_of_other_predictions(self.conformal, draws=matters, predictive=self.predictive, link=link, tolerance=None)
         self._kept = self._fixed_draws() if self.predictive == "weights" else None
         by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any, ClassVar, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from credo.core.errors import unknown
+from credo.core.errors import PredictiveWarning, unknown
 from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
 
@@ -229,6 +230,23 @@ def conformed(prediction: P, found: Conformal | None) -> P:
         given = type(prediction).__name__
         raise TypeError(f"posterior.conformal has {type(found).__name__}, its predictions are {given}.")
     return replace(prediction, **changes)
+
+
+def warn_of_other_predictions(found: Conformal | None, **way: Any) -> None:
+    """Warn if the conformal thresholds were chosen for predictions of another kind, whose coverage is not theirs.
+
+    Args:
+        found: The posterior's `conformal`.
+        way: As in `Conformal.differences`.
+    """
+    other = "" if found is None else found.differences(**way)
+    if other:
+        warnings.warn(
+            f"Conformal sets and intervals were chosen for other predictions ({other}) and may cover less than they "
+            "should: predict as credo.conformal did, or call it again with these arguments.",
+            PredictiveWarning,
+            stacklevel=5,
+        )
 
 
 def concatenate(parts: list[P]) -> P:

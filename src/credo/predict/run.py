@@ -31,7 +31,14 @@ from credo.predict.linear import check_linearisable
 from credo.predict.moments import make_moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction, concatenate, conformed
+from credo.predict.result import (
+    ClassPrediction,
+    Prediction,
+    RegressionPrediction,
+    concatenate,
+    conformed,
+    warn_of_other_predictions,
+)
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 from credo.predict.weights_check import WeightsCheck
 
@@ -204,6 +211,9 @@ class _Task:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
             check.warn()
+        matters = task.is_random and not self._is_closed(frozen)
+        way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
+        warn_of_other_predictions(found, draws=self.draws if matters else None, **way)
         return conformed(recalibrated(task._joined(parts, bad_inputs), calibration), found)
 
     def _for(self, frozen: Posterior) -> _Task:

@@ -100,7 +100,7 @@ def _command(
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
         detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
-        choose_sets(run, conformal, conformal_kind, by_class, draws)
+        choose_sets(run, conformal, conformal_kind, by_class, draws, tolerance)
         chosen = abstention(run, max_error, draws)
         metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
         on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)

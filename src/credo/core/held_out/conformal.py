@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 import torch
@@ -42,12 +42,20 @@ class Coverage:
 
 @dataclass(frozen=True)
 class _Conformal:
-    """Fields common to sets and intervals."""
+    """Fields common to sets and intervals.
+
+    `draws`, `predictive`, `link` and `tolerance` are those of the predictions that chose the thresholds, as in
+    `credo.predict`; `draws` is None where they are not known.
+    """
 
     kind: str
     alpha: float
     thresholds: tuple[float, ...]
     rows: tuple[int, ...]
+    draws: int | None = field(default=None, kw_only=True)
+    predictive: str | None = field(default=None, kw_only=True)
+    link: str | None = field(default=None, kw_only=True)
+    tolerance: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that cannot be applied."""
@@ -56,6 +64,30 @@ class _Conformal:
             raise ValueError("a conformal threshold needs its number of rows, and the other way round")
         if any(not is_number(value) or math.isnan(value) for value in self.thresholds):
             raise ValueError(f"thresholds {self.thresholds!r:.60} must be numbers")
+        if self.draws is not None and not is_count(self.draws):
+            raise ValueError(f"draws={self.draws!r:.40} must be a count")
+        if self.tolerance is not None and not is_number(self.tolerance):
+            raise ValueError(f"tolerance={self.tolerance!r:.40} must be a number")
+
+    def differences(self, draws: int | None, predictive: str, link: str | None, tolerance: float | None) -> str:
+        """In which ways predictions are others than those that chose the thresholds; empty if in none that matters.
+
+        Args:
+            draws: Weight draws; None where their number does not matter.
+            predictive: `"weights"` or `"linear"`.
+            link: As in `credo.predict`.
+            tolerance: As in `credo.predict`.
+        """
+        if self.draws is None:
+            return ""
+        is_coarser = draws is not None and tolerance is not None and tolerance > (self.tolerance or 0.0)
+        found = {
+            f"draws={draws} instead of {self.draws}": draws is not None and draws < self.draws,
+            f"predictive={predictive!r} instead of {self.predictive!r}": predictive != self.predictive,
+            f"link={link!r} instead of {self.link!r}": link != self.link,
+            f"tolerance={tolerance} instead of {self.tolerance}": is_coarser,
+        }
+        return ", ".join(text for text, differs in found.items() if differs)
 
     @property
     def coverage(self) -> Coverage:
