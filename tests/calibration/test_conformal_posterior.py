@@ -179,6 +179,12 @@ def test_batches_of_any_form(network: Make, rows: Make) -> None:
     assert found == credo.conformal(plain, rows(200))
 
 
+def test_a_pair_of_tensors_is_one_batch(network: Make, rows: Make) -> None:
+    posterior = MAP(network(), data_size=40)
+    x, y = rows(50)[0]
+    assert credo.conformal(posterior, (x, y)) == credo.conformal(posterior, [(x, y)])
+
+
 def test_yes_or_no(rows: Make) -> None:
     posterior = MAP(nn.Linear(4, 1), data_size=10, likelihood="bernoulli")
     batches = [(x, (y > 0).long()) for x, y in rows(200)]

@@ -13,6 +13,7 @@ import credo
 from credo import MAP, Ledger, ReusedRowsWarning
 from credo.core.held_out import ledger as module
 from credo.core.held_out.ledger import PURPOSES, row_digests
+from credo.core.network.inputs import Inputs
 
 Make = Callable[..., Any]
 
@@ -91,6 +92,14 @@ def test_files_with_longer_digests_are_read(rows: Make) -> None:
     longer = (ledger.uses[0].digests.astype("<u8") << np.uint64(32)) + np.uint64(7)
     old = {"purpose": "training", "rows": 50, "digests": base64.b64encode(longer.tobytes()).decode()}
     assert Ledger.from_list([old]).to_list() == [entry]
+
+
+def test_single_rows_that_cannot_be_taken_apart_are_not_known_by_their_label() -> None:
+    batches = [(Inputs(object(), lambda net, batch: net(batch)), torch.tensor([label])) for label in (0, 1)]
+    ledger = Ledger()
+    ledger.record("training", batches)
+    assert len(row_digests(batches)) == 0
+    assert ledger.served(batches) == {}
 
 
 def test_it_goes_through_json_and_joins(rows: Make) -> None:

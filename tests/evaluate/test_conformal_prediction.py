@@ -12,7 +12,7 @@ from torch import Tensor
 
 import credo
 from credo import FewRowsWarning
-from credo.core.held_out.conformal import conformal_from
+from credo.core.held_out.conformal import conformal_from, coverage_of
 from credo.core.held_out.conformal_scores import aps_scores, rank_of, row_uniforms, rows_needed
 from credo.core.support.binomial import beta_quantile, binomial_cdf
 from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, set_metrics
@@ -274,3 +274,32 @@ def test_thresholds_and_sets_are_those_of_torchcp() -> None:
         assert torch.allclose(found.scores(probs), score(probs.double()), atol=1e-6)
         cut = score(probs.double(), y).sort().values[math.ceil(301 * 0.9) - 1]
         assert found.thresholds[0] == pytest.approx(float(cut), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"k_reg": 1.7}, "k_reg=1.7 a count"), ({"k_reg": -1}, "k_reg=-1 a count"), ({"penalty": "a"}, "penalty='a'")],
+)
+def test_numbers_of_raps_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        credo.conformal(torch.full((20, 2), 0.5), torch.zeros(20, dtype=torch.long), kind="raps", **options)
+
+
+def test_swapped_quantiles_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"pass \(lower, upper\) in this order"):
+        credo.conformal((torch.ones(20), -torch.ones(20)), torch.zeros(20), kind="cqr")
+
+
+@pytest.mark.filterwarnings("ignore::credo.FewRowsWarning")
+def test_an_absent_class_does_not_stand_for_the_coverage_of_the_others() -> None:
+    probs = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    found = credo.conformal(probs, torch.arange(200) % 2, by_class=True)
+    assert found.rows == (100, 100, 0)
+    assert found.coverage == coverage_of(100, 0.1)
+    assert "from 100 rows or more of each class" in repr(found)
+    assert "1 of 3 thresholds are infinite" in repr(found)
+
+
+def test_a_largest_error_that_is_no_number_is_named() -> None:
+    with pytest.raises(ValueError, match="max_error='a' must lie between 0 and 1"):
+        risk_control(torch.full((4, 2), 0.5), torch.zeros(4, dtype=torch.long), torch.zeros(4), max_error="a")  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from credo.core.held_out.conformal_scores import quantile_scores, residual_score
 from credo.core.held_out.ledger import row_digests
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.predict.run import checked_predictive
@@ -93,6 +94,8 @@ def conformal(
     if isinstance(prediction, Posterior):
         options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
         options |= {"penalty": penalty, "k_reg": k_reg}
+        is_pair = isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y)
+        y = [y] if is_pair else y  # one batch
         predicting = {"draws": draws, "seed": seed, "shared_draws": shared_draws, "tolerance": tolerance}
         predicting |= {"predictive": predictive, "link": link}
         return _of_posterior(prediction, read_batches(y, forward, target), alpha, kind, options, predicting)
@@ -104,7 +107,9 @@ def conformal(
         if by_class:
             raise ValueError(f"by_class=True is for classes; kind={kind!r} is an interval.")
         return _intervals(prediction, y, alpha, kind)
-    if kind == "raps" and not (penalty > 0 and k_reg >= 0):
+    if kind == "raps" and not (is_number(penalty) and is_count(k_reg, least=0)):
+        raise ValueError(f"penalty={penalty!r:.40} must be a number and k_reg={k_reg!r:.40} a count of classes.")
+    if kind == "raps" and not penalty > 0:
         raise ValueError(f"kind='raps' with penalty={penalty}, k_reg={k_reg} is APS: give a penalty above 0, or 'aps'.")
     regularised = {"penalty": float(penalty), "k_reg": int(k_reg)} if kind == "raps" else {}
     probs, labels = _class_rows(prediction, y)

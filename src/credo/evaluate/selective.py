@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.support.binomial import beta_quantile, binomial_cdf
-from credo.core.support.validate import checked_count
+from credo.core.support.validate import checked_count, is_number
 from credo.evaluate.checks import check_scores
 from credo.evaluate.classification import correct
 
@@ -139,8 +139,8 @@ def risk_control(
         thresholds: How many thresholds are tried.
     """
     for name, value in (("max_error", max_error), ("confidence", confidence)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name}={value} must lie between 0 and 1.")
+        if not is_number(value) or not 0 < value < 1:
+            raise ValueError(f"{name}={value!r:.40} must lie between 0 and 1.")
     tried = checked_count("thresholds", thresholds)
     errors = (~correct(probs, labels)).cpu().double()
     ordered, order = check_scores(uncertainty, name="uncertainty", size=len(errors)).double().sort()

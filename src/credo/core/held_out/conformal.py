@@ -91,8 +91,12 @@ class _Conformal:
 
     @property
     def coverage(self) -> Coverage:
-        """Distribution of the coverage; with thresholds by class, that of the class with the fewest rows."""
-        return coverage_of(min(self.rows), self.alpha)
+        """Distribution of the coverage; by class, that of the class with the fewest rows whose threshold is finite."""
+        return coverage_of(self._fewest(), self.alpha)
+
+    def _fewest(self) -> int:
+        finite = [rows for rows, value in zip(self.rows, self.thresholds, strict=True) if not math.isinf(value)]
+        return min(finite or self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for files; an infinite threshold is None."""
@@ -110,7 +114,7 @@ class _Conformal:
 
     def _about(self) -> str:
         found, infinite = self.coverage, sum(math.isinf(value) for value in self.thresholds)
-        rows = f"{self.rows[0]} rows" if len(self.rows) == 1 else f"{min(self.rows)} rows or more of each class"
+        rows = f"{self.rows[0]} rows" if len(self.rows) == 1 else f"{self._fewest()} rows or more of each class"
         text = f"{100 * (1 - self.alpha):.6g} % coverage from {rows}; of 95 % of such sets of rows it is between "
         text += f"{100 * found.low:.1f} and {100 * found.high:.1f} %. {SHIFT}"
         short = f" {infinite} of {len(self.thresholds)} thresholds are infinite: {rows_needed(self.alpha)} rows needed."

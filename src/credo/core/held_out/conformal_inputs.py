@@ -42,7 +42,10 @@ def value_parts(prediction: Any, kind: str) -> tuple[Tensor, Tensor | None]:
     if kind == "cqr":
         if is_prediction or not isinstance(prediction, tuple) or len(prediction) != 2:
             raise ValueError("kind='cqr' needs quantiles that were predicted: pass the tuple (lower, upper).")
-        return _alike(*prediction)
+        lower, upper = _alike(*prediction)
+        if len(lower) and bool((lower > upper).all()):
+            raise ValueError("all lower quantiles are above the upper ones; pass (lower, upper) in this order.")
+        return lower, upper
     parts = (prediction.mean, prediction.total) if is_prediction else prediction
     is_pair = isinstance(parts, tuple) and len(parts) == 2
     if kind == "split":

@@ -174,11 +174,14 @@ class Ledger(NotFollowed):
 def row_digests(batches: Iterable[Any]) -> Digests:
     """A 32-bit digest of each row, inputs and targets together, in the order of the rows.
 
+    Batches of one row whose inputs cannot be taken apart are left out: one target tells no row from another.
+
     Args:
         batches: Batches of (inputs, targets), or of inputs alone.
     """
     check_batches(batches)
-    found = [batch_digests(*split_batch(batch)) for batch in read_quietly(batches)]
+    pairs = map(split_batch, read_quietly(batches))
+    found = [batch_digests(x, y) for x, y in pairs if y is None or len(y) > 1 or _has_rows(x, y)]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.uint32)
 
 
@@ -192,11 +195,16 @@ def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
         y: Targets, if there are any.
     """
     parts = [part for part in (*tensors_of(x), y) if part is not None]
-    if y is not None and isinstance(x, Inputs) and {len(tensor) for tensor in x.tensors()} != {len(y)}:
+    if y is not None and not _has_rows(x, y):
         parts = [torch.arange(len(y)), y.reshape(1, -1).expand(len(y), -1)]
     columns = [_bytes(part) for part in parts]
     digests = [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
     return _upper_half(b"".join(digests))
+
+
+def _has_rows(x: AnyInputs, y: Tensor) -> bool:
+    """Whether inputs can be taken apart into the rows of the targets."""
+    return not isinstance(x, Inputs) or {len(tensor) for tensor in x.tensors()} == {len(y)}
 
 
 def _bytes(tensor: Tensor) -> list[memoryview]:
