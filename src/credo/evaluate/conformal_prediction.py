@@ -96,7 +96,12 @@ def conformal(
         options |= {"penalty": penalty, "k_reg": k_reg}
         is_pair = isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y)
         y = [y] if is_pair else y  # one batch
-        predicting = {"draws": draws, "seed": seed, "shared_draws": shared_draws, "tolerance": tolerance}
+        predicting: dict[str, Any] = {
+            "draws": draws,
+            "seed": seed,
+            "shared_draws": shared_draws,
+            "tolerance": tolerance,
+        }
         predicting |= {"predictive": predictive, "link": link}
         return _of_posterior(prediction, read_batches(y, forward, target), alpha, kind, options, predicting)
     y = getattr(prediction, "targets", None) if y is None else y

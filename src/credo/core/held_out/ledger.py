@@ -227,7 +227,8 @@ def _is_in(digests: Digests, known: Digests) -> NDArray[np.bool_]:
     if not len(known):
         return np.zeros(len(digests), dtype=np.bool_)
     place = np.searchsorted(known, digests).clip(max=len(known) - 1)
-    return known[place] == digests
+    found: NDArray[np.bool_] = known[place] == digests
+    return found
 
 
 def _joined(use: Use, digests: Digests) -> Use:
