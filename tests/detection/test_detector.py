@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
+from credo.core.held_out.calibration import Calibration
 from credo.detection import DETECTOR_SCORES, Knn, Mahalanobis, OodDetector, Training, Vim, energy
 from credo.detection.sample import Sample
 
@@ -262,6 +263,28 @@ def test_errors(tmp_path: Path) -> None:
         OodDetector.load(path, posterior)
     with pytest.raises(credo.FileFormatError, match="OodDetector"):
         OodDetector.load(credo.save(posterior, tmp_path / "p.safetensors"), posterior)
+
+
+@pytest.mark.parametrize("draws", [0, 4])
+def test_a_file_is_of_one_scale_of_the_noise(draws: int, tmp_path: Path) -> None:
+    posterior = credo.BBB(network(), data_size=150, init={"std": 0.2})
+    detector = OodDetector(posterior, "knn", draws=draws, k=5).fit(LOADER, progress=False)
+    path = detector.save(tmp_path / "d.safetensors")
+    posterior.calibration = Calibration(temperature=2.0)
+    assert torch.equal(OodDetector.load(path, posterior)(NEW), detector(NEW))  # of logits, which it does not divide
+    posterior.calibration = Calibration(noise_scale=0.1)
+    if draws:
+        with pytest.raises(ValueError, match="another scale of their noise"):
+            OodDetector.load(path, posterior)
+    else:  # the mean has none
+        assert torch.equal(OodDetector.load(path, posterior)(NEW), detector(NEW))
+
+
+def test_a_file_is_of_one_rate_of_dropout(tmp_path: Path) -> None:
+    one, other = (credo.MCDropout(network(), data_size=150, rate=rate) for rate in (0.2, 0.4))
+    path = OodDetector(one, "knn", k=5).fit(LOADER, progress=False).save(tmp_path / "d.safetensors")
+    with pytest.raises(ValueError, match="other weights"):
+        OodDetector.load(path, other)
 
 
 def test_memory_is_bounded_by_a_uniform_sample() -> None:

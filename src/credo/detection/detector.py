@@ -236,7 +236,8 @@ class OodDetector:
 
         Args:
             path: The file.
-            posterior: The posterior that it was fitted for; raises ValueError if its weights are others.
+            posterior: The posterior that it was fitted for; raises ValueError if its weights, or their noise, are
+                others.
         """
         options, fitted = read_fitted(Path(path), posterior, FEATURE_SCORES)
         detector = cls(posterior, options.pop("names"), **options)

@@ -45,7 +45,7 @@ def write_fitted(
         "credo": __version__,
         "options": dict(options),
         "networks": len(fitted),
-        "posterior": digest_of(tensors_of(posterior)),
+        "posterior": _networks_digest(posterior, options),
     }
     text = json.dumps(about)
     header = {_KEY: text, "digest": digest_of(tensors, text)}
@@ -60,7 +60,7 @@ def read_fitted(
 
     Args:
         path: A file that `write_fitted` wrote.
-        posterior: The posterior that it was written for; raises ValueError if its weights are others.
+        posterior: The posterior that it was written for; raises ValueError if its weights, or their noise, are others.
         kinds: Classes of the scores by name.
     """
     header, tensors = read_safetensors(path)
@@ -73,12 +73,12 @@ def read_fitted(
         raise FileFormatError(
             f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT}."
         )
-    if about["posterior"] != digest_of(tensors_of(posterior)):
-        raise ValueError(
-            f"{path} was fitted to the features of other weights than this posterior's: load the posterior that it was "
-            "made for, or fit a new detector."
-        )
     options: dict[str, Any] = about["options"]
+    if about["posterior"] != _networks_digest(posterior, options):
+        raise ValueError(
+            f"{path} was fitted to the features of other weights than this posterior's, or of another scale of their "
+            "noise: load the posterior that it was made for, with its calibration, or fit a new detector."
+        )
     names = [name for name in options["names"] if name in kinds]
     device = posterior.device
 
@@ -94,3 +94,12 @@ def read_fitted(
         own = {name for name in names if any(key.startswith(f"{number}.{name}.") for key in tensors)}
         networks.append({name: score(number, name) if name in own else networks[0][name] for name in names})
     return options, networks
+
+
+def _networks_digest(posterior: Posterior, options: Mapping[str, Any]) -> str:
+    """A digest of all that the drawn networks depend on beside the seed."""
+    calibration = posterior.calibration
+    scale = 0.0 if not options["draws"] else 1.0 if calibration is None else calibration.noise_scale
+    descriptions = [(type(part).__name__, part.data_size, part.describe()) for part in posterior.parts]
+    methods = [(name, size, about.temperature, about.rate) for name, size, about in descriptions]
+    return digest_of(tensors_of(posterior), json.dumps({"noise_scale": scale, "methods": methods}))
