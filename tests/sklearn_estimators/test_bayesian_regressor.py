@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.linear_model import BayesianRidge
@@ -86,6 +87,25 @@ def test_standard_deviation_is_of_noise_and_weights_together() -> None:
     for wrong in (0.0, 1.0, 90):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
             regressor.predict_interval(X, coverage=wrong)
+
+
+def test_intervals_are_those_of_a_recalibration() -> None:
+    """Residuals that are skewed: the interval of the fitted distribution covers, on both sides, and is not central."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(1200, 3))
+    y = 5 + 2 * rows[:, 0] + rng.exponential(size=1200)
+    regressor = quick(epochs=20).fit(rows[:400], y[:400])
+    low, high = regressor.predict_interval(rows[800:])
+    mean = regressor.predict(rows[800:])
+    np.testing.assert_allclose(high - mean, mean - low)
+    x = torch.from_numpy((rows[400:800] - regressor.input_mean_) / regressor.input_std_)
+    targets = torch.from_numpy((y[400:800, None] - regressor.target_mean_) / regressor.target_std_)
+    credo.recalibrate(regressor.posterior_, [(x, targets)], kind="quantile")
+    low, high = regressor.predict_interval(rows[800:])
+    assert np.mean(y[800:] < low) == pytest.approx(0.05, abs=0.03)
+    assert np.mean(y[800:] > high) == pytest.approx(0.05, abs=0.03)
+    mean = regressor.predict(rows[800:])
+    assert np.all(high - mean > 1.5 * (mean - low))
 
 
 def test_each_output_has_its_own_noise() -> None:

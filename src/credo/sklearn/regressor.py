@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
 import torch
@@ -114,23 +113,23 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     ) -> tuple[Array, Array]:
         """Lower and upper ends of central intervals that contain a new target with probability `coverage`.
 
-        Computed from a Gaussian with the predictive mean and standard deviation, an approximation of the mixture.
+        Those of the prediction: of a Gaussian with the predictive mean and standard deviation, an approximation of the
+        mixture, or of the distribution that `credo.recalibrate(regressor.posterior_, …)` chose.
 
         Args:
             X: Rows [n, features].
-            coverage: Probability of the Gaussian intervals.
+            coverage: Probability of these intervals.
             conformal: Give the intervals of `conformal`, whose coverage was chosen there, instead.
         """
+        if not (conformal or 0 < coverage < 1):
+            raise ValueError(f"coverage={coverage} must lie between 0 and 1, such as 0.9.")
+        values = self._values(X)
         if conformal:
-            values = self._values(X)
             if values.lower is None or values.upper is None:
                 raise ValueError("Call conformal(X, y) first, with rows that fit has not seen.")
             return self._shaped(values.lower), self._shaped(values.upper)
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage={coverage} must lie between 0 and 1, such as 0.9.")
-        mean, std = self.predict(X, return_std=True)
-        half = NormalDist().inv_cdf((1 + coverage) / 2) * std
-        return mean - half, mean + half
+        lower, upper = values.interval(coverage)
+        return self._shaped(lower), self._shaped(upper)
 
     def uncertainty(self, X: ArrayLike) -> UncertaintyArrays:  # noqa: N803
         """Standard deviations of a new target: total² = aleatoric² (noise) + epistemic² (weights)."""
