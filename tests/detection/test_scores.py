@@ -1,11 +1,13 @@
 """Scores of logits and features against the slow, obvious way."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from credo.detection import scores
 from credo.detection.scores import Knn, Mahalanobis, Training, Vim, energy, max_logit
@@ -71,6 +73,31 @@ def test_mahalanobis(generator: torch.Generator, relative: bool) -> None:
         expected = min((row - m) @ within @ (row - m) for m in means)
         expected -= (row - x.mean(0)) @ whole @ (row - x.mean(0)) if relative else 0.0
         assert float(score) == pytest.approx(expected, rel=1e-4)
+
+
+def test_mahalanobis_in_chunks_projects_the_means_once(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of rows, of which each has 6 directions, 6 of the background and 4 distances."""
+    fitted, given = Mahalanobis.fit(trained(generator), relative=True), made(generator, 9).double()
+    whole = fitted(given)
+    monkeypatch.setattr(scores, "_CHUNK", 2 * 16)
+    with CountProducts() as products:
+        assert torch.allclose(fitted(given), whole, rtol=1e-12)
+    assert sorted(products.rows) == [1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 4]
+
+
+class CountProducts(TorchFunctionMode):
+    """Notes the rows of every left factor of a product of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.matmul, Tensor.__matmul__, torch.matmul):
+            self.rows.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
 
 
 def test_mahalanobis_leaves_out_features_that_never_vary(generator: torch.Generator) -> None:

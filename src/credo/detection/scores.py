@@ -144,17 +144,13 @@ class Mahalanobis:
     def __call__(self, features: Tensor, logits: Tensor | None = None) -> Tensor:
         """Scores [n]; `logits` are not used."""
         given = _matching(features, self.means).double()
-        # About the centre, so that large means do not cost digits.
-        found = [
-            self._rows(rows) for rows in (given - self.centre.to(given)).split(max(1, _CHUNK // self.root.numel()))
-        ]
+        centre, root, background = (part.to(given) for part in (self.centre, self.root, self.background))
+        means = (self.means.to(given) - centre) @ root  # about the centre, so that large means do not cost digits
+        found = []
+        for rows in (given - centre).split(max(1, _CHUNK // (root.shape[1] + background.shape[1] + len(means)))):
+            nearest = torch.cdist(rows @ root, means, compute_mode="donot_use_mm_for_euclid_dist").amin(-1).square()
+            found.append(nearest - (rows @ background).square().sum(-1))
         return torch.cat(found).to(features.dtype)
-
-    def _rows(self, rows: Tensor) -> Tensor:
-        root = self.root.to(rows)
-        means = (self.means - self.centre).to(rows) @ root
-        nearest = torch.cdist(rows @ root, means, compute_mode="donot_use_mm_for_euclid_dist").amin(-1).square()
-        return nearest - (rows @ self.background.to(rows)).square().sum(-1)
 
 
 @dataclass(frozen=True)
