@@ -1,6 +1,7 @@
 """Exported files predict what the posterior predicts with the same draws."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,20 @@ def test_a_program_runs_on_any_number_of_rows(tmp_path: Path) -> None:
         for found, wanted in zip(program(X[:rows]), graph(X[:rows]), strict=True):
             torch.testing.assert_close(found, wanted)
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt2"]
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_failed_check_leaves_the_old_file(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if suffix == ".onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package)
+    path = tmp_path / f"model{suffix}"
+    path.write_text("old")
+    monkeypatch.setattr(sys.modules[fixed_draws.__module__], "TOLERANCE", -1.0)
+    with pytest.raises(credo.CredoError, match="is not written"):
+        export(credo.MAP(mlp(), data_size=20), X, path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.slow

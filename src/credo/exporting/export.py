@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def export(
         mean: Write the network at the mean alone: one pass, and no epistemic uncertainty.
         seed: Seed of the draws.
         check: Run the file on the example and on fewer rows, and raise CredoError if its outputs differ from torch's
-            by more than 1e-5. Of an ONNX file this needs onnxruntime.
+            by more than 1e-5; a file that was there stays. Of an ONNX file this needs onnxruntime.
     """
     check_posterior(posterior)
     path = Path(path)
@@ -76,12 +77,16 @@ def export(
             f"torch.export cannot trace {type(posterior.model).__name__}: {_first_line(error)}. A forward that "
             "branches on values or on the number of rows cannot be exported."
         ) from error
-    if path.suffix == ".pt2":
-        write_atomically(path, lambda temporary: _save_program(program, temporary))
-    else:
-        _write_onnx(program, graph, moved, path, _facts(posterior, graph))
-    if check:
-        _check_file(path, graph, moved)
+    save = partial(_save_program, program)
+    if path.suffix == ".onnx":
+        save = _onnx_writer(program, graph, len(moved), _facts(posterior, graph))
+
+    def write(temporary: Path) -> None:
+        save(temporary)
+        if check:
+            _check_file(temporary, path, graph, moved)
+
+    write_atomically(path, write)
     return path
 
 
@@ -153,13 +158,13 @@ def _save_program(program: Any, path: Path) -> None:
         torch.export.save(program, file)
 
 
-def _write_onnx(program: Any, graph: FixedDraws, inputs: tuple[Tensor, ...], path: Path, facts: dict[str, Any]) -> None:
+def _onnx_writer(program: Any, graph: FixedDraws, inputs: int, facts: dict[str, Any]) -> partial[None]:
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise CredoError(f"ONNX files need packages that are not installed ({error.name}): {_NEEDED}.") from error
-    names = [f"input_{index}" for index in range(len(inputs))] if len(inputs) > 1 else ["input"]
+    names = [f"input_{index}" for index in range(inputs)] if inputs > 1 else ["input"]
     with warnings.catch_warnings():  # of the exporter about itself
         warnings.simplefilter("ignore")
         made = torch.onnx.export(
@@ -168,30 +173,31 @@ def _write_onnx(program: Any, graph: FixedDraws, inputs: tuple[Tensor, ...], pat
     assert made is not None
     proto = made.model_proto
     proto.metadata_props.add(key="credo", value=json.dumps(facts))
-    write_atomically(path, lambda temporary: onnx.save(proto, temporary))
+    return partial(onnx.save, proto)
 
 
-def _check_file(path: Path, graph: FixedDraws, inputs: tuple[Tensor, ...]) -> None:
-    """Raise CredoError if the file predicts something else than torch."""
+def _check_file(written: Path, path: Path, graph: FixedDraws, inputs: tuple[Tensor, ...]) -> None:
+    """Raise CredoError if what was written, and is to become `path`, predicts something else than torch."""
     for rows in (len(inputs[0]), 1):
         part = tuple(tensor[:rows] for tensor in inputs)
-        wanted, found = graph(*part), _run_file(path, part)
+        wanted, found = graph(*part), _run_file(written, path.suffix, part)
         for name, one, other in zip(graph.outputs, wanted, found, strict=True):
             error = float((one.cpu() - other).abs().max()) / max(1.0, float(one.abs().max()))
             if not error <= TOLERANCE:
                 raise CredoError(
-                    f"{path} differs from torch in {name!r} by {error:.1e} of its largest value, more than "
-                    f"{TOLERANCE:g}: do not use it. check=False writes it anyway."
+                    f"{path} is not written: it would differ from torch in {name!r} by {error:.1e} of its largest "
+                    f"value, more than {TOLERANCE:g}. check=False writes it anyway."
                 )
 
 
-def _run_file(path: Path, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    if path.suffix == ".pt2":
-        return [output.cpu() for output in torch.export.load(str(path)).module()(*inputs)]
+def _run_file(path: Path, suffix: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    if suffix == ".pt2":
+        with path.open("rb") as file:  # a temporary file, whose name has another suffix
+            return [output.cpu() for output in torch.export.load(file).module()(*inputs)]
     try:
         import onnxruntime
     except ImportError as error:
-        raise CredoError(f"The file is written, and not checked: {_NEEDED}; or check=False.") from error
+        raise CredoError(f"The file cannot be checked, and is not written: {_NEEDED}; or check=False.") from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     given = {entry.name: tensor.cpu().numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(output) for output in session.run(None, given)]
