@@ -155,6 +155,17 @@ def test_on_few_rows_the_choice_is_no_worse_than_none_by_more_than_noise() -> No
     assert max(losses) < 0.15
 
 
+def test_predictions_that_are_right_are_seldom_changed() -> None:
+    """Labels drawn from the probabilities, 100 rows in 60 sets: at most one in twenty gets a map."""
+    chosen = 0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        probs = (2 * torch.randn(1100, 2, generator=generator, dtype=torch.float64)).softmax(-1)
+        labels = torch.multinomial(probs, 1, generator=generator)[:, 0]
+        chosen += recalibrate_probs(probs[:100], labels[:100], kind="temperature").kind != "none"
+    assert chosen <= 3
+
+
 def test_duplicates_are_in_one_fold_and_loaders_may_shuffle(network: Make, rows: Make) -> None:
     x, y = (torch.cat(parts) for parts in zip(*shifted(rows(100)), strict=True))
     doubled = torch.utils.data.DataLoader(

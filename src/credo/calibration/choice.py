@@ -2,7 +2,7 @@
 
 From no map at all to the one with the most numbers, each takes the place of the one before if
 
-    (Σ dᵢ − κ·D)/(n + κ) > std(d)/√n,
+    (Σ dᵢ − κ·D)/(n + κ) > 2·std(d)/√n,
 
 where the gain dᵢ of row i is its NLL under the one before minus that under this one, both fitted without the row, and D
 is what the change would cost if the predictions were right as they are. So κ rows say that nothing was wrong, since a
@@ -30,7 +30,7 @@ from credo.core.held_out.value_map import ResidualMap
 # Rows that a map needs: for each number that is fitted, and at least.
 _ROWS_EACH, _LEAST_ROWS = 10, 50
 # Standard errors of the gain that a map must be better by.
-_BEYOND = 1.0
+_BEYOND = 2.0
 # Of a map that "auto" tries: larger matrices (more than 50 classes) take minutes.
 _MOST_NUMBERS = 2550
 
