@@ -39,8 +39,8 @@ class OodDetector:
 
     A larger score means more unusual. A score of features compares with the training data, to which it is fitted once
     for every drawn network: features of one network mean nothing to another. So draws are fixed, by `seed`, and inputs
-    of all calls are scored by the same networks. It works on a copy of the posterior as it is now, from any number of
-    threads. A temperature of `credo.calibrate` is not applied, its scale of the noise is.
+    of all calls are scored by the same networks. It works on a copy of the posterior as it is now (a network that
+    cannot be copied: on itself, so fit again after training it), from any number of threads. A temperature of `credo.calibrate` is not applied, its scale of the noise is.
 
     Args:
         posterior: Any posterior; a regression only has `"knn"`.
@@ -211,7 +211,7 @@ class OodDetector:
             yield frozen, frozen.iter_draws(frozen.whole_draws(self.draws or 1))
 
     def _isolated(self, run: Callable[[AnyInputs], _T], x: AnyInputs) -> _T:
-        """The result of `run(x)`; a network that copies cannot follow is run itself, under the posterior's lock."""
+        """The result of `run(x)`; a network that copies cannot follow is run itself, as it is then, under its lock."""
         try:
             return run(x)
         except NotIsolatedError:
@@ -236,8 +236,7 @@ class OodDetector:
 
         Args:
             path: The file.
-            posterior: The posterior that it was fitted for; raises ValueError if its weights, or their noise, are
-                others.
+            posterior: The one that it was fitted for; raises ValueError if its weights, or their noise, are others.
         """
         options, fitted = read_fitted(Path(path), posterior, FEATURE_SCORES)
         detector = cls(posterior, options.pop("names"), **options)
