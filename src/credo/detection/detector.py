@@ -39,8 +39,8 @@ class OodDetector:
 
     A larger score means more unusual. A score of features compares with the training data, to which it is fitted once
     for every drawn network: features of one network mean nothing to another. So draws are fixed, by `seed`, and inputs
-    of all calls are scored by the same networks. It works on a copy of the posterior as it is now (a network that
-    cannot be copied: on itself, so fit again after training it), from any number of threads. A temperature of `credo.calibrate` is not applied, its scale of the noise is.
+    of all calls are scored by the same networks. It works from any number of threads, on a copy of the posterior as
+    it is now (on itself if it cannot be copied: fit again after training it). Of a calibration only the noise counts.
 
     Args:
         posterior: Any posterior; a regression only has `"knn"`.
