@@ -108,6 +108,7 @@ def test_a_program_runs_on_any_number_of_rows(tmp_path: Path) -> None:
     path = export(posterior, X, tmp_path / "model.pt2", draws=3)
     program = torch.export.load(str(path)).module()
     graph = fixed_draws(posterior, draws=3)
+    assert not program(X)[0].requires_grad  # so that users may take `.numpy()` of it
     for rows in (1, 4, 6):
         for found, wanted in zip(program(X[:rows]), graph(X[:rows]), strict=True):
             torch.testing.assert_close(found, wanted)

@@ -90,6 +90,7 @@ def export(
     return path
 
 
+@torch.no_grad()
 def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: int = 0) -> FixedDraws:
     """The module that is exported: networks that are drawn once, and averages over them.
 
@@ -114,7 +115,8 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
     count = frozen.whole_draws(draws if scale and frozen.is_random else 1)
     with frozen.snapshot(seed=seed, copies="none") as view, noise_scaled(view, scale):
         made = [{name: tensor.clone() for name, tensor in draw.items()} for draw in view.iter_draws(count)]
-    return FixedDraws(frozen.model, made, [part.likelihood for part in frozen.parts], calibration).eval()
+    likelihoods = [part.likelihood for part in frozen.parts]
+    return FixedDraws(frozen.model, made, likelihoods, calibration).eval().requires_grad_(False)
 
 
 def _check_drawable(frozen: Posterior, scale: float) -> None:

@@ -151,6 +151,9 @@ def _read(arguments: list[str]) -> Experiment:
         raise ValueError(f"At most one TOML file, got {', '.join(files)}. Write settings as key=value.")
     if files and Path(files[0]).is_dir():
         raise ValueError(f"{files[0]} is a folder; give a TOML file, or only key=value pairs. {_hint(Path(files[0]))}")
+    if files and Path(files[0]).suffix in (".csv", ".tsv", ".txt"):
+        table = f"data.name=csv data.path={files[0]} data.target=COLUMN"
+        raise ValueError(f"{files[0]} is a table, not an experiment in TOML: credo train {table}")
     return read_experiment(Path(files[0]) if files else None, [a for a in arguments if "=" in a])
 
 
