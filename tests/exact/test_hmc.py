@@ -240,3 +240,31 @@ def _stopping(at: int):
 
 def test_halton() -> None:
     assert [halton(index) for index in (1, 2, 3, 4, 5)] == [0.5, 0.25, 0.75, 0.125, 0.625]
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x.view(len(x), 4, 4)).mean(1))
+
+
+def test_the_energy_of_attention_in_eval_mode_is_that_of_its_formula() -> None:
+    torch.manual_seed(0)
+    net, x, y = Encoder().eval().double(), torch.randn(12, 16, dtype=torch.float64), torch.arange(12) % 3
+    posterior = credo.HMC(net, data_size=12, chains=2)
+    layout = posterior.layout
+    own = layout.flatten(dict(net.named_parameters())).detach()
+    weights = torch.stack([own, 0.9 * own])
+    potential = Potential(net, layout, posterior.likelihood, posterior.prior, Data(x, y), 1.0)
+    energy, gradient = potential(weights)
+    assert potential._nll.is_vectorised
+    net.train()  # without dropout the same function, by operators that have derivatives
+    for row, found, found_gradient in zip(weights, energy, gradient, strict=True):
+        flat = row.clone().requires_grad_()
+        outputs = torch.func.functional_call(net, layout.split(flat), (x,))
+        wanted = nn.functional.cross_entropy(outputs, y, reduction="sum") - posterior.prior.log_prob(flat)
+        torch.testing.assert_close(found, wanted.detach())
+        torch.testing.assert_close(found_gradient, torch.autograd.grad(wanted, flat)[0])
