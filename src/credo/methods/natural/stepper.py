@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
-from credo.core.example_counts import EVERY, Counted, scalar_loss
+from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
@@ -431,7 +431,8 @@ class NaturalStepper(Posterior, ABC):
             restored = likelihood_restored_on_error(
                 self.likelihood_step, first=first and not found.count, size=run.size
             )
-        with restored, found.trying(leaves), self._with_draw(leaves, in_place) as net, self._estimating(run, net):
+        trying, drawn = found.trying(leaves), self._with_draw(leaves, in_place)
+        with restored, trying, drawn as net, rows_checked(net, counted), self._estimating(run, net):
             yield net, run
             run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
             if all(leaf.grad is None for leaf in leaves.values()):
