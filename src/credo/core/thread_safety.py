@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from credo.core.distributed.wrapped_networks import check_alone, process_count
+from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped, process_count
 from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
@@ -112,6 +112,7 @@ class Guard(NotFollowed):
             self._free.append(skeleton)
 
     def _new(self, source: nn.Module, network: nn.Module, parts: Sequence[Posterior] = ()) -> Skeleton:
+        check_unwrapped(source)
         own = {id(part.guard): Guard(private=True) for part in parts}
         return Skeleton(source, network, trusted=self.trusted, replaced=own)
 
@@ -122,7 +123,7 @@ class Guard(NotFollowed):
         if not self._is_stale or not self.is_isolated or self.is_private:
             return model if self._training is None or not self.is_isolated else self._training.module
         try:
-            if self._training is None:
+            if self._training is None or not self._training.is_of(model):
                 self._training = self._new(model, model)
             self._training.refresh()
         except ChangedStructureError:
@@ -240,7 +241,7 @@ def exclusive_context(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise if a step must not be made as things are: at the first one, and when the number of processes changes."""
+    """Raise if a posterior must not be trained as things are: at first, and when the number of processes changes."""
 
     @wraps(method)
     def checked(self: Posterior, *args: Any, **options: Any) -> Any:

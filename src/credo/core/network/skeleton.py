@@ -100,6 +100,10 @@ class Skeleton(NotFollowed):
         self._patience = dict.fromkeys(_MODES, _PATIENCE)
         self._follow_attributes(self._pairs)
 
+    def is_of(self, source: nn.Module) -> bool:
+        """Whether this is a copy of `source`."""
+        return self._pairs[0].original is source
+
     def copy_of(self, module: nn.Module) -> Any:
         """The copy of one of the source's modules."""
         return self._table[id(module)]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from credo.core.errors import unknown
+from credo.core.errors import UnsupportedModelError, unknown
 
 Draw = Mapping[str, Tensor]
 
@@ -70,9 +70,17 @@ def substituted(
 
 def _submodule(model: nn.Module, path: str) -> nn.Module:
     # As torch's get_submodule, at a tenth of its cost, which matters in steps of small networks.
-    for part in path.split(".") if path else ():
-        model = cast(nn.Module, model._modules[part])
-    return model
+    found = model
+    try:
+        for part in path.split(".") if path else ():
+            found = cast(nn.Module, found._modules[part])
+    except KeyError:
+        raise UnsupportedModelError(
+            f"The network ({type(model).__name__}) has no module {path!r} any more: it was replaced or wrapped (by "
+            "DataParallel, say) after the posterior was built. Undo that, or build a posterior around the network as "
+            "it is now."
+        ) from None
+    return found
 
 
 def _refresh_flat_weights(modules: Iterable[nn.RNNBase]) -> None:

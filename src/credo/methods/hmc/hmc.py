@@ -34,7 +34,7 @@ from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import available_bytes
 from credo.core.support.validate import checked_count, is_number
-from credo.core.thread_safety import changes_weights
+from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.hmc.chains import Chains, Plan, RunSummary, Saver, digest, resumed_chains, run, start_chains
 from credo.methods.hmc.potential import Data, Potential
 from credo.methods.hmc.starts import fresh_weights, trained, without_fresh_start
@@ -228,6 +228,7 @@ class HMC(GradientPosterior):
             self._sample(loader, None, 1, lambda chains: None)
             self._warn()
 
+    @checked_once
     def _sample(
         self, loader: Iterable[Any], file: Path | None, every: int, on_transition: Callable[[Chains], None]
     ) -> None:

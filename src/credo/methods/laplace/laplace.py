@@ -35,7 +35,7 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
 from credo.core.support.loader_checks import check_batches
 from credo.core.support.validate import checked_count
-from credo.core.thread_safety import changes_weights
+from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.laplace.data_pass import Totals, pass_over, shown
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
@@ -263,6 +263,7 @@ class Laplace(PriorChoice):
         if not self.has_curvature:
             self._find(loader)
 
+    @checked_once
     def _find(self, batches: Iterable[Any]) -> None:
         source = iter(batches)
         first = list(islice(source, 1))

@@ -31,7 +31,7 @@ from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunctio
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import check_batches
-from credo.core.thread_safety import changes_weights
+from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.laplace.data_pass import checked_pair, shown
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
@@ -221,6 +221,7 @@ class LastLayer(GradientPosterior):
         """
         self._find(self._remembered([(x, y)]), adds=True)
 
+    @checked_once
     @changes_weights
     def _find(self, batches: Iterable[Any], *, adds: bool = False) -> None:
         source = iter(batches)

@@ -34,7 +34,7 @@ from credo.core.optimizers import Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.support.validate import checked_count, is_count, is_number
-from credo.core.thread_safety import changes_weights, exclusively
+from credo.core.thread_safety import changes_weights, checked_once, exclusively
 from credo.methods.swag.moments import RunningMoments
 from credo.methods.swag.statistics import DrawStatistics
 
@@ -224,6 +224,7 @@ class SWAG(GradientPosterior):
         return terms
 
     @exclusively
+    @checked_once
     @changes_weights
     def collect_(self) -> None:
         """Collect the network's weights as they are, after a step of any optimiser; `step` does it by itself.
@@ -243,6 +244,7 @@ class SWAG(GradientPosterior):
             self.statistics.are_found.fill_(False)
 
     @exclusively
+    @checked_once
     @changes_weights
     @torch.no_grad()
     def end_training_(self, loader: Iterable[Any]) -> None:
