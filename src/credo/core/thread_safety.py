@@ -74,6 +74,7 @@ class Guard(NotFollowed):
     def __init__(self, *, private: bool = False) -> None:
         self.lock = FairLock()
         self.is_private, self.is_isolated = private, True
+        self.is_fixed = False  # nobody changes the posterior any more, so that copies of it stay up to date
         self.holds_draw = False  # the network itself has a draw in the place of its weights, for `credo.optim`
         self.checked_for = 0  # the number of processes at the last check of whether a step may be made
         self.trusted: set[bool] = set()  # modes in which a pass has shown that a copy of the network is on its own
@@ -95,8 +96,9 @@ class Guard(NotFollowed):
         while self.is_isolated:
             try:
                 parts = self.parts(posterior)
-                skeleton = self._free.pop() if self._free else self._new(posterior, posterior.model, parts)
-                skeleton.refresh(copies)
+                is_known = bool(self._free)
+                skeleton = self._free.pop() if is_known else self._new(posterior, posterior.model, parts)
+                skeleton.refresh(copies, is_fixed=self.is_fixed and is_known)
                 return skeleton
             except ChangedStructureError:
                 self._free.clear()

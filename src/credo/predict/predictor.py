@@ -98,6 +98,7 @@ class Predictor:
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
         self.calibration, self.conformal = self._posterior.calibration, self._posterior.conformal
         self._posterior.conformal = None  # sets and intervals are made here, of all batches
+        self._posterior.guard.is_fixed = True
         self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
         self._is_random = self._posterior.is_random and self._noise_scale != 0.0
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
@@ -134,17 +135,21 @@ class Predictor:
         check_on_nonfinite(on_nonfinite)
         parts: list[Prediction] = []
         bad_inputs: set[int] = set()
-        row = 0
+        row, are_finite = 0, True
         for x, y in batches_of(read_batches(inputs, forward, target), checked_count("batch_size", batch_size)):
-            parts.append(self._batch(x, y))
-            bad_inputs |= nonfinite_inputs(x, parts[-1].finite, row)
-            row += len(parts[-1])
+            part = self._batch(x, y)
+            finite = part.finite
+            if not bool(finite.all()):
+                are_finite = False
+                bad_inputs |= nonfinite_inputs(x, finite, row)
+            parts.append(part)
+            row += len(part)
         prediction = concatenate(parts)
-        if not bool(prediction.finite.all()):
+        if not are_finite:
             prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
         if self.predictive == "weights":  # else `predict` has done so
             prediction = recalibrated(prediction, self.calibration)
-        if isinstance(prediction, ClassPrediction) and not self._is_random:
+        if self.draws > 1 and isinstance(prediction, ClassPrediction) and not self._is_random:
             prediction = replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return conformed(prediction, self.conformal)
 

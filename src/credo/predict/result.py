@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from statistics import NormalDist
 from typing import Any, ClassVar, TypeVar
 
@@ -49,10 +50,8 @@ class Prediction:
     @property
     def finite(self) -> Tensor:
         """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
-        finite = torch.ones(len(self), dtype=torch.bool)
-        for name in self._checked:
-            finite &= getattr(self, name).isfinite().reshape(len(self), -1).all(-1)
-        return finite
+        found = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
+        return reduce(torch.logical_and, found)
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""

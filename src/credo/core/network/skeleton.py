@@ -110,7 +110,7 @@ class Skeleton(NotFollowed):
 
     # -- following the original -----------------------------------------------------------------------------------
 
-    def refresh(self, copies: str = "none") -> None:
+    def refresh(self, copies: str = "none", *, is_fixed: bool = False) -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
         Modules of a class with `replaces_buffers` never change a tensor in place, and it is always shared.
@@ -119,18 +119,21 @@ class Skeleton(NotFollowed):
             copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
                 `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
                 are switched on, reach the original's parameters through the copies.
+            is_fixed: Promises that nobody has changed the original since the last call: only what passes have assigned
+                to the copy is undone.
 
         Raises:
             ChangedStructureError: If modules, parameters or buffers have been added, removed or replaced by others.
         """
-        changed = [pair for pair in self._pairs if self._is_changed(pair)]
+        changed = [] if is_fixed else [pair for pair in self._pairs if self._is_changed(pair)]
         if changed:
             self._follow_attributes(changed)
         tensors = _Clones(frozen=copies == "all")
         copied = {"none": (), "parameters": _TENSORS[:1], "trained": _TENSORS, "all": _TENSORS}[copies]
         for pair in self._pairs:
             _reset_attributes(pair)
-            self._take_hooks(pair)
+            if not is_fixed or pair.has_hooks or _has_hooks(pair.copy.__dict__):
+                self._take_hooks(pair)
             is_shared = getattr(pair.kind, "replaces_buffers", False)
             for key in _TENSORS:
                 theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
