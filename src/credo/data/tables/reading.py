@@ -43,7 +43,8 @@ def load_csv(
         test_fraction: Fraction of the rows for the test split.
         seed: Seed of the split.
         task: "classification" uses the target's distinct values as classes (`class_names`, sorted) and stratifies the
-            split; "auto" does so if the target is text, and treats numbers as regression.
+            split; "auto" does so if the target is text or has two whole numbers, such as 0 and 1; other numbers are a
+            regression.
         categories: "auto" one-hot encodes an input column of text, with names `column=category`; these inputs are
             centred but not scaled, since a rare category would get a huge value. "raise" makes text an error. Text
             among numbers always raises.
