@@ -3,7 +3,6 @@
 A posterior is a module around your untouched network; it can draw weights, make one update step, and predict.
 """
 
-import warnings
 from typing import Any
 
 from credo import methods, optim, priors
@@ -38,6 +37,7 @@ from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
+from credo.core.support.user_warnings import warn
 from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import agreement, chain_study, conformal, ensemble_study, measure, sample_study
@@ -133,5 +133,5 @@ def __getattr__(name: str) -> Any:
     if name not in _RENAMED:
         raise AttributeError(f"module 'credo' has no attribute {name!r}")
     thing, new = _RENAMED[name]
-    warnings.warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
+    warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning)
     return thing

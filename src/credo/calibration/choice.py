@@ -12,7 +12,6 @@ few rows that are all predicted well hold no example of what is rare.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from credo.core.errors import CalibrationWarning, unknown
 from credo.core.held_out.class_maps import ClassMap
 from credo.core.held_out.recalibration import Map, Recalibration
 from credo.core.held_out.value_map import ResidualMap
+from credo.core.support.user_warnings import warn
 
 # Rows that a map needs: for each number that is fitted, and at least.
 _ROWS_EACH, _LEAST_ROWS = 10, 50
@@ -190,11 +190,10 @@ def _with_enough_rows(rows: Rows, kind: str) -> list[str]:
     needed = max(_LEAST_ROWS, _ROWS_EACH * rows.numbers()[kind])
     if count >= needed:
         return [kind]
-    warnings.warn(
+    warn(
         f"No recalibration: kind={kind!r} needs {needed} held-out rows, ten for each number that it fits and at least "
         f"{_LEAST_ROWS}; there are {count}.",
         CalibrationWarning,
-        stacklevel=5,
     )
     return []
 

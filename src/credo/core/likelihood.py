@@ -95,9 +95,13 @@ class Categorical(ClassLikelihood):
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy."""
         if y.shape != outputs.shape[:-1] or y.dtype.is_floating_point:
+            regression = "For a regression give the posterior likelihood='gaussian', with an output for each number"
+            binary = "; for two classes and one output, likelihood='bernoulli'" if outputs.shape[-1] == 1 else ""
             raise ValueError(
                 f"Labels must be integers of shape {list(outputs.shape[:-1])} for outputs of shape "
-                f"{list(outputs.shape)}; got {y.dtype} of shape {list(y.shape)}."
+                f"{list(outputs.shape)}; got {y.dtype} of shape {list(y.shape)}. "
+                + (f"{regression}{binary}; " if y.dtype.is_floating_point else "")
+                + "class labels are y.long(), without a last dimension of 1."
             )
         try:
             return F.cross_entropy(outputs.flatten(0, -2), y.flatten().long())
@@ -257,6 +261,7 @@ class GaussianNoise(Likelihood):
             raise ValueError(
                 f"Targets of shape {list(y.shape)} for predicted means of shape {list(mean.shape)}: they must be equal "
                 "(broadcasting would silently compare every example with every other)."
+                + (" Give the targets as y.unsqueeze(-1)." if (*y.shape, 1) == tuple(mean.shape) else "")
             )
         self._entries = y[:1].numel()
         each = 0.5 * ((y - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,6 +19,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
 from credo.core.network.substitute import Draw, parameters_at, substituted
+from credo.core.support.user_warnings import warn
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -267,11 +267,10 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if again:
             self.calibration = None  # and with it all that follows it
             what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
-            warnings.warn(
+            warn(
                 f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after "
                 "training.",
                 CalibrationWarning,
-                stacklevel=3,
             )
         return result
 

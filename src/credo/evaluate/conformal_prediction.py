@@ -7,7 +7,6 @@ probability 1 − α or more, if new rows and calibration rows are exchangeable;
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ from credo.core.held_out.conformal_scores import quantile_scores, residual_score
 from credo.core.held_out.ledger import row_digests
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
@@ -222,8 +222,7 @@ def _warn_of_few(rows: tuple[int, ...], alpha: float, effect: str) -> None:
     else:
         listed = ", ".join(map(str, few[:_MOST_NAMED])) + (" …" if len(few) > _MOST_NAMED else "")
         which = f"The calibration rows of {len(few)} of {len(rows)} classes ({listed}) are"
-    warnings.warn(
+    warn(
         f"{which} too few for alpha={alpha:g}, which needs {needed}{' of each' if len(rows) > 1 else ''}: {effect}.",
         FewRowsWarning,
-        stacklevel=4,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from credo.core.distributed.setup import distribute, join
 from credo.core.errors import CredoWarning, unknown
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
+from credo.core.support.user_warnings import warn
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
 from credo.experiments.initial_weights import load_weights_, normalize_of
@@ -92,11 +92,10 @@ class Prepared:
         if resumes:
             asked, options = options.mc_groups, fitted(options, world.world, members)
             if options.mc_groups != asked and world.is_first:
-                warnings.warn(
+                warn(
                     f"mc_groups={asked} is not possible with {world.world} processes: resuming with "
                     f"mc_groups={options.mc_groups}, so a step has another number of draws.",
                     CredoWarning,
-                    stacklevel=2,
                 )
         check_batch_size(self.loader.batch_size, options, world.world, members)
         process_group = distribute(self.posterior, **asdict(options))
@@ -120,7 +119,7 @@ def warn_of_old_names(tables: Mapping[str, Any]) -> None:
     method = tables.get("method")
     if isinstance(method, Mapping):
         for note in current_table({"name": "bbb", **method})[1]:
-            warnings.warn(note, CredoWarning, stacklevel=3)
+            warn(note, CredoWarning)
 
 
 def read_tables(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -21,6 +20,7 @@ from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import earlier, finite, write_json, write_text
 from credo.core.support.json_files import read_json
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split, load_dataset
 from credo.data.errors import DataMissingError
@@ -138,7 +138,7 @@ class Run:
                 f"The table of {self.folder} is not at {first}, nor is there a {first.name} in {tried}. Put it into "
                 f"one of these, or correct data.path in {self.folder / CONFIG}."
             )
-        warnings.warn(f"The table is not at {first} any more: reading {found}.", DataWarning, stacklevel=3)
+        warn(f"The table is not at {first} any more: reading {found}.", DataWarning)
         return found
 
     def training_batches(self, batch_size: int = 512) -> Any:

@@ -153,6 +153,18 @@ def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_p
         x: Inputs of one batch.
         in_pieces: Whether to run images in small pieces, with their channels last in memory.
     """
+    try:
+        return _passes(posterior, draws, x, in_pieces)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if isinstance(x, Tensor) and not isinstance(error, CredoError):
+            error.add_note(
+                f"The network was given inputs of shape {list(x.shape)} and type {x.dtype}. The first dimension is the "
+                "batch: for a single example give x.unsqueeze(0)."
+            )
+        raise
+
+
+def _passes(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, in_pieces: bool) -> Tensor:
     results: list[Tensor] = []
     if in_pieces and isinstance(x, Tensor):
         x = x.contiguous(memory_format=torch.channels_last)

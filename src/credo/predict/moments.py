@@ -313,7 +313,10 @@ def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor, temperature: f
         outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
     log_probs = likelihood.log_probs(outputs)
     if log_probs.dim() != 3:
-        raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")
+        one = " For a single example add the batch's dimension: x.unsqueeze(0)." if log_probs.dim() == 2 else ""
+        raise ValueError(
+            f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.{one}"
+        )
     return tempered(log_probs, temperature)
 
 

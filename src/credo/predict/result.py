@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from statistics import NormalDist
@@ -14,6 +13,7 @@ from torch import Tensor
 from credo.core.errors import PredictiveWarning, unknown
 from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
+from credo.core.support.user_warnings import warn
 
 P = TypeVar("P", bound="Prediction")
 DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
@@ -240,11 +240,10 @@ def warn_of_other_predictions(found: Conformal | None, **way: Any) -> None:
     """
     other = "" if found is None else found.differences(**way)
     if other:
-        warnings.warn(
+        warn(
             f"Conformal sets and intervals were chosen for other predictions ({other}) and may cover less than they "
             "should: predict as credo.conformal did, or call it again with these arguments.",
             PredictiveWarning,
-            stacklevel=5,
         )
 
 

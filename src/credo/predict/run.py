@@ -6,7 +6,6 @@ With `predictive="linear"` the draws are values of the network linearised at the
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form
 from credo.predict.draw_loop import Loop, draw_loop, run_draws
@@ -116,11 +116,10 @@ def predict(
     _check_choices(strategy, tolerance, shard, on_nonfinite)
     predictive = checked_predictive(posterior, predictive, link, strategy)
     if strategy in _REMOVED_STRATEGIES:
-        warnings.warn(
+        warn(
             f"strategy={strategy!r} is gone and runs as 'loop'; the name goes in 0.3. Use 'auto' or 'loop', or "
             "credo.predictor for a fixed set of networks that run in one pass.",
             DeprecationWarning,
-            stacklevel=3,  # torch.no_grad is one
         )
         strategy = "loop"
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)

@@ -67,6 +67,7 @@ def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = T
         progress: Show a progress bar; only on an interactive terminal.
         **options: Options of `train`.
     """
+    _check_posterior(posterior)
     if progress:
         from credo.training.progress import shown  # rich is slow to import
 
@@ -140,6 +141,7 @@ def train(
         weights: `weights(batch)` returns how often each row counts (see `Posterior.step`).
         on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
     """
+    _check_posterior(posterior)
     process_group = posterior.process_group
     read = ReadBatches(loader, forward, target).read
     validation = None if validation is None else read_batches(validation, forward, target)
@@ -308,6 +310,13 @@ class _Training:
         if self.checkpoints.path is not None:
             saved = f"the state is in {self.checkpoints.path}, and the same call or command resumes from there"
         return TrainingStopped(f"Training was asked to stop and did, {where}; {saved}.", asked)
+
+
+def _check_posterior(given: object) -> None:
+    if not isinstance(given, Posterior):
+        raise ValueError(
+            f"fit and train need a posterior, such as credo.BBB(model, data_size=N); got a {type(given).__name__}."
+        )
 
 
 def _check(

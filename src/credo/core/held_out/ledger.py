@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from credo.core.errors import ReusedRowsWarning, unknown
 from credo.core.network.inputs import AnyInputs, Inputs, split_batch, tensors_of
 from credo.core.network.references import NotFollowed
 from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count
 
 Digests = NDArray[np.uint32]
@@ -114,7 +114,7 @@ class Ledger(NotFollowed):
             before[purpose] = _use(purpose, digests) if same is None else _joined(same, digests)
             self.uses = tuple(before[name] for name in PURPOSES if name in before)
         if spent and is_new:
-            warnings.warn(_about(purpose, spent, digests), ReusedRowsWarning, stacklevel=2)
+            warn(_about(purpose, spent, digests), ReusedRowsWarning)
 
     def trained(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The same batches; their rows are recorded as trained on when they are read, where they can be told apart.

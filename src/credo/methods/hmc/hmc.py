@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import available_bytes
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.hmc.chains import Chains, Plan, RunSummary, Saver, digest, resumed_chains, run, start_chains
@@ -282,12 +282,11 @@ class HMC(GradientPosterior):
         counted = self.likelihood.counted(y).examples
         seen = float(len(y)) if counted is None else float(counted)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warnings.warn(
+            warn(
                 f"data_size={self.data_size}, but the loader has {seen:,.0f} examples: their log-likelihood is scaled "
                 f"to that of {self.data_size:,}. Give data_size={seen:.0f}; to weight the data differently, set "
                 "temperature.",
                 DataSizeWarning,
-                stacklevel=4,
             )
         return Data(x, y, self.data_size / seen)
 
@@ -322,7 +321,7 @@ class HMC(GradientPosterior):
         if self.layout.size > MOST_WEIGHTS:
             problems.append(f"{self.layout.size:,} weights are more than chains mix over in reasonable time")
         if problems:
-            warnings.warn(f"HMC: {'; '.join(problems)}.", CredoWarning, stacklevel=3)
+            warn(f"HMC: {'; '.join(problems)}.", CredoWarning)
 
     def describe(self) -> Description:
         """Prior, temperature, and the kept samples."""

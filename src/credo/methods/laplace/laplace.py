@@ -9,7 +9,6 @@ J the Jacobian of the outputs by the random weights, Λ the Fisher matrix of the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
@@ -34,6 +33,7 @@ from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunctio
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
 from credo.core.support.loader_checks import check_batches
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.laplace.data_pass import Totals, pass_over, shown
@@ -234,12 +234,11 @@ class Laplace(PriorChoice):
             self._find(self._remembered(batches))
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warnings.warn(
+            warn(
                 f"data_size={self.data_size}, but the pass saw {seen:,.0f} examples: the curvature is scaled to that "
                 f"of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples that training saw; to "
                 "weight the data differently, set temperature.",
                 DataSizeWarning,
-                stacklevel=2,
             )
         return self
 

@@ -8,7 +8,6 @@ over the data after it finds the posterior, whose mean then is in the layer.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import chain, islice
@@ -31,6 +30,7 @@ from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunctio
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import check_batches
+from credo.core.support.user_warnings import warn
 from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.laplace.data_pass import checked_pair, shown
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
@@ -193,11 +193,10 @@ class LastLayer(GradientPosterior):
             self._find(self._remembered(batches))
         seen = float(self.gaussian.rows)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warnings.warn(
+            warn(
                 f"data_size={self.data_size}, but the pass saw {seen:,.0f} examples: the posterior is that of these. "
                 "Give fit() the training data, and data_size their number.",
                 DataSizeWarning,
-                stacklevel=2,
             )
         return self
 
