@@ -28,6 +28,10 @@ class Uncertainty:
     epistemic: Tensor
 
 
+# Rows that `print` shows, and entries of each: classes of a set, values of a target.
+_ROWS_SHOWN, _ENTRIES_SHOWN = 5, 3
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """Fields common to classification and regression.
@@ -59,6 +63,26 @@ class Prediction:
         shapes = [f"{name} {list(value.shape)}" for name, value in tensors.items() if isinstance(value, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
 
+    def __str__(self) -> str:
+        """The first rows as a table."""
+        shown = min(len(self), _ROWS_SHOWN)
+        columns = {"row": list(map(str, range(shown))), **self._columns(shown)}
+        lines = [[name, *cells] for name, cells in columns.items()]
+        widths = [max(map(len, line)) for line in lines]
+        rows = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in zip(*lines, strict=True)
+        ]
+        draws = sorted({int(self.draws_used.min()), int(self.draws_used.max())}) if len(self) else [0]
+        used = " to ".join(map(str, draws))
+        names = ", ".join(f.name for f in fields(self) if getattr(self, f.name) is not None)
+        rows.append(f"{shown} of {len(self)} rows, {used} draw{'' if used == '1' else 's'}; fields: {names}")
+        return "\n".join(rows)
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        """Cells of the first `count` rows by the name of their column."""
+        return {}
+
 
 @dataclass(frozen=True, repr=False)
 class ClassPrediction(Prediction):
@@ -79,6 +103,16 @@ class ClassPrediction(Prediction):
     epistemic_by_class: Tensor
     mc_error: Tensor
     sets: Tensor | None = None
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        numbers = {name: getattr(self, name)[:count] for name in ("confidence", "total", "aleatoric", "epistemic")}
+        cells = {"label": [str(label) for label in self.labels[:count].tolist()]}
+        cells |= {name: [f"{value:.4f}" for value in values.tolist()] for name, values in numbers.items()}
+        if self.sets is not None:
+            cells["set"] = [_set(row.nonzero().flatten().tolist()) for row in self.sets[:count]]
+        if self.targets is not None:
+            cells["target"] = [str(target) for target in self.targets[:count].tolist()]
+        return cells
 
     @property
     def labels(self) -> Tensor:
@@ -144,6 +178,15 @@ class RegressionPrediction(Prediction):
     lower: Tensor | None = None
     upper: Tensor | None = None
 
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        cells = {name: _numbers(getattr(self, name)[:count]) for name in ("mean", "total", "aleatoric", "epistemic")}
+        if self.lower is not None and self.upper is not None:
+            ends = zip(_numbers(self.lower[:count]), _numbers(self.upper[:count]), strict=True)
+            cells["interval"] = [f"{low} to {high}" for low, high in ends]
+        if self.targets is not None:
+            cells["target"] = _numbers(self.targets[:count])
+        return cells
+
     @property
     def total(self) -> Tensor:
         """Standard deviation of a new target."""
@@ -186,6 +229,18 @@ class RegressionPrediction(Prediction):
             return normal_cdf(z)
         made, rows = self.residuals, len(self.mean)
         return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
+
+
+def _set(labels: list[int]) -> str:
+    more = f", … ({len(labels)})" if len(labels) > _ENTRIES_SHOWN else ""
+    return "{" + ", ".join(map(str, labels[:_ENTRIES_SHOWN])) + more + "}"
+
+
+def _numbers(values: Tensor) -> list[str]:
+    """The numbers of each row, the first of many."""
+    rows = values.reshape(len(values), -1)
+    more = " …" if rows.shape[1] > _ENTRIES_SHOWN else ""
+    return [" ".join(f"{value:.4g}" for value in row[:_ENTRIES_SHOWN]) + more for row in rows.tolist()]
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
