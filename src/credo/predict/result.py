@@ -54,7 +54,7 @@ class Prediction:
     @property
     def finite(self) -> Tensor:
         """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
-        found = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
+        found: list[Tensor] = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
         return reduce(torch.logical_and, found)
 
     def __repr__(self) -> str:
