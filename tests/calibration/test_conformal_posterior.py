@@ -188,7 +188,7 @@ def test_a_pair_of_tensors_is_one_batch(network: Make, rows: Make) -> None:
 def test_yes_or_no(rows: Make) -> None:
     posterior = MAP(nn.Linear(4, 1), data_size=10, likelihood="bernoulli")
     batches = [(x, (y > 0).long()) for x, y in rows(200)]
-    credo.conformal(posterior, batches, kind="raps", by_class=True)
+    credo.conformal(posterior, batches, kind="raps", by_class=True, penalty=0.1, k_reg=1)
     prediction = credo.predict(posterior, batches)
     assert prediction.sets.shape == (200, 2)
     assert set_metrics(prediction.sets, prediction.targets)["worst_class_coverage"] >= 0.9
