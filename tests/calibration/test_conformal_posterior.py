@@ -204,3 +204,17 @@ def test_what_does_not_fit_is_explained(classes: BBB, values: BBB, rows: Make) -
     classes.conformal = values.conformal
     with pytest.raises(TypeError, match="ConformalIntervals"):
         credo.predict(classes, torch.randn(2, 4))
+
+
+def test_the_default_link_by_name_is_no_other_prediction() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 3), torch.randint(4, (60,))
+    posterior = credo.Laplace(torch.nn.Linear(3, 4), data_size=60).fit([(x, y)], progress=False)
+    new = torch.randn(80, 3)
+    for chosen, given in ((None, "extended-probit"), ("extended-probit", None)):
+        credo.conformal(posterior, [(new, torch.randint(4, (80,)))], link=chosen)
+        credo.predict(posterior, x, link=given)  # a warning would be an error
+        credo.predictor(posterior, link=given)
+        with pytest.warns(credo.PredictiveWarning, match="link='bridge' instead of 'extended-probit'"):
+            credo.predict(posterior, x, link="bridge")
+        posterior.ledger.uses = ()
