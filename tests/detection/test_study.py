@@ -73,3 +73,11 @@ def test_a_study_of_batches_that_forward_and_target_read() -> None:
     for name, scores in plain.inside.items():
         assert torch.allclose(read.inside[name], scores, atol=1e-5)
         assert torch.allclose(read.outside["far"][name], plain.outside["far"][name], atol=1e-5)
+
+
+def test_conformal_sets_do_not_matter() -> None:
+    """They were chosen for 32 draws, and a study makes fewer: no reason for a warning, which would be an error."""
+    own = posterior()
+    credo.conformal(own, [(NEW, (NEW[:, 0] > 0).long())], alpha=0.2)
+    credo.ood_study(own, LOADER, NEW, {"far": FAR}, scores="energy", draws=2, resamples=20, progress=False)
+    assert own.conformal is not None

@@ -74,8 +74,10 @@ def ood_study(
     """
     if predictions is None:
         options: dict[str, Any] = {"draws": max(1, draws), "seed": seed, "forward": forward}
-        groups = {name: predict_classes(posterior, x, **options) for name, x in outside.items()}
-        predictions = predict_classes(posterior, inside, **options), groups
+        plain = posterior.frozen_copy()
+        plain.conformal = None  # sets are of no use here, and may have been chosen for more draws
+        groups = {name: predict_classes(plain, x, **options) for name, x in outside.items()}
+        predictions = predict_classes(plain, inside, **options), groups
     within = own_scores(predictions[0])
     beyond = {name: own_scores(predictions[1][name]) for name in outside}
     if scores:

@@ -102,7 +102,11 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
     if scores is not None:
         data = diagnosis.measurements["data"]
         rows = f"{data['evaluated']} {'test' if data['held_out'] else 'training'} examples"
-        print_table(f"{title}: scores on {rows}", ["", scores["metric"], "NLL"], score_rows(scores))
+        print_table(
+            f"{title}: scores on {rows}, with other draws than those of `credo evaluate`",
+            ["", scores["metric"], "NLL"],
+            score_rows(scores),
+        )
     for finding in diagnosis.findings:
         console.print(_text(finding, method), soft_wrap=True)
     if diagnosis.layers:
