@@ -89,8 +89,15 @@ def stored_abstention(run: Run) -> tuple[RiskControl, int] | None:
     """
     if not (run.folder / ABSTENTION).exists():
         return None
-    numbers = ("max_error", "confidence", "accepted", "error", "bound")
-    needs = {**dict.fromkeys(numbers, (int, float)), "rows": int, "draws": int, "threshold": (int, float, type(None))}
+    number = (int, float)
+    needs: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("max_error", "confidence", "accepted", "error", "bound"), number),
+        "rows": int,
+        "draws": int,
+        "threshold": (*number, type(None)),
+    }
     read = read_json(run.folder / ABSTENTION, needs)
-    limit = math.inf if read["threshold"] is None else float(read["threshold"])  # None: all answers are accepted
-    return RiskControl(limit, *(read[name] for name in numbers), read["rows"]), read["draws"]
+    draws = read.pop("draws")
+    if read["threshold"] is None:  # all answers are accepted
+        read["threshold"] = math.inf
+    return RiskControl(**{name: read[name] for name in needs if name in read}), draws

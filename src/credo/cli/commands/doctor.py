@@ -101,12 +101,9 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
     scores = diagnosis.measurements.get("scores")
     if scores is not None:
         data = diagnosis.measurements["data"]
-        rows = f"{data['evaluated']} {'test' if data['held_out'] else 'training'} examples"
-        print_table(
-            f"{title}: scores on {rows}, with other draws than those of `credo evaluate`",
-            ["", scores["metric"], "NLL"],
-            score_rows(scores),
-        )
+        measured = f"{data['evaluated']} {'test' if data['held_out'] else 'training'} examples"
+        measured += ", with other draws than those of `credo evaluate`"
+        print_table(f"{title}: scores on {measured}", ["", scores["metric"], "NLL"], score_rows(scores))
     for finding in diagnosis.findings:
         console.print(_text(finding, method), soft_wrap=True)
     if diagnosis.layers:
