@@ -201,7 +201,7 @@ def prepare(experiment: Experiment) -> Prepared:
     training = experiment.training
     with blamed_on("data", experiment.data):
         dataset = load_dataset(**experiment.data)
-    train, held_out = training_and_validation(dataset, training)
+    train, held_out, _ = training_parts(dataset, training)
     if training.examples is not None and training.examples != len(train):
         if not 0 < training.examples < len(train):
             raise ValueError(f"training.examples={training.examples}: only {len(train)} are available.")
@@ -214,12 +214,20 @@ def prepare(experiment: Experiment) -> Prepared:
     return Prepared(dataset, posterior, loader, None if held_out is None else in_order(held_out))
 
 
-def training_and_validation(dataset: Dataset, training: Training) -> tuple[Split, Split | None]:
-    """The training examples, and those held out of them for validation, if any; always the same ones."""
-    if not training.validation:
-        return dataset.train, None
-    size = int(training.validation) if training.validation >= 1 else float(training.validation)
-    return split_validation(dataset.train, size=size, seed=training.seed)
+def training_parts(dataset: Dataset, training: Training) -> tuple[Split, Split | None, Split | None]:
+    """The training examples, and those held out for validation and for conformal prediction; always the same ones."""
+    train, parts = dataset.train, []
+    for name in ("validation", "conformal"):
+        size = getattr(training, name)
+        count = int(size) if size >= 1 else round(size * len(dataset.train))
+        if size and not 0 < count < len(train):
+            raise ValueError(
+                f"training.{name}={size} leaves nothing on one side of {len(train)} examples: give a fraction below 1, "
+                f"or a number from 1 to {len(train) - 1}; 0 holds out none."
+            )
+        train, part = split_validation(train, size=count, seed=training.seed) if size else (train, None)
+        parts.append(part)
+    return train, parts[0], parts[1]
 
 
 def with_normalize(model: Mapping[str, Any], dataset: Dataset, train: Split) -> dict[str, Any]:

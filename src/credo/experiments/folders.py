@@ -26,7 +26,8 @@ LEDGER = "ledger.json"  # uses of held-out rows by other commands; those of trai
 LOCK = ".lock"
 REPORT = "report.html"  # of a sequence of tasks
 # Results of other commands, which are invalid for a new model.
-ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json", LEDGER)
+ABSTENTION = "abstention.json"
+ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json", ABSTENTION, LEDGER)
 # Settings that may change when a run resumes: those of the machine, and the number of epochs.
 _FREE = {
     "training.checkpoint_every",

@@ -26,7 +26,7 @@ from credo.data import Dataset, Split, load_dataset
 from credo.data.errors import DataMissingError
 from credo.detection import ood_study
 from credo.evaluate import measure
-from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_and_validation
+from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_parts
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
 from credo.experiments.folders import (
     ABOUT_MODEL,
@@ -143,18 +143,23 @@ class Run:
 
     def training_batches(self, batch_size: int = 512) -> Any:
         """The examples that training used, in order and not augmented."""
-        return in_order(training_and_validation(self.dataset(), self.experiment().training)[0], batch_size)
+        return in_order(training_parts(self.dataset(), self.experiment().training)[0], batch_size)
 
     def validation(self) -> Split:
         """The examples that training held out."""
         experiment = self.experiment()
-        held_out = training_and_validation(self.dataset(), experiment.training)[1]
+        held_out = training_parts(self.dataset(), experiment.training)[1]
         if held_out is None:
             raise ValueError(
                 f"{self.folder} was trained without validation examples: training.validation is 0. Train it again with "
                 "training.validation=0.1, say."
             )
         return held_out
+
+    def conformal_rows(self) -> Split:
+        """The examples that were held out for conformal prediction; without them, those for validation."""
+        held_out = training_parts(self.dataset(), self.experiment().training)[2]
+        return self.validation() if held_out is None else held_out
 
     def train(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.closed_form import has_closed_form
+from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import run_draws
 from credo.predict.moments import make_moments, summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
@@ -104,7 +105,8 @@ class Predictor:
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
         is_closed = self.predictive == "linear" and has_closed_form(self._posterior, link)
         matters = draws if self._is_random and not is_closed else None
-        warn_of_other_predictions(self.conformal, draws=matters, predictive=self.predictive, link=link, tolerance=None)
+        given = {"draws": matters, "predictive": self.predictive, "link": link, "tolerance": None}
+        warn_of_other_predictions(self.conformal, partial(meant_link, self._posterior), **given)
         self._kept = self._fixed_draws() if self.predictive == "weights" else None
         by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from statistics import NormalDist
@@ -286,14 +287,22 @@ def conformed(prediction: P, found: Conformal | None) -> P:
     return replace(prediction, **changes)
 
 
-def warn_of_other_predictions(found: Conformal | None, **way: Any) -> None:
+def warn_of_other_predictions(
+    found: Conformal | None, meant: Callable[[str | None, int], str | None], **way: Any
+) -> None:
     """Warn if the conformal thresholds were chosen for predictions of another kind, whose coverage is not theirs.
 
     Args:
         found: The posterior's `conformal`.
+        meant: Gives the link that is meant by one that may be None, with this number of outputs.
         way: As in `Conformal.differences`.
     """
-    other = "" if found is None else found.differences(**way)
+    if found is None:
+        return
+    if way["predictive"] == found.predictive == "linear":
+        outputs = found.classes if isinstance(found, ConformalSets) else found.outputs
+        found, way = replace(found, link=meant(found.link, outputs)), {**way, "link": meant(way["link"], outputs)}
+    other = found.differences(**way)
     if other:
         warn(
             f"Conformal sets and intervals were chosen for other predictions ({other}) and may cover less than they "

@@ -25,7 +25,7 @@ from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form
+from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
 from credo.predict.draw_loop import Loop, draw_loop, run_draws
 from credo.predict.linear import check_linearisable
 from credo.predict.moments import make_moments
@@ -212,7 +212,8 @@ class _Task:
             check.warn()
         matters = task.is_random and not self._is_closed(frozen)
         way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
-        warn_of_other_predictions(found, draws=self.draws if matters else None, **way)
+        meant = partial(meant_link, frozen)
+        warn_of_other_predictions(found, meant, draws=self.draws if matters else None, **way)
         return conformed(recalibrated(task._joined(parts, bad_inputs), calibration), found)
 
     def _for(self, frozen: Posterior) -> _Task:
