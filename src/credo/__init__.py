@@ -5,7 +5,7 @@ A posterior is a module around your untouched network; it can draw weights, make
 
 from typing import Any
 
-from credo import methods, optim, priors
+from credo import likelihoods, methods, optim, priors
 from credo.calibration import calibrate, recalibrate
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
@@ -44,7 +44,17 @@ from credo.evaluate import agreement, chain_study, conformal, ensemble_study, me
 from credo.exporting import export
 from credo.methods import *  # noqa: F403
 from credo.models import summary
-from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
+from credo.predict import (
+    ClassPrediction,
+    DenseClassPrediction,
+    DistributionPrediction,
+    MultiLabelPrediction,
+    Predictor,
+    QuantilePrediction,
+    RegressionPrediction,
+    predict,
+    predictor,
+)
 from credo.training import describe, fit, load, save, train, tune
 from credo.version import __version__
 
@@ -62,7 +72,9 @@ __all__ = [
     "CredoWarning",
     "DataSizeWarning",
     "DataWarning",
+    "DenseClassPrediction",
     "Diagnosis",
+    "DistributionPrediction",
     "DivergenceWarning",
     "ExampleCountWarning",
     "FewRowsWarning",
@@ -73,6 +85,7 @@ __all__ = [
     "Ledger",
     "Likelihood",
     "LostProcessError",
+    "MultiLabelPrediction",
     "NonFiniteError",
     "OodComparison",
     "OodDetector",
@@ -82,6 +95,7 @@ __all__ = [
     "Predictor",
     "Prior",
     "ProcessGroup",
+    "QuantilePrediction",
     "Recalibration",
     "RegressionPrediction",
     "ReusedRowsWarning",
@@ -101,6 +115,7 @@ __all__ = [
     "export",
     "fit",
     "frozen_statistics",
+    "likelihoods",
     "load",
     "measure",
     "merge",

@@ -18,7 +18,8 @@ from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import run_draws
-from credo.predict.moments import make_moments, summable
+from credo.predict.kinds.make import make_moments
+from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions

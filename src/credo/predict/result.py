@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from credo.core.errors import PredictiveWarning, unknown
 from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
@@ -209,6 +210,16 @@ class RegressionPrediction(Prediction):
         standard = (self.residuals.quantile(level) - self.residuals.mean) / self.residuals.std
         return self.mean + self.total * standard.reshape(self.mean.shape[1:]).to(self.mean)
 
+    def pit(self, seed: int = 0) -> Tensor:
+        """The probability integral transform of the targets: their `cdf`, uniform if they follow the prediction.
+
+        Args:
+            seed: Of the random numbers that counts need; not used here.
+        """
+        if self.targets is None:
+            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
+        return self.cdf(self.targets)
+
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper ends [n, outputs] of the central interval that holds a new target with probability `level`.
 
@@ -321,5 +332,13 @@ def concatenate(parts: list[P]) -> P:
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         is_each = all(isinstance(value, Tensor) for value in values)  # else None, or what all rows share
-        merged[field.name] = torch.cat(values) if is_each else None if any(v is None for v in values) else values[0]
+        merged[field.name] = _stacked(values) if is_each else None if any(v is None for v in values) else values[0]
     return type(parts[0])(**merged)
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    """Rows below each other; where batches had different numbers of draws [rows, draws, …], with NaN after the last."""
+    if len({value.shape[1:] for value in values}) == 1:
+        return torch.cat(values)
+    most = max(value.shape[1] for value in values)
+    return torch.cat([F.pad(v, (0, 0) * (v.dim() - 2) + (0, most - v.shape[1]), value=torch.nan) for v in values])

@@ -27,8 +27,8 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
 from credo.predict.draw_loop import Loop, draw_loop, run_draws
+from credo.predict.kinds.make import make_moments
 from credo.predict.linear import check_linearisable
-from credo.predict.moments import make_moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import (

@@ -138,7 +138,8 @@ def train(
         target: `target(batch)` returns the targets of a batch. None: by the form of the batch.
         examples: `examples(batch)` returns the number that this mean was divided by, in the units of `data_size`,
             where it is not the number of rows (`ignore_index`, masks).
-        weights: `weights(batch)` returns how often each row counts (see `Posterior.step`).
+        weights: `weights(batch)` returns how often each row counts (see `Posterior.step`); without `nll`, the loss is
+            weighted by them, as if rows were repeated.
         on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
     """
     _check_posterior(posterior)
@@ -174,7 +175,7 @@ def train(
         posterior.ledger.record("early stopping", validation)
     for earlier in progress.records:
         yield EpochRecord(**earlier)
-    loss = nll or likelihood_nll(posterior, read)
+    loss = nll or likelihood_nll(posterior, read, None if examples is not None else weights)
     if posterior.steps == 0:
         for part in posterior.all_posteriors():
             part.plan_training_(steps=epochs * len(loader), epochs=epochs)

@@ -108,7 +108,9 @@ class Passes:
             raise UnsupportedModelError(
                 f"The network's output must be one tensor with {size} rows, as many as its input has; got {shape}."
             )
-        if isinstance(self.likelihood, Categorical) and (outputs.dim() < 2 or outputs.shape[-1] == 1):
+        if isinstance(self.likelihood, Categorical) and (
+            outputs.dim() < 2 or outputs.shape[self.likelihood.class_dim] == 1
+        ):
             raise ValueError(
                 f"Outputs of shape {list(outputs.shape)} have one class only: give the likelihood of the loss, such as "
                 "likelihood='bernoulli' or 'gaussian'."
