@@ -6,20 +6,21 @@ import copy
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from credo.core.distributed.wrapped_networks import check_alone, process_count
+from credo.core.distributed.wrapped_networks import check_alone
 from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
-from credo.core.network.substitute import Draw, parameters_at, substituted
+from credo.core.network.substitute import Draw, substituted
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -154,9 +155,9 @@ class Guard(NotFollowed):
             raise NotIsolatedError
 
     @contextmanager
-    def holding(self, in_place: bool) -> Iterator[None]:
-        """While open, draws and steps raise RuntimeError if the network itself holds a draw: it is no mean then."""
-        before, self.holds_draw = self.holds_draw, in_place
+    def holding(self) -> Iterator[None]:
+        """While open, draws and steps raise RuntimeError: the network itself holds a draw, and is no mean."""
+        before, self.holds_draw = self.holds_draw, True
         try:
             yield
         finally:
@@ -208,13 +209,13 @@ def exclusively(method: Callable[..., Any]) -> Callable[..., Any]:
             if not guard.is_isolated:
                 return method(self, *args, **options)
             posteriors = guard.parts(self)
-            states = [part.generator.get_state() for part in posteriors]
+            generators = [(part._generator, part._generator.get_state()) for part in posteriors]
             try:
                 return method(self, *args, **options)
             except NotIsolatedError:
-                for part, state in zip(posteriors, states, strict=True):
+                for part, (generator, state) in zip(posteriors, generators, strict=True):
                     part.guard.is_isolated = False
-                    part.generator.set_state(state)
+                    part._generator = generator.set_state(state)
             return method(self, *args, **options)
 
     return locked
@@ -244,7 +245,7 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def checked(self: Posterior, *args: Any, **options: Any) -> Any:
-        processes = process_count()
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if self.guard.checked_for != processes:
             check_alone(self)
             self.guard.checked_for = processes
@@ -259,20 +260,23 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def changing(self: Posterior, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
-        chosen = {"calibrate": self.calibration, "conformal": self.conformal}
-        again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
-        if again:
-            self.calibration = None  # and with it all that follows it
-            what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
-            warnings.warn(
-                f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after "
-                "training.",
-                CalibrationWarning,
-                stacklevel=3,
-            )
+        if self._calibration is not None or self.conformal is not None:
+            _drop_calibration(self)
         return result
 
     return changing
+
+
+def _drop_calibration(posterior: Posterior) -> None:
+    chosen = {"calibrate": posterior.calibration, "conformal": posterior.conformal}
+    again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
+    posterior.calibration = None  # and with it all that follows it
+    what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
+    warnings.warn(
+        f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after training.",
+        CalibrationWarning,
+        stacklevel=4,
+    )
 
 
 class ThreadSafe(nn.Module):
@@ -441,32 +445,6 @@ class ThreadSafe(nn.Module):
     def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
         """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
         weights = self.draw() if draw is None else draw
-        held = nullcontext() if self.guard.is_private else self.guard.holding(True)
+        held = nullcontext() if self.guard.is_private else self.guard.holding()
         with self.activation_noise(), held, substituted(self.model, weights, self._aliases):
             yield self.model
-
-    @contextmanager
-    def _with_draw(self, weights: Draw, in_place: bool) -> Iterator[nn.Module]:
-        """The network that a training pass runs on with these weights; the user's own one if `in_place`."""
-        net = self.model if in_place else self._net
-        unread, held = self._means_unread(weights, in_place), self.guard.holding(in_place)
-        with unread, substituted(net, weights, self._aliases), held:
-            yield net
-
-    @contextmanager
-    def _means_unread(self, weights: Iterable[str], in_place: bool = False) -> Iterator[None]:
-        """Raises NotIsolatedError if a pass inside gives the network's own parameters a gradient instead of the draw's.
-
-        So a loss that also calls the module itself is run again, with the draw in the module.
-        """
-        if in_place or not self.guard.is_isolated or self.guard.is_private:
-            yield
-            return
-        own = [*parameters_at(self.model, weights).values()]
-        before = [(p.grad, None if p.grad is None else p.grad._version) for p in own]
-        yield
-        for parameter, (gradient, version) in zip(own, before, strict=True):
-            now = parameter.grad
-            if now is not gradient or (now is not None and now._version != version):
-                parameter.grad = gradient if now is not gradient else None
-                raise NotIsolatedError
