@@ -13,6 +13,7 @@ from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal, conformal_from
 from credo.core.held_out.ledger import Ledger
+from credo.core.thread_safety import exclusively
 
 
 class Saved(nn.Module):
@@ -73,6 +74,12 @@ class Saved(nn.Module):
         for name in ("model", "likelihood"):
             self._modules.pop(name, None)
             self.__dict__[name] = getattr(part, name)
+
+    @exclusively
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Continue where `state_dict()` was called."""
+        self.calibration = None  # of other weights; the state may hold its own
+        return super().load_state_dict(*args, **options)
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None

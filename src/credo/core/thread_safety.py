@@ -21,6 +21,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
 from credo.core.network.substitute import Draw, substituted
+from credo.core.support.validate import checked_seed
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -91,13 +92,13 @@ class Guard(NotFollowed):
 
     # -- private copies for prediction ----------------------------------------------------------------------------
 
-    def take(self, posterior: Posterior, copies: str) -> Skeleton | None:
+    def take(self, posterior: Posterior, copies: str, training: bool | None = None) -> Skeleton | None:
         """A copy of the posterior that is up to date, or None if there cannot be one. To be called under the lock."""
         while self.is_isolated:
             try:
                 parts = self.parts(posterior)
                 skeleton = self._free.pop() if self._free else self._new(posterior, posterior.model, parts)
-                skeleton.refresh(copies)
+                skeleton.refresh(copies, training=training)
                 return skeleton
             except ChangedStructureError:
                 self._free.clear()
@@ -125,7 +126,7 @@ class Guard(NotFollowed):
         try:
             if self._training is None:
                 self._training = self._new(model, model)
-            self._training.refresh()
+            self._training.refresh(training=model.training)
         except ChangedStructureError:
             self._training = None
             return self.training_network(model)
@@ -287,9 +288,8 @@ class ThreadSafe(nn.Module):
     """
 
     model: nn.Module
-    generator: torch.Generator
     seed: int
-    device: torch.device
+    _generator: torch.Generator
     _aliases: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -318,13 +318,31 @@ class ThreadSafe(nn.Module):
     def draw(self) -> dict[str, torch.Tensor]:
         """Weights of one network, by parameter name."""
 
-    @abstractmethod
     def activation_noise(self) -> AbstractContextManager[Any]:
-        """Activation noise that belongs to a pass while open."""
+        """Activation noise that belongs to a pass while open; none by default."""
+        return nullcontext()
 
-    @abstractmethod
+    # -- random numbers -------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        for module in self.model.modules():  # several times a step: `parameters()` takes three times as long
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter.device
+        return torch.device("cpu")
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The source of all of this posterior's randomness, on the network's device."""
+        if self._generator.device.type != self.device.type:
+            self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        return self._generator
+
     def reseed_(self, seed: int) -> None:
         """Take random numbers from a new generator from here on."""
+        self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -338,12 +356,16 @@ class ThreadSafe(nn.Module):
             for part, generator in zip(parts, before, strict=True):
                 part._generator = generator
 
+    # -- copies of the posterior ----------------------------------------------------------------------------------
+
     def all_posteriors(self) -> list[Posterior]:
         """This posterior and those that it is made of."""
         return [module for module in self.modules() if isinstance(module, ThreadSafe)]  # type: ignore[misc]
 
     @contextmanager
-    def snapshot(self, *, seed: int | None = None, copies: str = "trained") -> Iterator[Self]:
+    def snapshot(
+        self, *, seed: int | None = None, copies: str = "trained", training: bool | None = None
+    ) -> Iterator[Self]:
         """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
 
         It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
@@ -353,13 +375,14 @@ class ThreadSafe(nn.Module):
             seed: Start of its random numbers; None continues those of the posterior.
             copies: Which tensors are copied: `"trained"` what training changes, `"parameters"` not the buffers, so that
                 passes in train mode move running statistics, `"none"`. Gradients reach the original's parameters.
+            training: Whether it is put into train mode; None leaves all modes as they are.
         """
         me: Any = self
         if self.guard.is_private:
-            yield self
+            yield self if training is None else self.train(training)
             return
         with self.guard.exclusive(me):
-            skeleton = self.guard.take(me, copies)
+            skeleton = self.guard.take(me, copies, training)
             if skeleton is not None:
                 for part in self.guard.parts(me):
                     skeleton.copy_of(part)._generator = part.generator
@@ -367,10 +390,10 @@ class ThreadSafe(nn.Module):
                     skeleton.module.reseed_(seed)
         if skeleton is None:
             with self._under_lock(seed):
-                yield self
+                yield self if training is None else self.train(training)
             return
         try:
-            yield skeleton.module
+            yield skeleton.module if training is None else skeleton.module.train(training)
         except NotIsolatedError:
             for part in self.all_posteriors():
                 part.guard.is_isolated = False
@@ -416,10 +439,21 @@ class ThreadSafe(nn.Module):
         whole: Self = skeleton.module
         return whole
 
+    def uncalibrated(self) -> Self:
+        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
+
+        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
+        """
+        plain = self.frozen_copy()
+        plain.calibration = None
+        return plain
+
     def owns(self, net: nn.Module) -> bool:
         """Whether this is the posterior's network, or the private copy that a step hands to the loss."""
         me: Any = self
         return any(net is part.model or part.guard.is_training_copy(net) for part in self.guard.parts(me))
+
+    # -- the network with a draw in it ----------------------------------------------------------------------------
 
     @property
     def _net(self) -> nn.Module:

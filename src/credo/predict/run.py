@@ -354,8 +354,7 @@ def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
     # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
     # else can be using it; beside other threads that would take numbers from theirs.
     alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
-    with posterior.snapshot(seed=seed) as frozen, alone, noise_scaled(frozen):
-        frozen.eval()
+    with posterior.snapshot(seed=seed, training=False) as frozen, alone, noise_scaled(frozen):
         yield frozen
 
 

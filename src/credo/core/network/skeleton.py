@@ -106,7 +106,7 @@ class Skeleton(NotFollowed):
 
     # -- following the original -----------------------------------------------------------------------------------
 
-    def refresh(self, copies: str = "none") -> None:
+    def refresh(self, copies: str = "none", *, training: bool | None = None) -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
         Modules of a class with `replaces_buffers` never change a tensor in place, and it is always shared.
@@ -115,6 +115,7 @@ class Skeleton(NotFollowed):
             copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
                 `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
                 are switched on, reach the original's parameters through the copies.
+            training: The mode of the passes to come, if known: only that one is watched.
 
         Raises:
             ChangedStructureError: If modules, parameters or buffers have been added, removed or replaced by others.
@@ -135,7 +136,7 @@ class Skeleton(NotFollowed):
             pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
-        if any(self._is_watched(mode) for mode in _MODES):
+        if any(self._is_watched(mode) for mode in (_MODES if training is None else (training,))):
             self._watch_first_passes()
 
     def share(self) -> None:

@@ -232,8 +232,8 @@ class HMC(GradientPosterior):
         self, loader: Iterable[Any], file: Path | None, every: int, on_transition: Callable[[Chains], None]
     ) -> None:
         data = self._data(loader)
-        with torch.no_grad(), self.snapshot() as frozen:
-            net, likelihood = frozen.eval().model, frozen.likelihood
+        with torch.no_grad(), self.snapshot(training=False) as frozen:
+            net, likelihood = frozen.model, frozen.likelihood
             layout = Layout(parameters_at(net, self.layout.names), least=self._dtype)
             energy = Potential(net, layout, likelihood, frozen.prior, data, self.temperature)
             saver = None if file is None else Saver(file, every, self._key(net, data), likelihood)

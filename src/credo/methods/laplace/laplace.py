@@ -164,8 +164,7 @@ class Laplace(PriorChoice):
             x: Inputs of one batch.
             diagonal: Give the variances [batch, outputs] alone, without ever making a matrix of the outputs.
         """
-        with self.snapshot() as frozen:
-            frozen.eval()
+        with self.snapshot(training=False) as frozen:
             return frozen._moments(x, diagonal)
 
     def _moments(self, x: AnyInputs, diagonal: bool) -> tuple[Tensor, Tensor]:
@@ -290,7 +289,7 @@ class Laplace(PriorChoice):
         labels = torch.Generator(self.device).manual_seed(seed)
         with ExitStack() as stack:
             with torch.no_grad():  # copies that are no part of a graph
-                frozen = stack.enter_context(self.snapshot()).eval()
+                frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels)
             return pass_over(self.structure, passes, batches, group)

@@ -145,8 +145,7 @@ class LastLayer(GradientPosterior):
             x: Inputs of one batch.
             diagonal: Give the variances [batch, outputs] alone.
         """
-        with self.snapshot() as frozen:
-            frozen.eval()
+        with self.snapshot(training=False) as frozen:
             outputs, features = frozen._features(x)
             outputs = outputs.reshape(len(x), -1)
             variances = torch.zeros_like(outputs)
@@ -240,7 +239,7 @@ class LastLayer(GradientPosterior):
         group = self.process_group
         with ExitStack() as stack:
             with torch.no_grad():  # copies that are no part of a graph
-                frozen = stack.enter_context(self.snapshot()).eval()
+                frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             return self.gaussian.gathered((frozen._examples(i, batch) for i, batch in enumerate(batches)), group)
 
