@@ -161,10 +161,11 @@ class BBB(GradientPosterior, GaussianPosterior):
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
         if isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled():
-            means = self.layout.pieces(parameters_at(self.model, self.layout.names))
-            generator = self.generator
-            if flat.fused([*means, self.rho]):
-                return self.layout.split(flat.softplus_draw(flat.TensorList(means), self.rho, flat.new_key(generator)))
+            generator, means = self.generator, parameters_at(self.model, self.layout.names)
+            pieces = [*means.values()] if self.layout.is_whole else self.layout.pieces(means)
+            if flat.fused([*pieces, self.rho]):
+                draw = flat.softplus_draw(flat.TensorList(pieces), self.rho, flat.new_key(generator))
+                return flat.split(draw, means) if self.layout.is_whole else self.layout.split(draw)
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
