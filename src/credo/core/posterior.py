@@ -18,9 +18,9 @@ from credo.core.example_counts import Counted
 from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.inputs import AnyInputs
+from credo.core.network.pruning import Prunable
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
-from credo.core.pruning import Prunable
 from credo.core.saved_state import Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
