@@ -143,3 +143,10 @@ def test_weights_that_start_alike_and_sizes_that_differ_are_said() -> None:
 def test_impossible_arguments(options: dict, message: str) -> None:
     with pytest.raises((ValueError, credo.UnsupportedModelError), match=message):
         credo.HMC(network(), data_size=24, **{**SHORT, **options})
+
+
+def test_flat_names_of_chain_settings_are_accepted_until_they_go() -> None:
+    with pytest.warns(DeprecationWarning, match="settings"):
+        posterior = credo.HMC(network(), data_size=24, chains=2, samples=4, thin=3)
+    assert posterior.plan.thin == 3
+    assert credo.HMC(network(), data_size=24, **posterior.config()).plan == posterior.plan
