@@ -24,7 +24,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
+from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
@@ -33,10 +33,9 @@ from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
-from credo.core.support.loader_checks import check_batches
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights
-from credo.methods.laplace.data_pass import Totals, pass_over, shown
+from credo.methods.laplace.data_pass import Totals, pass_over, training_pass
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
@@ -226,11 +225,8 @@ class Laplace(PriorChoice):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
-        is_first = self.process_group is None or self.process_group.is_first
-        with shown(loader, progress=progress and is_first) as batches:
-            self._find(self._remembered(batches))
+        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+            self._find(batches)
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warnings.warn(

@@ -22,7 +22,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, NonFiniteError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
+from credo.core.network.inputs import AnyInputs, Forward, Target
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import all_names, join
 from credo.core.network.substitute import parameters_at
@@ -30,9 +30,8 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainabl
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
-from credo.core.support.loader_checks import check_batches
 from credo.core.thread_safety import changes_weights
-from credo.methods.laplace.data_pass import checked_pair, shown
+from credo.methods.laplace.data_pass import checked_pair, training_pass
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.last_layer.conjugate import LayerPrior
@@ -185,11 +184,8 @@ class LastLayer(GradientPosterior):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
-        is_first = self.process_group is None or self.process_group.is_first
-        with shown(loader, progress=progress and is_first) as batches:
-            self._find(self._remembered(batches))
+        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+            self._find(batches)
         seen = float(self.gaussian.rows)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warnings.warn(
