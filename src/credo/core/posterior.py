@@ -24,7 +24,7 @@ from credo.core.network.substitute import aliases
 from credo.core.saved_state import Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
-from credo.core.thread_safety import ThreadSafe, checked_once, exclusively
+from credo.core.thread_safety import checked_once, exclusively
 from credo.core.training_hooks import TrainingHooks
 
 Nll = Callable[[nn.Module], Tensor]
@@ -44,7 +44,7 @@ class Terms:
     kl: float | None = None
 
 
-class Posterior(ThreadSafe, Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
+class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     """A distribution over the weights of `model`, whose own parameters are its mean (or the point weights).
 
     A method implements `draw` and `step` (or `prepared`); its constructor arguments are recorded in `arguments`. It

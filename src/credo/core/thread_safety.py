@@ -439,15 +439,6 @@ class ThreadSafe(nn.Module):
         whole: Self = skeleton.module
         return whole
 
-    def uncalibrated(self) -> Self:
-        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
-
-        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
-        """
-        plain = self.frozen_copy()
-        plain.calibration = None
-        return plain
-
     def owns(self, net: nn.Module) -> bool:
         """Whether this is the posterior's network, or the private copy that a step hands to the loss."""
         me: Any = self

@@ -185,7 +185,7 @@ class _Task:
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
             calibration, found, device = frozen.calibration, frozen.conformal, frozen.device
-            members, task = frozen.parts, self._for(frozen)
+            task, members = self._for(frozen), frozen.parts
             is_linear = members[0].default_predictive == "linear"
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
             moments_of = partial(make_moments, [part.likelihood for part in members], calibration=calibration)

@@ -55,8 +55,7 @@ def substituted(
     names = aliases(model) if names is None else names
     undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
     recurrent: dict[int, nn.RNNBase] = {}
-    is_copy = original is not None and original is not model
-    unread = [*parameters_at(original, tensors).values()] if is_copy else []
+    unread = [] if original is None or original is model else [*parameters_at(original, tensors).values()]
     before = [(p.grad, None if p.grad is None else p.grad._version) for p in unread]
     try:
         for name, tensor in tensors.items():
