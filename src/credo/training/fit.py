@@ -151,9 +151,10 @@ def train(
         process_group,
         lambda: _check(posterior, loader, epochs, validation, monitor, patience, calibrate, schedule, counted),
     )
-    options = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate, "patience": patience}
-    options |= {"monitor": monitor, "validation_draws": validation_draws, "checkpoint_every": checkpoint_every}
-    options |= {"checkpoint_minutes": checkpoint_minutes, **_named_schedule(schedule)}
+    options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate}
+    options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
+    options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
+    options["schedule"] = schedule if isinstance(schedule, str) else "your own"
     options |= _given(checkpoint=checkpoint, validation=validation, examples=examples, weights=weights)
     check_alike(process_group, options)
     chosen = make_schedule(schedule, epochs=epochs, warmup=None) if isinstance(schedule, str) else schedule
@@ -187,10 +188,6 @@ def train(
         training.run_hook("end_training_")
     if calibrate and validation is not None:
         calibrated(posterior, validation, progress=False)
-
-
-def _named_schedule(schedule: str | Schedule) -> dict[str, str]:
-    return {"schedule": schedule if isinstance(schedule, str) else "your own"}
 
 
 def _given(**arguments: object) -> dict[str, str]:
