@@ -128,7 +128,6 @@ def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
             likelihood={"kind": "gaussian", "std": noise, "learn": False},
             warmup=300,
             samples=400,
-            thin=5,
         )
         found["Hamiltonian Monte Carlo"] = hmc.fit(batches)
     return found

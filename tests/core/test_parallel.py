@@ -280,7 +280,8 @@ def test_steps_are_checked_once_for_each_number_of_processes(monkeypatch: pytest
     checked: list[Posterior] = []
     count = [1]
     monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
-    monkeypatch.setattr("credo.core.thread_safety.process_count", lambda: count[0])
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: count[0])
     posterior = MCDropout(network(), data_size=10)
     for count[0] in (1, 1, 2, 2, 1):
         posterior.step(loss)

@@ -45,8 +45,7 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
         chains=24,
         warmup=120,
         samples=24 * 100,
-        thin=1,
-        start_steps=20,
+        settings={"thin": 1, "start_steps": 20},
         prior=2.0,
         likelihood=noise,
         temperature=temperature,
@@ -193,7 +192,9 @@ def test_simulation_based_calibration() -> None:
         x = torch.randn(6, 1, dtype=torch.double)
         truth, y = net(at).detach(), (net(x) + NOISE * torch.randn(6, 1, dtype=torch.double)).detach()
         noise = credo.GaussianNoise(NOISE)
-        posterior = credo.HMC(net, data_size=6, chains=8, warmup=80, samples=64, thin=8, seed=index, likelihood=noise)
+        posterior = credo.HMC(
+            net, data_size=6, chains=8, warmup=80, samples=64, settings={"thin": 8}, seed=index, likelihood=noise
+        )
         draws = posterior.fit([(x, y)]).iter_draws(63)
         outputs = torch.stack([torch.func.functional_call(net, draw, (at,)).detach() for draw in draws])
         found.append((outputs < truth).sum(0)[:, 0])
@@ -202,7 +203,7 @@ def test_simulation_based_calibration() -> None:
 
 
 def options(**given: object) -> dict[str, object]:
-    return {"chains": 3, "warmup": 30, "samples": 9, "thin": 2, "start_steps": 10, **given}
+    return {"chains": 3, "warmup": 30, "samples": 9, "settings": {"thin": 2, "start_steps": 10}, **given}
 
 
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

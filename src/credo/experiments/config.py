@@ -18,7 +18,6 @@ from credo.core.support.json_files import read_toml
 from credo.core.support.user_warnings import warn
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
-from credo.experiments.initial_weights import load_weights_, normalize_of
 from credo.experiments.options import (
     AUTO,
     blamed_on,
@@ -39,6 +38,7 @@ from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model, input_statistics
 from credo.models.registry import model_options
+from credo.training.initial_weights import load_weights_, normalize_of
 
 # Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
