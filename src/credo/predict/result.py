@@ -57,7 +57,7 @@ class Prediction:
     def finite(self) -> Tensor:
         """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
         found: list[Tensor] = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
-        return reduce(torch.logical_and, found)
+        return reduce(torch.logical_and, found, torch.ones(len(self), dtype=torch.bool))
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
