@@ -16,7 +16,7 @@ from credo.core.held_out.conformal import conformal_from, coverage_of
 from credo.core.held_out.conformal_scores import aps_scores, rank_of, row_uniforms, rows_needed
 from credo.core.support.binomial import beta_quantile, binomial_cdf
 from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, set_metrics
-from credo.evaluate.raps import _sizes
+from credo.evaluate.guarantees.raps import _sizes
 
 
 def class_rows(count: int, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:

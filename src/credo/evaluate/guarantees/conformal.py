@@ -30,7 +30,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
-from credo.evaluate.raps import choose_penalty, rows_for_choice, rows_to_choose
+from credo.evaluate.guarantees.raps import choose_penalty, rows_for_choice, rows_to_choose
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.predict.run import checked_predictive
 
