@@ -21,6 +21,16 @@ _NODES = 16  # of the quadrature in each Gaussian of a mixture
 
 
 class _StudentDistribution(distributions.StudentT):
+    @property
+    def mean(self) -> Tensor:
+        """The centre; torch's looks for values of df, which a graph for export cannot."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """scale²·ν/(ν − 2)."""
+        return self.scale.square() * self.df / (self.df - 2)
+
     def cdf(self, value: Tensor) -> Tensor:
         """By SciPy."""
         return student_cdf(float(self.df.flatten()[0]), (value - self.loc) / self.scale)
