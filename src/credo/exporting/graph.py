@@ -68,8 +68,8 @@ class FixedDraws(nn.Module):
     def _moments(self, number: int, outputs: Tensor) -> tuple[Tensor, Tensor]:
         likelihood = self.likelihoods[number % len(self.likelihoods)]
         if isinstance(likelihood, DistributionLikelihood):
-            made = likelihood.distribution(outputs)
-            return made.mean, made.variance.sqrt()
+            mean, variance = likelihood.mean_and_variance(outputs)
+            return mean, variance.sqrt()
         assert isinstance(likelihood, GaussianNoise)
         mean, std = likelihood.moments(outputs)
         return mean, std * self.calibration.std_factor

@@ -21,16 +21,6 @@ _NODES = 16  # of the quadrature in each Gaussian of a mixture
 
 
 class _StudentDistribution(distributions.StudentT):
-    @property
-    def mean(self) -> Tensor:
-        """The centre; torch's looks for values of df, which a graph for export cannot."""
-        return self.loc
-
-    @property
-    def variance(self) -> Tensor:
-        """scale²·ν/(ν − 2)."""
-        return self.scale.square() * self.df / (self.df - 2)
-
     def cdf(self, value: Tensor) -> Tensor:
         """By SciPy."""
         return student_cdf(float(self.df.flatten()[0]), (value - self.loc) / self.scale)
@@ -62,6 +52,11 @@ class StudentT(DistributionLikelihood):
         """Student's t around the outputs."""
         scale = self.log_scale.to(outputs).exp().expand_as(outputs)
         return _StudentDistribution(torch.full_like(outputs, self.df), outputs, scale, validate_args=False)
+
+    def mean_and_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The centre, and scale²·ν/(ν − 2)."""
+        variance = torch.exp(2 * self.log_scale.to(outputs)) * (self.df / (self.df - 2))
+        return outputs, variance.expand_as(outputs)
 
     @torch.no_grad()
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
