@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from credo.cli.commands import demo
+from credo.data import load_dataset
 
 Call = Callable[..., Any]
 Refused = Callable[..., str]
@@ -37,10 +38,19 @@ def test_demo(call: Call) -> None:
         assert 0 <= auroc <= 1
         assert min(nll, seconds) >= 0
     assert all(f"training {name}" in result.stderr for name in METHODS_SHOWN)
+    assert "contrast alone detects these photographs with AUROC 1.000" in " ".join(result.stderr.split())
     found = call("demo", "--json")
     assert list(json.loads(found.stdout)) == METHODS_SHOWN
     assert "training" not in found.stderr
     assert all(Path(f"runs/demo/{name}/result.json").exists() for name in METHODS_SHOWN)
+
+
+def test_contrast_alone_detects_the_photographs() -> None:
+    photographs = load_dataset("photo-patches").test.x.flatten(1).std(1)
+    digits = load_dataset("digits").test.x.flatten(1).std(1)
+    lower = (photographs[:, None] < digits).double().mean() + (photographs[:, None] == digits).double().mean() / 2
+    assert demo.contrast_auroc() == pytest.approx(lower.item(), abs=1e-6)
+    assert demo.contrast_auroc() > 0.999
 
 
 @pytest.mark.usefixtures("short_demo")
