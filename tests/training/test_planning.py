@@ -36,7 +36,7 @@ def test_temperatures_grow_with_the_epochs_up_to_those_of_a_long_training() -> N
 
 
 def test_the_first_variance_of_bbb_is_that_part_of_its_own_which_the_temperature_is() -> None:
-    for epochs, std in ((5, 0.01), (20, 0.02), (1000, 0.02)):
+    for epochs, std in ((5, 0.0025), (20, 0.005), (1000, 0.005)):
         posterior = make("bbb")
         for _ in range(2):  # planned once
             posterior.plan_training_(steps=8, epochs=epochs)

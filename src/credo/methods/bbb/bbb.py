@@ -53,6 +53,8 @@ from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, mak
 from credo.methods.planning import planned_part, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
+# Default learning rates: σ starts small and rises slowly, so that the means find the function before the noise grows.
+RATES: Rates = {"rho": 1e-2, "*": 1.5e-2}
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
@@ -81,7 +83,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
             `OPTIMIZERS`, or a function from parameters to an optimiser. A weight decay leaves ρ out.
         lr: Learning rate of an optimiser given by name, or rates by parameter name globs, among them `"rho"` and
-            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`.
+            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`; 1.5e-2, and 1e-2 for ρ, by default.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
@@ -113,7 +115,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         random: Random = "all",
         init: Init | Mapping[str, Any] | float = Init(),
         optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
-        lr: Rates = 1e-2,
+        lr: Rates = RATES,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
