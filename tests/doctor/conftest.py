@@ -69,14 +69,9 @@ def network(kind: str, seed: int) -> torch.nn.Module:
 
 EPOCHS = {"mlp": 8, "conv": 3, "curve": 30}
 BBB = {
-    "mlp": {"lr": 5e-3, "prior": 0.3, "temperature": 0.1, "init": 0.02},
-    "conv": {"lr": 5e-3, "prior": 0.3, "temperature": 0.1, "init": 0.02},
-    "curve": {
-        "lr": 1e-2,
-        "temperature": 0.1,
-        "init": 0.02,
-        "likelihood": {"kind": "gaussian", "std": 0.5, "learn": True},
-    },
+    "mlp": {"lr": 5e-3, "prior": 0.3, "temperature": 0.1},
+    "conv": {"lr": 5e-3, "prior": 0.3, "temperature": 0.1},
+    "curve": {"lr": 1e-2, "temperature": 0.1, "likelihood": {"kind": "gaussian", "std": 0.5, "learn": True}},
 }
 NATURAL: dict[str, dict[str, Any]] = {
     "vogn": {"lr": 1e-3, "prior_precision": 10.0},

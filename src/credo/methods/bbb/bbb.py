@@ -10,7 +10,6 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -50,10 +49,10 @@ from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
-from credo.methods.planning import planned_part, planned_temperature
+from credo.methods.planning import planned_noise, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
-# Default learning rates: σ starts small and rises slowly, so that the means find the function before the noise grows.
+# Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
 RATES: Rates = {"rho": 1e-2, "*": 1.5e-2}
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
@@ -225,17 +224,13 @@ class BBB(GradientPosterior, GaussianPosterior):
     # -- training --------------------------------------------------------------------------------------------
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose temperature and first σ, if both were left open, for `epochs` epochs, however many `steps` they have.
-
-        The variance of a posterior is proportional to its temperature, which is low for few epochs: so is the first σ²,
-        for these epochs are too few to get rid of more noise.
-        """
+        """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
         if self.arguments["temperature"] is not None:
             return
         self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
         first = first_rho(self.rho)
         if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(math.sqrt(planned_part(epochs)))
+            self.scale_noise_(planned_noise(steps))
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)

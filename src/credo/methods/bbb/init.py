@@ -18,7 +18,7 @@ from credo.core.support.validate import is_number
 from credo.methods.bbb.std_parameterization import RelativeStd, StdParameterization
 
 MEAN_INITS = ("keep", "prior", "he")
-DEFAULT_STD = 0.005
+DEFAULT_STD = 0.02
 DEFAULT_LOG_ALPHA = -10.0  # Shridhar et al. 2019
 # softplus⁻¹ needs σ > 0; a weight that is exactly 0 gets this fraction of the mean |μ|.
 _SMALLEST_FRACTION = 1e-3
@@ -30,8 +30,8 @@ class Init(Group):
 
     Attributes:
         mean: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
-        std: First σ. None: 0.005, so small that training begins almost without noise; less where `fit`
-            chooses a low temperature for few epochs.
+        std: First σ. None: 0.02, small enough not to drown the signal of usual initialisations; `fit` begins long
+            trainings with less.
         relative_std: First σ as a fraction of |μ|, for pretrained networks.
         rho: First ρ (log α for a relative spread), or mean and std of a normal.
     """

@@ -43,8 +43,7 @@ from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper, Pass
 from credo.methods.natural.validate import check_clip, check_damping, check_finite
 
-# Of trainings of any length, where `fit` chooses them. The prior's precision is part of the damping of both factors: one
-# of 5, as VOGN has, keeps small data sets from being fitted.
+# Of trainings of any length, where `fit` chooses it.
 _TEMPERATURES = {"regression": 0.75, "classification": 0.6}
 
 
@@ -306,6 +305,7 @@ class NoisyKFAC(KroneckerStepper):
     """
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.05, 1.0)}
+    # Of both factors it is part of the damping: VOGN's 5 would keep small data sets from being fitted.
     planned_prior_precision: ClassVar[float] = 1.0
     _renamed_arguments: ClassVar[Renamed] = RENAMED
 
