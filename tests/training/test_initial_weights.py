@@ -7,8 +7,8 @@ import torch
 
 from credo import BBB, MAP, Ensemble, FileFormatError, UnsupportedModelError, save
 from credo.experiments.config import make_experiment, prepare
-from credo.experiments.initial_weights import load_weights_
 from credo.models import build_model
+from credo.training.initial_weights import load_weights_
 
 
 def convnet() -> torch.nn.Module:
