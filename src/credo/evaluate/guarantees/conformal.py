@@ -143,11 +143,9 @@ def _of_posterior(
     batches = list(batches) if isinstance(batches, Iterator) else batches
     digests = row_digests(batches)
     predicting["predictive"] = checked_predictive(posterior, predicting["predictive"], predicting["link"])
-    before, posterior.conformal = posterior.conformal, None  # sets are of no use here
-    try:
-        prediction: Prediction = predict(posterior, batches, **predicting)
-    finally:
-        posterior.conformal = before
+    plain = posterior.frozen_copy()
+    plain.conformal = None  # sets are of no use here
+    prediction: Prediction = predict(plain, batches, **predicting)
     way = {name: predicting[name] for name in ("draws", "predictive", "link", "tolerance")}
     found = replace(conformal(prediction, None, alpha, kind, **options), **way)
     posterior.ledger.record("conformal", digests)
