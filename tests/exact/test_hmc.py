@@ -66,6 +66,33 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
     assert posterior.summary.divergences == 0
 
 
+def test_the_variances_of_a_gaussian_have_no_bias() -> None:
+    """1.2 million samples of five correlated weights: the whole covariance to 1 %, five standard errors or more.
+
+    The chains are independent but for what warm-up found, so the error is that of means over chains. With few chains
+    the same generator gives the same deviations from whatever start: runs are independent only with seeds of their own.
+    """
+    dim, count, kept = 5, 4000, 300
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.double))
+    precision = basis @ torch.diag(torch.logspace(0, 1, dim, dtype=torch.double)) @ basis.T
+
+    def energy(weights: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = weights @ precision
+        return 0.5 * (weights * gradient).sum(1), gradient
+
+    plan = Plan(warmup=120, kept=kept, thin=1, target_accept=0.8, max_steps=128)
+    samples = torch.zeros(count, kept, dim, dtype=torch.double)
+    start, scale = torch.zeros(count, dim, dtype=torch.double), torch.ones(dim, dtype=torch.double)
+    chains = start_chains(energy, start, scale, plan, samples, seed=0)
+    run(chains, energy, plan, on_transition=lambda chains: None, save=None)
+    white = samples @ torch.linalg.cholesky(precision)
+    by_chain = white.mT @ white / kept
+    assert float((by_chain.std(0) / math.sqrt(count)).max()) < 0.0025
+    assert float((by_chain.mean(0) - torch.eye(dim)).abs().max()) < 0.01
+    assert float(white.mean((0, 1)).abs().max()) < 0.01
+
+
 def small_energy(dtype: torch.dtype = torch.double) -> tuple[Potential, Tensor]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
