@@ -61,7 +61,7 @@ def gap(seed: int) -> Problem:
     middle = torch.linspace(-0.5, 0.5, 21).unsqueeze(1)
     on = load_gap(n=100, seed=seed + 2000).train
     test = (on.x.float(), on.y.float())
-    chains = {"chains": 16, "warmup": 300, "samples": 960, "thin": 2, "max_steps": 128}
+    chains = {"chains": 16, "warmup": 300, "samples": 1920, "thin": 3, "max_steps": 128}
     pairs = [(split.x.float(), split.y.float()) for split in (data.train, more.train)]
     return Problem(pairs[0], pairs[1], test, (20,), 1, noise=0.1, between=middle, chains=chains)
 

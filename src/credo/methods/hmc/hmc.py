@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credo.core.description import Description
+from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
@@ -173,7 +173,10 @@ class HMC(GradientPosterior):
         for index in range(count):
             turn, place = divmod(index % (chains * kept), chains)
             chain = int(across[turn, place])
-            yield self.layout.split(self.samples[chain, within[chain, turn]].clone())
+            yield self._sample_at(chain, int(within[chain, turn]))
+
+    def _sample_at(self, chain: int, index: int) -> dict[str, Tensor]:
+        return self.layout.split(self.samples[chain, index].clone())
 
     # -- training of the network itself --------------------------------------------------------------------------
 
@@ -325,12 +328,13 @@ class HMC(GradientPosterior):
 
     def describe(self) -> Description:
         """Prior, temperature, and the kept samples."""
+        chains, kept, _ = self.samples.shape
         return Description(
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
             spread_count=self.samples.numel() if self.has_samples else 0,
-            chains=self.samples if self.has_samples else None,
+            chains=KeptChains(chains, kept, self._sample_at) if self.has_samples else None,
         )
 
 

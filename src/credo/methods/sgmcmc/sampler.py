@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from credo.core.description import Description
+from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoWarning, NonFiniteError, unknown
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
@@ -272,9 +272,15 @@ class StochasticGradientSampler(GradientPosterior):
     # -- inspection and state ----------------------------------------------------------------------------------
 
     def describe(self) -> Description:
-        """Prior and temperature, and the numbers of all samples."""
-        count = self.sampled_weights.stored_numbers()
-        return Description(prior=self.prior, layout=self.layout, temperature=self.temperature, spread_count=count)
+        """Prior and temperature, and the samples: one chain."""
+        kept = self.sampled_weights
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            temperature=self.temperature,
+            spread_count=kept.stored_numbers(),
+            chains=KeptChains(1, len(kept), lambda chain, index: kept.at(index)) if len(kept) else None,
+        )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the length of the planned training."""
