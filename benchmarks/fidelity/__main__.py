@@ -28,7 +28,7 @@ from credo.evaluate import agreement, chain_study
 from credo.evaluate.fidelity.function_draws import function_draws
 
 FOLDER = Path("results/benchmarks/fidelity")
-DRAWS = 200
+DRAWS = 400
 REFERENCE = "HMC"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.fidelity import __main__ as benchmark
-from benchmarks.fidelity import contenders, tasks
+from benchmarks.fidelity import tasks
 from benchmarks.fidelity.table import table
 
 SHORT = {"chains": 2, "warmup": 30, "samples": 16, "thin": 1, "max_steps": 8, "start_steps": 20}
@@ -14,10 +14,9 @@ SHORT = {"chains": 2, "warmup": 30, "samples": 16, "thin": 1, "max_steps": 8, "s
 
 @pytest.mark.filterwarnings("ignore:HMC", "ignore::credo.CredoWarning")
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {name: replace(tasks.TASKS[name](0), chains=SHORT) for name in ("gap", "moons")}
+    made = {name: replace(tasks.TASKS[name](0), chains=SHORT, steps=4) for name in ("gap", "moons")}
     monkeypatch.setattr(benchmark, "TASKS", {name: lambda seed, name=name: made[name] for name in made})
     monkeypatch.setattr(benchmark, "DRAWS", 16)
-    monkeypatch.setattr(contenders, "STEPS", 4)
     for name in made:
         benchmark.run_task(name, ["MAP"], 1, tmp_path)
     first = json.loads((tmp_path / "gap.json").read_text())["numbers"]
