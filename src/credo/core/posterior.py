@@ -71,6 +71,8 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     has_noise_scale: ClassVar[bool] = True
     """Whether its noise may be scaled, so that `credo.calibrate` chooses a `noise_scale` beside the temperature."""
+    needs_training: ClassVar[bool] = True
+    """Whether a posterior of a trained network needs steps of its own; False: at most passes, in `end_training_`."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
 

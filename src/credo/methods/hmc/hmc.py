@@ -87,6 +87,7 @@ class HMC(GradientPosterior):
     averages_over_processes = False
     is_linearisable: ClassVar[bool] = False
     has_noise_scale: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
     _not_in_config = ("prior_precision",)
     samples: Tensor
