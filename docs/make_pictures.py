@@ -85,21 +85,19 @@ def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
     )
     credo.fit(laplace, batches, epochs=2000)
     plain = credo.MAP(laplace.model, data_size=len(train), likelihood=laplace.likelihood)
-    found: dict[str, credo.Posterior] = {"plain network": plain, "Credo: Laplace": laplace}
-    if hasattr(credo, "HMC"):
-        assert laplace.prior is not None
-        noise = laplace.likelihood.moments(train.y[:1])[1].item()
-        hmc = credo.HMC(
-            network(),
-            data_size=len(train),
-            prior=laplace.prior.std,
-            likelihood={"kind": "gaussian", "std": noise, "learn": False},
-            warmup=300,
-            samples=400,
-            thin=5,
-        )
-        found["Hamiltonian Monte Carlo"] = hmc.fit(batches)
-    return found
+    assert laplace.prior is not None
+    noise = laplace.likelihood.moments(train.y[:1])[1].item()
+    hmc = credo.HMC(
+        network(),
+        data_size=len(train),
+        chains=16,
+        prior=laplace.prior.std,
+        likelihood={"kind": "gaussian", "std": noise, "learn": False},
+        warmup=300,
+        samples=800,
+        thin=5,
+    ).fit(batches)
+    return {"plain network": plain, "Credo: Laplace": laplace, "Hamiltonian Monte Carlo": hmc}
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def test_simulation_based_calibration_of_the_chains() -> None:
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:HMC")  # single divergences
 def test_simulation_based_calibration() -> None:
-    """The same through `HMC.fit`, each data set with chains of its own."""
+    """The same through `HMC.fit`, each data set with chains of its own; about four minutes."""
     found, at = [], torch.tensor([[-0.5], [1.5]], dtype=torch.double)
     for index in range(160):
         torch.manual_seed(100 + index)
@@ -220,7 +220,8 @@ def test_simulation_based_calibration() -> None:
         x = torch.randn(6, 1, dtype=torch.double)
         truth, y = net(at).detach(), (net(x) + NOISE * torch.randn(6, 1, dtype=torch.double)).detach()
         noise = credo.GaussianNoise(NOISE)
-        posterior = credo.HMC(net, data_size=6, chains=8, warmup=80, samples=64, thin=8, seed=index, likelihood=noise)
+        lengths = {"chains": 8, "warmup": 80, "samples": 64, "thin": 8, "start_steps": 50}
+        posterior = credo.HMC(net, data_size=6, seed=index, likelihood=noise, **lengths)
         draws = posterior.fit([(x, y)]).iter_draws(63)
         outputs = torch.stack([torch.func.functional_call(net, draw, (at,)).detach() for draw in draws])
         found.append((outputs < truth).sum(0)[:, 0])
