@@ -15,6 +15,7 @@ from benchmarks.report import milliseconds, progress, table
 from benchmarks.timing import Work, block_length, interleave, ratio, repeated
 from credo import BBB, MAP, predict, predictor
 
+CASE = "one-input"
 FORWARD = "one forward pass"
 STORED = "vmap over stored draws"
 DRAWS = (1, 8, 32)
@@ -65,18 +66,25 @@ def measure_latency(rounds: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def latency_table(found: dict[str, dict[str, Any]]) -> str:
-    """Rows as they were measured."""
-    rows = {
-        name: [
+def latency_table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Rows as they were measured, as pages take them from a record."""
+    rows = [
+        [
+            name,
             milliseconds(entry["milliseconds"]),
             f"{entry['median']:.2f} ({entry['low']:.2f}–{entry['high']:.2f})",
-            f"{entry['by_stored']['median']:.2f}" if "by_stored" in entry else "",
+            f"{entry['by_stored']['median']:.2f}" if "by_stored" in entry else None,
         ]
         for name, entry in found.items()
-    }
-    columns = ["time", "forward passes", "by stored draws"]
-    return table("One input through a conv net of 34 thousand weights: median (10–90 %)", columns, rows)
+    ]
+    return {"columns": ["", "time", "forward passes", "by stored draws"], "rows": rows, "notes": []}
+
+
+def shown(made: dict[str, Any]) -> str:
+    """The table as a terminal shows it."""
+    rows = {name: [cell or "" for cell in cells] for name, *cells in made["rows"]}
+    title = "One input through a conv net of 34 thousand weights: median (10–90 %)"
+    return table(title, made["columns"][1:], rows)
 
 
 @torch.no_grad()

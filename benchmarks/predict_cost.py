@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.latency import latency_table, measure_latency
+from benchmarks.latency import CASE as ONE_INPUT
+from benchmarks.latency import latency_table, measure_latency, shown
 from benchmarks.networks import CLASSES, DATA_SIZE, random_inputs
 from benchmarks.peers import PEERS
 from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, say, table
@@ -25,8 +26,8 @@ from reproductions.quiet import timing
 
 _EPILOG = """\
 Reading the tables
-  Before them, unless --cases names some: the latency of a single input, by milliseconds and in forward passes, of
-  credo.predict and credo.predictor, beside torch.func.vmap over draws that are stored already.
+  Before them, case one-input: the latency of a single input, by milliseconds and in forward passes, of credo.predict
+  and credo.predictor, beside torch.func.vmap over draws that are stored already.
   First: time of one prediction with S draws divided by that of S passes of the deterministic network on the same
   batch in the same round; the median over rounds, then the range of the middle 80 %. Rows "bbb ..." are
   credo.predict with that strategy on a BBB posterior ("auto" is the default), "bbb adaptive" stops drawing for an
@@ -36,13 +37,15 @@ Reading the tables
   draws: the Monte-Carlo error of one prediction. The difference is between the means, ± its standard error.
 
 Cases (network, inputs, S)
+  one-input                                     an untrained conv net, one input, S = 1, 8, 32
   mlp-2000, mlp-200, lenet5-250, resnet20-64    untrained, on random data
   digits, digits28                              an MLP trained on scikit-learn's digits, 8x8 or enlarged to 28x28;
                                                 timed on held-out digits repeated to 2000 inputs
 
 Examples
   python -m benchmarks.predict_cost --cases mlp-2000,digits --peers none
-  python -m benchmarks.predict_cost --json results/predict_cost.json
+  python -m benchmarks.predict_cost --json results/benchmarks/predict_cost.json
+  python -m benchmarks.predict_cost --cases one-input --threads 1 --json results/benchmarks/latency.json
   python -m benchmarks.predict_cost --quick
 
 Run it on a machine that does nothing else; see docs/benchmarks.md.
@@ -89,9 +92,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_for("predict_cost", what=__doc__ or "", epilog=_EPILOG)
     parser.add_argument(
         "--cases",
-        type=names_of("case", CASES),
+        type=names_of("case", [ONE_INPUT, *CASES]),
         metavar="NAMES",
-        help=f"some of {', '.join(CASES)} (default: all; mlp-200 and digits with --quick)",
+        help=f"some of {', '.join([ONE_INPUT, *CASES])} (default: all; one-input, mlp-200 and digits with --quick)",
     )
     parser.add_argument(
         "--tolerance",
@@ -109,8 +112,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = arguments(argv)
-    names = options.cases or (["mlp-200", "digits"] if options.quick else list(CASES))
-    cases = {name: CASES[name] for name in names}
+    names = options.cases or [ONE_INPUT, *(["mlp-200", "digits"] if options.quick else CASES)]
+    cases = {name: CASES[name] for name in names if name != ONE_INPUT}
     effort = Effort(options.rounds or _ROUNDS, options.tolerance)
     if options.quick:
         cases = {name: replace(c, inputs=min(100, c.inputs), draws=min(30, c.draws)) for name, c in cases.items()}
@@ -123,12 +126,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     run = Run("predict_cost", config, options.threads)
     with timing(quick=options.quick):
-        latency = {} if options.cases else measure_latency(options.rounds or (2 if options.quick else 30))
+        rounds = options.rounds or (2 if options.quick else 30)
+        latency = measure_latency(rounds) if ONE_INPUT in names else {}
         numbers = {name: measure(name, case, options.peers, effort) for name, case in cases.items()}
+    made = {"latency": latency_table(latency)} if latency else {}
     if latency:
-        print(latency_table(latency))
-    print(tables(numbers))
-    run.finish({**numbers, **({"latency": latency} if latency else {})}, options.json)
+        print(shown(made["latency"]))
+    if numbers:
+        print(tables(numbers))
+    run.finish({**numbers, **({"latency": latency} if latency else {})}, options.json, tables=made)
 
 
 def measure(name: str, case: Case, peers: Sequence[str], effort: Effort) -> dict[str, Any]:

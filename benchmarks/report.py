@@ -101,9 +101,9 @@ class Run:
             "seconds": time.perf_counter() - self.started,
         }
 
-    def finish(self, numbers: Mapping[str, Any], path: Path | None) -> None:
-        """Say how long it took and write the record, if a path was given."""
-        record = self.record(numbers)
+    def finish(self, numbers: Mapping[str, Any], path: Path | None, *, tables: Mapping[str, Any] | None = None) -> None:
+        """Say how long it took and write the record, if a path was given, with the `tables` that pages take from it."""
+        record = {**self.record(numbers), **({"tables": tables} if tables else {})}
         if path is not None:
             write_json(path, record)
             say(f"written: {path}")

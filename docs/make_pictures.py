@@ -66,6 +66,38 @@ def reliable_answers() -> None:
     figure.savefig(IMAGES / "reliable_answers.png", dpi=110)
 
 
+def intervals() -> None:
+    """90 % intervals of equal width, and those that are wider where the posterior doubts, with what they cover."""
+    x = 4 * torch.rand(1800, 1, generator=torch.Generator().manual_seed(0)) - 2
+    noise = 0.05 + 0.25 * (x + 2)
+    y = torch.sin(2 * x) + noise * torch.randn(1800, 1, generator=torch.Generator().manual_seed(1))
+    posterior = credo.BBB(
+        build_model("mlp", inputs=[1], classes=2, hidden=[50], seed=0),
+        data_size=600,
+        lr=1e-2,
+        likelihood={"kind": "gaussian", "heteroscedastic": True},
+    )
+    credo.fit(posterior, Batches(Split(x[:600], y[:600]), batch_size=50), epochs=60)
+    new, order = slice(1200, 1800), x[1200:, 0].argsort()
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), sharey=True)
+    for axis, kind in zip(axes, ("split", "normalised"), strict=True):
+        credo.conformal(posterior, [(x[600:1200], y[600:1200])], alpha=0.1, kind=kind)
+        posterior.ledger = credo.Ledger()  # the same rows choose both
+        found = credo.predict(posterior, [(x[new], y[new])])
+        low, high = found.lower[:, 0], found.upper[:, 0]
+        inside = (low <= y[new, 0]) & (y[new, 0] <= high)
+        axis.fill_between(x[new, 0][order], low[order], high[order], color="#7aa6d8", alpha=0.4, lw=0)
+        axis.plot(x[new, 0][inside], y[new, 0][inside], ".", color="#444", ms=3, label="inside")
+        axis.plot(x[new, 0][~inside], y[new, 0][~inside], ".", color="#d08a3e", ms=5, label="missed")
+        noisy = x[new, 0] > 0
+        covered = [f"{100 * float(inside[part].double().mean()):.0f} %" for part in (~noisy, noisy)]
+        width = float((high - low).mean())
+        axis.set_title(f"{kind}: width {width:.2f}; left half {covered[0]}, right half {covered[1]}", fontsize=10)
+    axes[0].legend(loc="upper left", fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "intervals.png", dpi=110)
+
+
 def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
     """A trained network, its full Laplace approximation, and HMC under the prior and noise that the evidence chose."""
 
@@ -95,7 +127,6 @@ def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
         likelihood={"kind": "gaussian", "std": noise, "learn": False},
         warmup=300,
         samples=800,
-        thin=5,
     ).fit(batches)
     return {"plain network": plain, "Credo: Laplace": laplace, "Hamiltonian Monte Carlo": hmc}
 
@@ -104,3 +135,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     gap()
     reliable_answers()
+    intervals()

@@ -3,10 +3,9 @@
 A posterior is a module around your untouched network; it can draw weights, make one update step, and predict.
 """
 
-import warnings
 from typing import Any
 
-from credo import methods, optim, priors
+from credo import likelihoods, methods, optim, priors
 from credo.calibration import calibrate, recalibrate
 from credo.continual.gaussian_algebra import compare, merge
 from credo.core.distributed.process_group import ProcessGroup
@@ -38,13 +37,24 @@ from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
 from credo.core.posterior import GaussianPosterior, Posterior, Terms
 from credo.core.prior import Prior
+from credo.core.support.user_warnings import warn
 from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
 from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import agreement, chain_study, conformal, ensemble_study, measure, sample_study
 from credo.exporting import export
 from credo.methods import *  # noqa: F403
 from credo.models import summary
-from credo.predict import ClassPrediction, Predictor, RegressionPrediction, predict, predictor
+from credo.predict import (
+    ClassPrediction,
+    DenseClassPrediction,
+    DistributionPrediction,
+    MultiLabelPrediction,
+    Predictor,
+    QuantilePrediction,
+    RegressionPrediction,
+    predict,
+    predictor,
+)
 from credo.training import describe, fit, load, save, train, tune
 from credo.version import __version__
 
@@ -62,7 +72,9 @@ __all__ = [
     "CredoWarning",
     "DataSizeWarning",
     "DataWarning",
+    "DenseClassPrediction",
     "Diagnosis",
+    "DistributionPrediction",
     "DivergenceWarning",
     "ExampleCountWarning",
     "FewRowsWarning",
@@ -73,6 +85,7 @@ __all__ = [
     "Ledger",
     "Likelihood",
     "LostProcessError",
+    "MultiLabelPrediction",
     "NonFiniteError",
     "OodComparison",
     "OodDetector",
@@ -82,6 +95,7 @@ __all__ = [
     "Predictor",
     "Prior",
     "ProcessGroup",
+    "QuantilePrediction",
     "Recalibration",
     "RegressionPrediction",
     "ReusedRowsWarning",
@@ -101,6 +115,7 @@ __all__ = [
     "export",
     "fit",
     "frozen_statistics",
+    "likelihoods",
     "load",
     "measure",
     "merge",
@@ -133,5 +148,5 @@ def __getattr__(name: str) -> Any:
     if name not in _RENAMED:
         raise AttributeError(f"module 'credo' has no attribute {name!r}")
     thing, new = _RENAMED[name]
-    warnings.warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
+    warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning)
     return thing

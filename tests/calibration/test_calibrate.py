@@ -256,7 +256,7 @@ def test_what_cannot_be_calibrated_is_said(network: Make, rows: Make) -> None:
             return {}
 
     posterior = MAP(network(), data_size=10)
-    with pytest.raises(TypeError, match="class and Gaussian likelihoods, not Odd"):
+    with pytest.raises(TypeError, match="class or Gaussian likelihoods, not Odd"):
         credo.calibrate(MAP(network(), data_size=10, likelihood=Odd()), rows(20))
     with pytest.raises(ValueError, match="needs a posterior"):
         credo.calibrate(network(), rows(20))

@@ -188,7 +188,7 @@ def test_a_pair_of_tensors_is_one_batch(network: Make, rows: Make) -> None:
 def test_yes_or_no(rows: Make) -> None:
     posterior = MAP(nn.Linear(4, 1), data_size=10, likelihood="bernoulli")
     batches = [(x, (y > 0).long()) for x, y in rows(200)]
-    credo.conformal(posterior, batches, kind="raps", by_class=True)
+    credo.conformal(posterior, batches, kind="raps", by_class=True, penalty=0.1, k_reg=1)
     prediction = credo.predict(posterior, batches)
     assert prediction.sets.shape == (200, 2)
     assert set_metrics(prediction.sets, prediction.targets)["worst_class_coverage"] >= 0.9
@@ -204,3 +204,17 @@ def test_what_does_not_fit_is_explained(classes: BBB, values: BBB, rows: Make) -
     classes.conformal = values.conformal
     with pytest.raises(TypeError, match="ConformalIntervals"):
         credo.predict(classes, torch.randn(2, 4))
+
+
+def test_the_default_link_by_name_is_no_other_prediction() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 3), torch.randint(4, (60,))
+    posterior = credo.Laplace(torch.nn.Linear(3, 4), data_size=60).fit([(x, y)], progress=False)
+    new = torch.randn(80, 3)
+    for chosen, given in ((None, "extended-probit"), ("extended-probit", None)):
+        credo.conformal(posterior, [(new, torch.randint(4, (80,)))], link=chosen)
+        credo.predict(posterior, x, link=given)  # a warning would be an error
+        credo.predictor(posterior, link=given)
+        with pytest.warns(credo.PredictiveWarning, match="link='bridge' instead of 'extended-probit'"):
+            credo.predict(posterior, x, link="bridge")
+        posterior.ledger.uses = ()

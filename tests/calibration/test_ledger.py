@@ -183,3 +183,22 @@ def test_fit_calibrates_and_resumes_to_the_same_numbers(network: Make, rows: Mak
     assert whole.calibration.temperature > 1.2
     with pytest.raises(ValueError, match="calibrate=True needs validation data"):
         credo.fit(whole, train, epochs=5, calibrate=True, progress=False)
+
+
+def test_one_duplicate_among_the_few_rows_that_can_be_compared_is_no_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200,000 rows a thousandth is remembered: of 300 fresh rows and one duplicate, the duplicate and few others."""
+    monkeypatch.setattr(module, "_MOST", 200)
+    generator = np.random.default_rng(0)
+    every = np.unique(generator.integers(0, 2**32, 201_000, dtype=np.uint32))
+    generator.shuffle(every)
+    trained, fresh = every[:200_000], every[200_000:200_300]
+    ledger = module.Ledger()
+    ledger.record("training", trained)
+    duplicate = np.sort(trained)[:1]  # one that is remembered
+    rows = np.sort(np.concatenate([fresh, duplicate]))
+    assert ledger.uses[0].overlap(rows) > 0.05
+    ledger.record("conformal", rows)  # a warning would be an error
+    assert ledger.served(rows) == {"conformal": 1.0}
+    reused = trained[:5000]
+    with pytest.warns(credo.ReusedRowsWarning, match="training"):
+        ledger.record("conformal", reused)

@@ -155,6 +155,17 @@ def test_on_few_rows_the_choice_is_no_worse_than_none_by_more_than_noise() -> No
     assert max(losses) < 0.15
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [3.0, 6.0])
+def test_few_rows_that_are_all_predicted_well_choose_no_map(scale: float) -> None:
+    """60 sets of 60 rows whose labels follow the probabilities, most of them sure: what is rare is not among them."""
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        logits = scale * torch.randn(60, 2, generator=generator, dtype=torch.float64)
+        labels = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        assert recalibrate_probs(logits.softmax(-1), labels).kind == "none"
+
+
 def test_predictions_that_are_right_are_seldom_changed() -> None:
     """Labels drawn from the probabilities, 100 rows in 60 sets: at most one in twenty gets a map."""
     chosen = 0

@@ -135,5 +135,5 @@ def test_an_ensemble_as_a_file(call: Call, refused: Refused) -> None:
 def test_a_folder_that_is_no_run_as_a_file(refused: Refused) -> None:
     Path("empty").mkdir()
     assert "empty is a folder; give a TOML file" in refused("train", "empty")
-    assert "is a table, not an experiment in TOML: credo train data.name=csv" in refused("train", "mine.csv")
+    assert "there is no file" in refused("train", "mine.csv")
     assert "Name the run folder with --run" in refused("train", "empty", "training.epochs=1")

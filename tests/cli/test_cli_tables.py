@@ -78,7 +78,7 @@ def test_columns_are_found_by_name(call: Call, refused: Refused, table_run: Path
 def test_classes_of_text_need_no_task(call: Call) -> None:
     rows = ["a,kind", *(f"{v!r},{'high' if v > 0 else 'low'}" for v in normal(60))]
     result = train(call, rows, "training.epochs=3")
-    assert result.stderr.count("the target 'kind' is text: 2 classes, high, low (data.task=classification)") == 1
+    assert result.stderr.count("the target 'kind' has 2 classes, high, low;") == 1
     assert Run("run").facts()["class_names"] == ["high", "low"]
     assert "already finished" in train(call, rows, "training.epochs=3").stderr
 
@@ -145,3 +145,75 @@ def test_a_run_of_an_earlier_version_is_still_read(call: Call, offset: float) ->
     assert ("predictions may be off by" in result.stderr) == (offset > 0)
     if offset == 0:
         assert json.loads(result.stdout)[0]["mean"] == pytest.approx(wanted[0]["mean"], rel=1e-4)
+
+
+ZERO_ONE = ["a,y", *(f"{z!r},{int(z > 0)}" for z in normal(60))]
+
+
+def test_a_run_of_a_table_is_used_from_any_folder(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(call, ZERO_ONE, "training.epochs=1")
+    wanted = json.loads(call("evaluate", "run", "--draws", 1, "--json").stdout)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert json.loads(call("evaluate", "../run", "--draws", 1, "--json").stdout) == wanted
+    monkeypatch.chdir("..")
+    again = call("train", "table.csv", *MAP, "training.epochs=1", "--run", "run", "--json")
+    assert "already finished" in again.stderr
+
+
+def test_a_run_that_was_moved_along_with_its_table_finds_it(call: Call, refused: Refused) -> None:
+    train(call, ZERO_ONE, "training.epochs=1")
+    wanted = json.loads(call("evaluate", "run", "--draws", 1, "--json").stdout)
+    Path("project/runs").mkdir(parents=True)
+    Path("run").rename("project/runs/one")
+    Path("table.csv").rename("project/table.csv")
+    with pytest.warns(credo.DataWarning, match=r"table\.csv any more: reading .*project.table\.csv"):
+        found = call("evaluate", "project/runs/one", "--draws", 1, "--json")
+    assert json.loads(found.stdout) == wanted
+    Path("project/table.csv").unlink()
+    message = refused("evaluate", "project/runs/one", "--draws", 1)
+    assert "nor is there a table.csv in" in message
+    assert "correct data.path in project/runs/one/config.toml" in message
+
+
+def test_two_whole_numbers_are_classes_and_a_table_is_described(call: Call) -> None:
+    Path("table.csv").write_text("\n".join(ZERO_ONE) + "\n")
+    quick = (*MAP, "training.epochs=1", "--json")
+    shown = call("train", "table.csv", *quick, "--run", "classes")
+    assert "60 rows (6 for the test), 1 input columns; the target 'y' has 2 classes, 0, 1" in shown.stderr
+    assert "data.task=regression for numbers" in shown.stderr
+    assert "accuracy" in json.loads(shown.stdout)["test"]
+    shown = call("train", "table.csv", "data.task=regression", *quick, "--run", "numbers")
+    assert "the target 'y' is a number: regression (data.task=classification for classes)" in shown.stderr
+    assert "rmse" in json.loads(shown.stdout)["test"]
+
+
+def test_a_run_whose_zeros_and_ones_were_numbers_stays_a_regression(call: Call) -> None:
+    """Before two whole numbers were classes, `task = "auto"` was a regression for them."""
+    train(call, ZERO_ONE, "training.epochs=1", "data.task=regression")
+    config = Path("run/config.toml")
+    config.write_text(config.read_text().replace('task = "regression"', 'task = "auto"'))
+    assert Run("run").dataset().task == "regression"
+    config.write_text(config.read_text().replace('task = "auto"', 'task = "regression"'))
+    again = call("train", "table.csv", *MAP, "training.epochs=2", "--run", "run", "--json")
+    assert "rmse" in json.loads(again.stdout)["test"]
+
+
+@pytest.mark.parametrize(("method", "key"), [("ivon", "temperature"), ("sghmc", "temperature"), ("laplace", "prior")])
+def test_what_training_chose_is_said_and_stored(call: Call, method: str, key: str) -> None:
+    Path("table.csv").write_text("\n".join(ZERO_ONE) + "\n")
+    shown = call("train", "table.csv", f"method.name={method}", "training.epochs=9", "--run", "run", "--json")
+    chosen = json.loads(shown.stdout)["chosen"]
+    line = next(line for line in shown.stderr.splitlines() if line.startswith("chosen by training: "))
+    assert f"method.{key}=" in line
+    assert key in chosen
+
+
+def test_the_settings_that_training_chose_give_the_same_run(call: Call) -> None:
+    Path("table.csv").write_text("\n".join(ZERO_ONE) + "\n")
+    first = call("train", "table.csv", "method.name=ivon", "training.epochs=2", "--run", "first", "--json")
+    line = next(line for line in first.stderr.splitlines() if line.startswith("chosen by training: "))
+    settings = line.removeprefix("chosen by training: ").split()
+    second = call("train", "table.csv", "method.name=ivon", "training.epochs=2", *settings, "--run", "second", "--json")
+    one, two = (json.loads(shown.stdout) for shown in (first, second))
+    assert (one["test"], two["chosen"]) == (two["test"], {})

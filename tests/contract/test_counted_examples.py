@@ -46,3 +46,19 @@ def test_what_cannot_be_counted_is_refused_before_anything_changes(
         posterior.step(lambda net: F.cross_entropy(net(x), y), **options)
     assert same(numbers(posterior), before)
     posterior.step(lambda net: F.cross_entropy(net(x), y))
+
+
+@pytest.mark.parametrize("entries", [5, 13])
+def test_weights_of_another_length_than_the_batch_are_refused_before_anything_changes(
+    build: Build, normed: Network, batch: tuple[Tensor, Tensor], entries: int, same: Callable[..., bool]
+) -> None:
+    x, y = batch
+    posterior = build(normed)
+    posterior.step(lambda net: F.cross_entropy(net(x), y))
+    before = {name: value.clone() for name, value in numbers(posterior).items()}
+    hooks = [len(module._forward_pre_hooks) for module in posterior.modules()]
+    with pytest.raises(ValueError, match=rf"weights has {entries} entries, but the network's batch has 12 rows"):
+        posterior.step(lambda net: F.cross_entropy(net(x), y), weights=torch.ones(entries))
+    assert same(numbers(posterior), before)
+    assert [len(module._forward_pre_hooks) for module in posterior.modules()] == hooks
+    posterior.step(lambda net: F.cross_entropy(net(x), y), weights=torch.ones(12))

@@ -1,6 +1,7 @@
 """One posterior used by many threads at once: every answer is the serial one, and the network is untouched."""
 
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,8 +12,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.core.errors import CredoWarning
 from credo.core.posterior import Posterior
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, SGHMC, SWAG, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import (
+    BBB,
+    HMC,
+    IVON,
+    KFAC,
+    MAP,
+    OGN,
+    SGHMC,
+    SGLD,
+    SWAG,
+    VOGN,
+    Ensemble,
+    Laplace,
+    LastLayer,
+    MCDropout,
+    NodeBNN,
+    NoisyKFAC,
+)
+from credo.methods import CHAINS = {"thin": 1, "start_steps": 2, "max_steps": 4}
+METHODS as REGISTERED
 
 
 class Recurrent(nn.Module):
@@ -62,9 +83,15 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "kfac": lambda net: KFAC(net, data_size=24),
     "noisy-kfac": lambda net: NoisyKFAC(net, data_size=24),
     "node-bnn": lambda net: NodeBNN(net, data_size=24, components=2),
-    "swag": lambda net: SWAG(net, data_size=24, rank=2),
-    "sghmc": lambda net: SGHMC(net, data_size=24, burn_in=1, samples=3),
+    "swag": lambda net: SWAG(net, data_size=24, rank=2, start=0, batchnorm_draws=2),
+    "sgld": lambda net: SGLD(net, data_size=24, burn_in=0, samples=3),
+    "sghmc": lambda net: SGHMC(net, data_size=24, burn_in=0, samples=3),
+    "laplace": lambda net: Laplace(net, data_size=24),
+    "laplace diag": lambda net: Laplace(net, data_size=24, structure="diag", random="all", prior=1.0),
+    "last-layer": lambda net: LastLayer(net, data_size=24),
+    "hmc": lambda net: HMC(net, data_size=24, chains=2, warmup=4, samples=4, settings=CHAINS),
 }
+POINTS = {"map", "ogn", "kfac"}
 X = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3
 
@@ -77,6 +104,9 @@ def build(method: str, network: str) -> Posterior:
         posterior = METHODS[method](NETWORKS[network]())
     for _ in range(2):
         posterior.step(loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CredoWarning)  # a chain of four transitions is no reference
+        posterior.end_training_([(X, Y)])  # the curvature, samples or statistics of methods that have some
     return posterior
 
 
@@ -104,6 +134,7 @@ def from_threads(work: Callable[[int], Any], threads: int, calls: int) -> list[A
 
 def check_answers(method: str, network: str, threads: int, calls: int) -> None:
     posterior = build(method, network)
+    assert posterior.is_random or method in POINTS
     wanted = [answer(posterior, index) for index in range(threads * calls)]
     before = {name: tensor.clone() for name, tensor in posterior.model.state_dict().items()}
     objects = {name: id(parameter) for name, parameter in posterior.model.named_parameters()}
@@ -113,6 +144,10 @@ def check_answers(method: str, network: str, threads: int, calls: int) -> None:
     after = posterior.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in posterior.model.modules())
+
+
+def test_every_method_is_here() -> None:
+    assert REGISTERED.keys() <= {*METHODS, "ensemble"}
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -21,7 +21,23 @@ import credo
 from credo.core.distributed.setup import distribute, join
 from credo.core.errors import UnsupportedModelError
 from credo.core.posterior import Posterior
-from credo.methods import BBB, IVON, KFAC, MAP, OGN, VOGN, Ensemble, MCDropout, NodeBNN, NoisyKFAC
+from credo.methods import (
+    BBB,
+    HMC,
+    IVON,
+    KFAC,
+    MAP,
+    OGN,
+    SGLD,
+    SWAG,
+    VOGN,
+    Ensemble,
+    Laplace,
+    LastLayer,
+    MCDropout,
+    NodeBNN,
+    NoisyKFAC,
+)
 from credo.sklearn import BayesianClassifier
 
 # FSDP's, about being alone and about its successor.
@@ -97,6 +113,46 @@ def test_a_network_that_was_sharded_later_is_refused_at_the_first_step(kind: str
         step(lambda *_: loss(net))
 
 
+LATER: dict[str, Callable[[Posterior], Any]] = {
+    "step": lambda posterior: posterior.step(loss),
+    "predict": lambda posterior: credo.predict(posterior, torch.zeros(2, 4), draws=2),
+    "save": lambda posterior: credo.save(posterior, "never written.credo"),
+}
+
+
+@pytest.mark.parametrize("way", LATER)
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("method", [BBB, VOGN, IVON, NoisyKFAC, NodeBNN, SGLD, Laplace])
+def test_a_network_that_was_wrapped_later_is_named(method: Any, whole: bool, steps: int, way: str) -> None:
+    net = nn.Sequential(network(), nn.Linear(3, 3))
+    posterior: Posterior = method(net, data_size=10)
+    for _ in range(steps):
+        posterior.step(loss)
+    if whole:
+        posterior.model = DataParallel(net)
+    else:
+        net[0] = DataParallel(net[0])
+    with pytest.raises(UnsupportedModelError, match=rf"DataParallel.*({LINE}|build a posterior around the network)"):
+        LATER[way](posterior)
+
+
+def test_means_of_a_network_that_was_wrapped_later_are_not_a_key_error() -> None:
+    net = network()
+    posterior = BBB(net, data_size=10)
+    posterior.model = DataParallel(net)
+    with pytest.raises(UnsupportedModelError, match=r"has no module '0' any more.*build a posterior around"):
+        posterior.std()
+
+
+def test_another_network_in_the_place_of_the_first_is_not_ignored() -> None:
+    posterior = MAP(network(), data_size=10)
+    posterior.step(loss)
+    posterior.model = network()
+    with pytest.raises(RuntimeError, match="No parameter has a gradient"):
+        posterior.step(loss)
+
+
 class Own(MAP):
     """A method written elsewhere, which knows nothing of processes."""
 
@@ -129,13 +185,42 @@ METHODS: dict[str, Callable[[], Posterior]] = {
 def test_one_of_several_processes_makes_no_step_alone_unless_that_is_meant(kind: str) -> None:
     posterior = METHODS[kind]()
     before = copy.deepcopy(posterior.state_dict())
-    with pytest.raises(RuntimeError, match=rf"one of 2 processes.*{LINE}.*independent=True"):
+    line = LINE if posterior.averages_over_processes else "does not train over several"
+    with pytest.raises(RuntimeError, match=rf"one of 2 processes.*{line}.*independent=True"):
         posterior.step(loss)
     assert posterior.steps == 0
     assert all(torch.equal(v, before[k]) for k, v in posterior.state_dict().items() if isinstance(v, Tensor))
     process_group = distribute(posterior, independent=True)
     posterior.step(loss)
     assert (posterior.steps, process_group.rank, process_group.world) == (1, 0, 1)
+
+
+BATCHES = [(torch.linspace(-1, 1, 32).view(8, 4), torch.arange(8) % 3)]
+PASSES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "Laplace.fit": (Laplace, lambda posterior: posterior.fit(BATCHES)),
+    "Laplace.end_training_": (Laplace, lambda posterior: posterior.end_training_(BATCHES)),
+    "LastLayer.fit": (LastLayer, lambda posterior: posterior.fit(BATCHES)),
+    "LastLayer.update_": (LastLayer, lambda posterior: posterior.update_(*BATCHES[0])),
+    "SWAG.collect_": (SWAG, lambda posterior: posterior.collect_()),
+    "SWAG.end_training_": (SWAG, lambda posterior: posterior.end_training_(BATCHES)),
+    "HMC.fit": (
+        partial(HMC, chains=2, warmup=2, samples=2, settings={"start_steps": 0, "max_steps": 2}),
+        lambda p: p.fit(BATCHES),
+    ),
+}
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.parametrize("way", PASSES)
+def test_nor_does_it_make_a_pass_over_its_own_data_alone(way: str) -> None:
+    method, make = PASSES[way]
+    posterior = of(method)
+    line = LINE if posterior.averages_over_processes else r"credo\.distribute\(posterior, independent=True\)"
+    with pytest.raises(RuntimeError, match=rf"one of 2 processes.*{line}"):
+        make(posterior)
+    assert posterior.draw() == {}
+    distribute(posterior, independent=True)
+    make(posterior)
 
 
 def block(optimizer: Any) -> None:
@@ -198,7 +283,8 @@ def test_steps_are_checked_once_for_each_number_of_processes(monkeypatch: pytest
     checked: list[Posterior] = []
     count = [1]
     monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
-    monkeypatch.setattr("credo.core.thread_safety.process_count", lambda: count[0])
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: count[0])
     posterior = MCDropout(network(), data_size=10)
     for count[0] in (1, 1, 2, 2, 1):
         posterior.step(loss)

@@ -120,9 +120,14 @@ def test_a_target_of_text_is_a_class(tmp_path):
     assert torch.equal(found.train.y, named.train.y)
 
 
-def test_a_target_of_numbers_stays_a_regression(tmp_path):
-    path = write(tmp_path, [(i, i % 7, i % 2) for i in range(30)])
-    assert load_dataset("csv", path=path).task == "regression"
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [((0, 1), "classification"), ((1.0, 2.0), "classification"), ((0, 1, 2), "regression"), ((0.5, 1), "regression")],
+)
+def test_two_whole_numbers_are_classes_and_other_numbers_a_regression(tmp_path, values, task):
+    path = write(tmp_path, [(i, i % 7, values[i % len(values)]) for i in range(30)])
+    assert load_dataset("csv", path=path).task == task
+    assert load_dataset("csv", path=path, task="regression").task == "regression"
 
 
 @pytest.mark.parametrize("task", ["auto", "regression"])

@@ -301,3 +301,45 @@ def test_memory_is_bounded_by_a_uniform_sample() -> None:
         counts[sample.columns()[0]] += 1
     # Each row is kept with probability 1/5; six standard deviations: a false alarm in about 1e7 runs.
     assert float((counts / 600 - 0.2).abs().max()) < 6 * (0.2 * 0.8 / 600) ** 0.5
+
+
+class Pairs(nn.Module):
+    """A network of two named inputs that returns more than its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        scores = self.body(torch.cat([left, right], 1))
+        return {"scores": scores, "left": left}
+
+
+def in_parts(x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+    return {"first": x[:, :2], "second": x[:, 2:]} | ({} if y is None else {"kind": y})
+
+
+def run(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    scores: Tensor = net(left=batch["first"], right=batch["second"])["scores"]
+    return scores
+
+
+def test_batches_of_any_form_by_forward_and_target(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reading: dict[str, Any] = {"forward": run, "target": lambda batch: batch["kind"]}
+    posterior = credo.BBB(Pairs(), data_size=150, init={"std": 0.1})
+    plain = credo.BBB(posterior.model.body, data_size=150, init={"std": 0.1})
+    loader = [in_parts(x, y) for x, y in LOADER]
+    detector = OodDetector(posterior, "all", draws=3, k=5, **reading).fit(loader, progress=False)
+    wanted = OodDetector(plain, "all", draws=3, k=5).fit(LOADER, progress=False).scores(NEW)
+    new = in_parts(NEW, torch.zeros(20, dtype=torch.long))
+    for given in ([new], new, [in_parts(NEW[:7], Y[:7]), in_parts(NEW[7:], Y[7:20])]):
+        for name, scores in detector.scores(given).items():
+            assert torch.allclose(scores, wanted[name], rtol=1e-4, atol=1e-4), name
+    loaded = OodDetector.load(detector.save(tmp_path / "d.safetensors"), posterior, **reading)
+    assert all(torch.equal(scores, detector.scores(new)[name]) for name, scores in loaded.scores(new).items())
+    with pytest.raises(TypeError, match="give an iterable of batches"):
+        detector.scores(NEW)
+    without = OodDetector(posterior, "mahalanobis", forward=run)
+    with pytest.raises(ValueError, match="or target="):
+        without.fit([in_parts(X)], progress=False)

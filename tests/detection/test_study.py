@@ -50,3 +50,34 @@ def test_roc_curve() -> None:
     a, b = torch.randn(50), torch.randn(60).round()
     alarms, hits = roc_curve(a, b)
     assert float(torch.trapezoid(hits, alarms)) == pytest.approx(auroc(a, b))
+
+
+def test_a_study_of_batches_that_forward_and_target_read() -> None:
+    torch.manual_seed(0)
+    x, far = torch.randn(80, 4), 5 * torch.randn(60, 4)
+    y = (x[:, 0] > 0).long()
+    point = credo.MAP(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), data_size=80)
+    plain = credo.ood_study(point, [(x, y)], x, {"far": far}, resamples=20, progress=False)
+    batches = [{"pixels": x, "kind": y}]
+    read = credo.ood_study(
+        point,
+        batches,
+        batches,
+        {"far": [{"pixels": far}]},
+        resamples=20,
+        progress=False,
+        forward=lambda net, batch: net(batch["pixels"]),
+        target=lambda batch: batch["kind"],
+    )
+    assert list(read.inside) == list(plain.inside)
+    for name, scores in plain.inside.items():
+        assert torch.allclose(read.inside[name], scores, atol=1e-5)
+        assert torch.allclose(read.outside["far"][name], plain.outside["far"][name], atol=1e-5)
+
+
+def test_conformal_sets_do_not_matter() -> None:
+    """They were chosen for 32 draws, and a study makes fewer: no reason for a warning, which would be an error."""
+    own = posterior()
+    credo.conformal(own, [(NEW, (NEW[:, 0] > 0).long())], alpha=0.2)
+    credo.ood_study(own, LOADER, NEW, {"far": FAR}, scores="energy", draws=2, resamples=20, progress=False)
+    assert own.conformal is not None

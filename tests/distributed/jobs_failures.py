@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from credo.core.distributed.setup import distribute
 from credo.core.errors import NonFiniteError
 from credo.core.posterior import Nll, Posterior, Terms
-from credo.methods import KFAC, MAP, Ensemble
+from credo.methods import HMC, KFAC, MAP, SWAG, Ensemble, Laplace, LastLayer
 
 
 def refused(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -32,6 +32,24 @@ def refused(rank: int, world: int, folder: Path) -> dict[str, Any]:
         "divided": told(BUILDS["ivon"](), mc_groups=3),
         "members": told(BUILDS["ensemble"](), mc_groups=2),
     }
+
+
+def apart(rank: int, world: int, folder: Path) -> dict[str, str]:
+    """Passes over the data of each process by itself, without `distribute`."""
+    x, y = torch.randn(16, 4), torch.arange(16) % 3
+    passes: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "laplace": (Laplace, lambda posterior: posterior.fit([(x, y)])),
+        "last-layer": (LastLayer, lambda posterior: posterior.fit([(x, y)])),
+        "swag": (SWAG, lambda posterior: posterior.collect_()),
+        "hmc": (HMC, lambda posterior: posterior.fit([(x, y)])),
+    }
+    found = {}
+    for name, (method, make) in passes.items():
+        try:
+            make(method(normed(0, torch.float32), data_size=16))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def not_finite(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -150,6 +150,15 @@ def test_wrong_divisions_are_refused_by_all(folder: Path) -> None:
         assert found["members"] == "ValueError: mc_groups=2 does not divide the 1 processes of each member."
 
 
+def test_without_distribute_no_process_makes_a_pass_over_its_own_data(folder: Path) -> None:
+    for found in load(folder, "apart", 2):
+        assert found.keys() == {"laplace", "last-layer", "swag", "hmc"}
+        for name, message in found.items():
+            assert message.startswith("RuntimeError: This is one of 2 processes"), name
+            line = "credo.distribute(posterior, independent=True)" if name == "hmc" else "credo.distribute(posterior)"
+            assert line in message
+
+
 def test_a_loss_that_is_not_finite_on_one_process_is_the_error_of_all(folder: Path) -> None:
     first, second = load(folder, "not_finite", 2)
     assert first.keys() == BUILDS.keys()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from forks import Job, run
-from jobs_failures import hanging, killed, late_failure, not_finite, one_member_overflows, refused, wrong_batch
+from jobs_failures import apart, hanging, killed, late_failure, not_finite, one_member_overflows, refused, wrong_batch
 from jobs_training import (
     by_optimizer,
     compressed,
@@ -32,6 +32,7 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (gone_on, (1, 4)),
     (own_noise, (2,)),
     (refused, (2,)),
+    (apart, (2,)),
     (not_finite, (2,)),
     (gathered, (1, 2)),
     (counted, (1, 2)),

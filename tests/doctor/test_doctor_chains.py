@@ -36,9 +36,9 @@ def test_a_posterior_of_chains_in_two_modes() -> None:
     torch.manual_seed(0)
     x = torch.randn(40, 2)
     y = (x[:, 0] > 0).long()
-    posterior = credo.HMC(nn.Linear(2, 2), data_size=40, chains=4, warmup=45, samples=240, thin=1, start_steps=50).fit(
-        [(x, y)]
-    )
+    posterior = credo.HMC(
+        nn.Linear(2, 2), data_size=40, chains=4, warmup=45, samples=240, settings={"thin": 1, "start_steps": 50}
+    ).fit([(x, y)])
     posterior.samples[:2] *= -1.0
     found = credo.diagnose(posterior, [(x, y)])
     assert "chains-disagree" in {finding.name for finding in found.findings}

@@ -145,6 +145,7 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
         "detection",
         "prior_scales",
         "chains",
+        "far",
     } == set(found["measurements"])
 
 

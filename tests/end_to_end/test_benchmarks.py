@@ -101,6 +101,9 @@ def test_predict_cost_as_a_user_runs_it(tmp_path, run_here):
     for row in latency.values():
         assert_ratio_of_two_rounds(row, row, latency["one forward pass"])
     assert f"{latency['bbb, predictor, 32']['by_stored']['median']:.2f}" in output
+    made = record["tables"]["latency"]
+    assert [row[0] for row in made["rows"]] == list(latency)
+    assert made["rows"][1][2].startswith(f"{latency['map, predict']['median']:.2f} (")
 
 
 def test_a_wrong_name_says_which_one_was_meant(capsys):

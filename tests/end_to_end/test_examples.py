@@ -29,7 +29,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 # Examples that go with another library, if it is there.
 NEEDED = {"transformers_ivon.py": "transformers", "serve_fastapi.py": "fastapi"}
 # Examples that train for minutes and can be told to only show that they run; applications may be longer.
-QUICK = {"gan.py", "super_resolution.py"}
+QUICK = {"gan.py", "segmentation.py", "super_resolution.py"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,16 @@ def test_example(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         names = runpy.run_path(str(path), run_name="__main__")
     globals()[f"check_{path.stem}"](names, out.getvalue())
+
+
+def check_segmentation(names: dict[str, Any], out: str) -> None:
+    assert names["metrics"]["accuracy"] > 0.88  # of the pixels, of which 0.8 are background
+    assert names["metrics"]["mean_iou"] > 0.45
+    times = re.search(r"(\d+) times larger at wrong pixels", out)
+    assert times is not None
+    assert int(times[1]) >= 2
+    with Image.open("segmentation.png") as picture:
+        assert picture.size == (640, 480)
 
 
 def check_own_loop(names: dict[str, Any], out: str) -> None:

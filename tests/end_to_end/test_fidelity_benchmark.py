@@ -9,7 +9,7 @@ from benchmarks.fidelity import __main__ as benchmark
 from benchmarks.fidelity import tasks
 from benchmarks.fidelity.table import make_tables, write_tables
 
-SHORT = {"chains": 2, "warmup": 30, "samples": 16, "thin": 1, "max_steps": 8, "start_steps": 20}
+SHORT = {"chains": 2, "warmup": 30, "samples": 16, "settings": {"thin": 1, "max_steps": 8, "start_steps": 20}}
 
 
 @pytest.mark.filterwarnings("ignore:HMC", "ignore::credo.CredoWarning")

@@ -93,7 +93,9 @@ def test_a_study_tells_modes_from_chains_that_are_too_short() -> None:
 def test_the_study_of_a_posterior_is_that_of_its_samples() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(12, 2), torch.randint(3, (12,))
-    posterior = credo.HMC(nn.Linear(2, 3), data_size=12, chains=3, warmup=20, samples=24, thin=1, start_steps=5)
+    posterior = credo.HMC(
+        nn.Linear(2, 3), data_size=12, chains=3, warmup=20, samples=24, settings={"thin": 1, "start_steps": 5}
+    )
     assert chain_study(posterior, x) is None
     posterior.fit([(x, y)])
     found = chain_study(posterior, x, y)

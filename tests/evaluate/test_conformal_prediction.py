@@ -16,6 +16,7 @@ from credo.core.held_out.conformal import conformal_from, coverage_of
 from credo.core.held_out.conformal_scores import aps_scores, rank_of, row_uniforms, rows_needed
 from credo.core.support.binomial import beta_quantile, binomial_cdf
 from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, set_metrics
+from credo.evaluate.raps import _sizes
 
 
 def class_rows(count: int, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,21 +47,67 @@ def test_aps_scores_are_those_of_the_slow_way_with_ties_too(penalty: float, k_re
 
 
 def test_raps_is_regularised_and_is_not_aps() -> None:
-    probs = class_rows(1000, 20)[0]
+    probs = class_rows(2000, 20)[0]
     y = torch.multinomial(probs**3, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)  # the tail is too long
-    probs, y, new = probs[:500], y[:500], probs[500:]
+    probs, y, new = probs[:1500], y[:1500], probs[1500:]
     aps, raps = (credo.conformal(probs, y, 0.05, kind, randomised=False) for kind in ("aps", "raps"))
-    assert (raps.penalty, raps.k_reg) == (0.1, 1)  # type: ignore[union-attr]
+    assert raps.penalty > 0  # type: ignore[union-attr]
+    assert (raps.rows, raps.chosen_on) == ((1000,), 500)  # type: ignore[union-attr]
+    assert f"penalty {raps.penalty:g} beyond {raps.k_reg} classes (chosen on 500 other rows)" in repr(raps)  # type: ignore[union-attr]
     assert raps.sets(new).sum() < aps.sets(new).sum()  # type: ignore[union-attr]
     assert raps.sets(new).sum(1).max() < aps.sets(new).sum(1).max()  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="is APS"):
         credo.conformal(probs, y, 0.05, "raps", penalty=0.0)
 
 
+def test_raps_is_aps_where_no_penalty_makes_sets_smaller() -> None:
+    """At a strict level, where one row in ten is hard: any penalty would give easy rows large sets, too."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.where(torch.rand(3000, 1, generator=generator) < 0.1, 0.3, 8.0)
+    probs = (scale * torch.randn(3000, 10, generator=generator)).softmax(-1)
+    y = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+    given, labels, new = probs[:1500], y[:1500], probs[1500:]
+    aps, chosen = (credo.conformal(given, labels, 0.02, kind) for kind in ("aps", "raps"))
+    fixed = credo.conformal(given, labels, 0.02, "raps", penalty=0.1, k_reg=1)
+    sizes = [float(sets.sets(new).sum(1).double().mean()) for sets in (aps, chosen, fixed)]  # type: ignore[union-attr]
+    assert chosen.penalty < 0.01  # type: ignore[union-attr]
+    assert chosen.chosen_on == 500  # type: ignore[union-attr]
+    assert sizes[1] < 1.05 * sizes[0]
+    assert sizes[2] > 1.2 * sizes[0]
+
+
+def test_what_is_given_of_raps_is_kept_and_the_rest_is_chosen() -> None:
+    probs, y = class_rows(1000, 10)
+    assert credo.conformal(probs, y, 0.1, "raps", penalty=0.3).penalty == 0.3  # type: ignore[union-attr]
+    assert credo.conformal(probs, y, 0.1, "raps", k_reg=3).k_reg == 3  # type: ignore[union-attr]
+    both = credo.conformal(probs, y, 0.1, "raps", penalty=0.3, k_reg=3)
+    assert (both.rows, both.chosen_on) == ((1000,), 0)  # type: ignore[union-attr]
+
+
+def test_sizes_for_the_choice_are_those_of_the_sets() -> None:
+    probs, y = class_rows(200, 6)
+    for allow_empty in (True, False):
+        for randomised in (True, False):
+            options: dict[str, Any] = {"allow_empty": allow_empty, "randomised": randomised}
+            sets = credo.conformal(probs, y, 0.4, "raps", penalty=0.2, k_reg=1, **options)
+            assert isinstance(sets, credo.ConformalSets)
+            found = _sizes(sets, probs, y, torch.arange(200)[None])
+            assert float(found) == pytest.approx(float(sets.sets(probs).sum(1).double().mean()), abs=1e-12)
+
+
+def test_too_few_rows_to_choose_a_penalty_are_said_and_give_aps() -> None:
+    probs, y = class_rows(200)
+    with pytest.warns(FewRowsWarning, match=r"200 calibration rows are too few .* needs 240: these sets are those of"):
+        found = credo.conformal(probs, y, 0.1, "raps")
+    assert torch.equal(found.sets(probs), credo.conformal(probs, y, 0.1, "aps").sets(probs))  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("kind", ["lac", "aps", "raps"])
 def test_sets_are_not_empty_unless_allowed(kind: str) -> None:
     probs, y = (4 * torch.eye(3)).repeat(40, 1).add(0.01 * torch.randn(120, 3)).softmax(-1), torch.arange(3).repeat(40)
-    loose, strict = (credo.conformal(probs, y, 0.4, kind, allow_empty=allow) for allow in (True, False))
+    loose, strict = (
+        credo.conformal(probs, y, 0.4, kind, allow_empty=allow, penalty=0.1, k_reg=1) for allow in (True, False)
+    )
     assert bool((loose.sets(probs).sum(1) == 0).any())  # type: ignore[union-attr]
     assert torch.equal(strict.sets(probs), loose.sets(probs) | (probs == probs.amax(1, keepdim=True)))  # type: ignore[union-attr]
 
@@ -179,7 +226,7 @@ def test_json_round_trip_and_damage() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewRowsWarning)
         every = [
-            credo.conformal(*class_rows(60), 0.05, "raps", by_class=True),
+            credo.conformal(*class_rows(60), 0.05, "raps", by_class=True, penalty=0.2, k_reg=1),
             credo.conformal(torch.zeros(30, 2), torch.randn(30, 2), kind="split"),
         ]
     for found in every:
@@ -269,7 +316,7 @@ def test_thresholds_and_sets_are_those_of_torchcp() -> None:
     theirs = {"lac": LAC(score_type="identity"), "aps": APS(score_type="identity", randomized=False)}
     theirs["raps"] = RAPS(score_type="identity", randomized=False, penalty=0.1, kreg=1)
     for kind, score in theirs.items():
-        found = credo.conformal(probs, y, 0.1, kind, randomised=False)
+        found = credo.conformal(probs, y, 0.1, kind, randomised=False, penalty=0.1, k_reg=1)
         assert isinstance(found, credo.ConformalSets)
         assert torch.allclose(found.scores(probs), score(probs.double()), atol=1e-6)
         cut = score(probs.double(), y).sort().values[math.ceil(301 * 0.9) - 1]

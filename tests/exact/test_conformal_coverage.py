@@ -59,7 +59,8 @@ def own(found: credo.ConformalSets, probs: Tensor, y: Tensor) -> Tensor:
 def test_sets_cover_as_the_beta_distribution_says(kind: str, classes: int) -> None:
     probs, y = class_rows(SPLITS * ROWS, classes, 0)
     new, new_y = class_rows(POOL, classes, 1)
-    first = credo.conformal(probs[:ROWS], y[:ROWS], 0.1, kind, allow_empty=True)
+    fixed: dict[str, Any] = {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
+    first = credo.conformal(probs[:ROWS], y[:ROWS], 0.1, kind, allow_empty=True, **fixed)
     assert isinstance(first, credo.ConformalSets)
     scores = own(first, probs, y).view(SPLITS, ROWS)
     found = coverages(scores, own(first, new, new_y), 0.1)
@@ -67,15 +68,52 @@ def test_sets_cover_as_the_beta_distribution_says(kind: str, classes: int) -> No
     # The first splits through the public functions, sets and all.
     for split in range(5):
         part = slice(split * ROWS, (split + 1) * ROWS)
-        sets = credo.conformal(probs[part], y[part], 0.1, kind, allow_empty=True).sets(new)  # type: ignore[union-attr]
-        assert float(sets.gather(1, new_y[:, None]).double().mean()) == pytest.approx(float(found[split]), abs=1e-12)
+        again = credo.conformal(probs[part], y[part], 0.1, kind, allow_empty=True, **fixed)
+        assert isinstance(again, credo.ConformalSets)
+        covered = again.sets(new).gather(1, new_y[:, None])
+        assert float(covered.double().mean()) == pytest.approx(float(found[split]), abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_class", [False, True])
+def test_coverage_is_exact_where_a_part_of_the_rows_chose_the_penalty(by_class: bool) -> None:
+    """600 splits of 150 rows, each with a penalty of its own; thresholds of rows that chose it would be too low."""
+    rows, alpha, splits = 150, 0.2, 600
+
+    def flat(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """A network that is mostly right and never sure: the sets of APS are too large, and a penalty may pay."""
+        generator = torch.Generator().manual_seed(seed)
+        logits = 3 * torch.randn(count, 5, generator=generator)
+        return (0.4 * logits).softmax(-1), torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+
+    probs, y = flat(splits * rows, 12)
+    new, new_y = flat(20_000, 13)
+    found, kept, penalties = [], set(), set()
+    for split in range(splits):
+        part = slice(split * rows, (split + 1) * rows)
+        sets = credo.conformal(probs[part], y[part], alpha, "raps", allow_empty=True, by_class=by_class)
+        assert isinstance(sets, credo.ConformalSets)
+        assert sets.chosen_on > 0
+        assert sum(sets.rows) == rows - sets.chosen_on
+        penalties.add((sets.penalty, sets.k_reg))
+        kept.add(sets.rows[0])
+        inside = new_y == 0 if by_class else torch.ones(len(new), dtype=torch.bool)
+        scores = own(sets, new[inside], new_y[inside])
+        found.append(float((scores <= sets.thresholds[0]).double().mean()))
+    assert len(penalties) > 3
+    if by_class:  # numbers of rows differ: the mean coverage, within five of its standard errors
+        mean = torch.tensor(found)
+        assert float(mean.mean()) > 1 - alpha - 5 * float(mean.std()) / splits**0.5
+    else:
+        check_beta(torch.tensor(found), kept.pop(), alpha)
 
 
 @pytest.mark.parametrize("kind", ["lac", "aps", "raps"])
 def test_classes_are_covered_each_by_itself(kind: str) -> None:
     probs, y = class_rows(SPLITS * ROWS * 4, 3, 2)
     new, new_y = class_rows(POOL, 3, 3)
-    shape = credo.conformal(probs[:200], y[:200], 0.1, kind, by_class=True)
+    fixed: dict[str, Any] = {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
+    shape = credo.conformal(probs[:200], y[:200], 0.1, kind, by_class=True, **fixed)
     assert isinstance(shape, credo.ConformalSets)
     for label in range(3):
         scores = own(shape, probs, y)[y == label][: SPLITS * ROWS].view(SPLITS, ROWS)
@@ -91,6 +129,7 @@ def test_ties_and_non_empty_sets_cover_at_least_as_much(kind: str, rule: str) ->
     probs, y = class_rows(150 * ROWS, 4, 4)
     new, new_y = class_rows(2000, 4, 5)
     options: dict[str, Any] = {"allow_empty": rule != "non-empty", "randomised": rule != "not randomised"}
+    options |= {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
     if rule == "ties":  # few different probabilities, equal ones within a row among them
         probs, new = ((part * 4).round().clamp_min(0.25) for part in (probs, new))
         probs, new = probs / probs.sum(1, keepdim=True), new / new.sum(1, keepdim=True)

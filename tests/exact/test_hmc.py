@@ -45,8 +45,7 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
         chains=24,
         warmup=120,
         samples=24 * 100,
-        thin=1,
-        start_steps=20,
+        settings={"thin": 1, "start_steps": 20},
         prior=2.0,
         likelihood=noise,
         temperature=temperature,
@@ -220,7 +219,7 @@ def test_simulation_based_calibration() -> None:
         x = torch.randn(6, 1, dtype=torch.double)
         truth, y = net(at).detach(), (net(x) + NOISE * torch.randn(6, 1, dtype=torch.double)).detach()
         noise = credo.GaussianNoise(NOISE)
-        lengths = {"chains": 8, "warmup": 80, "samples": 64, "thin": 8, "start_steps": 50}
+        lengths = {"chains": 8, "warmup": 80, "samples": 64, "settings": {"thin": 8, "start_steps": 50}}
         posterior = credo.HMC(net, data_size=6, seed=index, likelihood=noise, **lengths)
         draws = posterior.fit([(x, y)]).iter_draws(63)
         outputs = torch.stack([torch.func.functional_call(net, draw, (at,)).detach() for draw in draws])
@@ -230,7 +229,7 @@ def test_simulation_based_calibration() -> None:
 
 
 def options(**given: object) -> dict[str, object]:
-    return {"chains": 3, "warmup": 30, "samples": 9, "thin": 2, "start_steps": 10, **given}
+    return {"chains": 3, "warmup": 30, "samples": 9, "settings": {"thin": 2, "start_steps": 10}, **given}
 
 
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +267,31 @@ def _stopping(at: int):
 
 def test_halton() -> None:
     assert [halton(index) for index in (1, 2, 3, 4, 5)] == [0.5, 0.25, 0.75, 0.125, 0.625]
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x.view(len(x), 4, 4)).mean(1))
+
+
+def test_the_energy_of_attention_in_eval_mode_is_that_of_its_formula() -> None:
+    torch.manual_seed(0)
+    net, x, y = Encoder().eval().double(), torch.randn(12, 16, dtype=torch.float64), torch.arange(12) % 3
+    posterior = credo.HMC(net, data_size=12, chains=2)
+    layout = posterior.layout
+    own = layout.flatten(dict(net.named_parameters())).detach()
+    weights = torch.stack([own, 0.9 * own])
+    potential = Potential(net, layout, posterior.likelihood, posterior.prior, Data(x, y), 1.0)
+    energy, gradient = potential(weights)
+    assert potential._nll.is_vectorised
+    net.train()  # without dropout the same function, by operators that have derivatives
+    for row, found, found_gradient in zip(weights, energy, gradient, strict=True):
+        flat = row.clone().requires_grad_()
+        outputs = torch.func.functional_call(net, layout.split(flat), (x,))
+        wanted = nn.functional.cross_entropy(outputs, y, reduction="sum") - posterior.prior.log_prob(flat)
+        torch.testing.assert_close(found, wanted.detach())
+        torch.testing.assert_close(found_gradient, torch.autograd.grad(wanted, flat)[0])

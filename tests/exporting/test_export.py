@@ -168,3 +168,9 @@ def test_networks(name: str, suffix: str, tmp_path: Path) -> None:
     net = Recurrent() if name == "lstm" else build_model(name, inputs=[3, 32, 32], classes=10, seed=0)
     x = torch.randn(3, 6, 4) if name == "lstm" else torch.randn(3, 3, 32, 32)
     export(credo.BBB(net, data_size=10), x, tmp_path / f"model{suffix}", draws=2)  # which compares with torch
+
+
+def test_a_mapping_of_inputs_names_the_way_out(tmp_path: Path) -> None:
+    posterior = credo.MAP(nn.Linear(4, 3), data_size=10)
+    with pytest.raises(TypeError, match=r"give \[batch\['a'\], batch\['b'\]\], ordered as in Linear\.forward"):
+        credo.export(posterior, {"a": torch.zeros(2, 4), "b": torch.zeros(2, 4)}, tmp_path / "x.pt2")

@@ -116,7 +116,7 @@ def test_a_batch_of_something_else_is_an_error(bbb: credo.BBB) -> None:
         (TensorDataset(torch.zeros(2, 3)), r"got a TensorDataset: torch.utils.data.DataLoader\(data, "),
         ("digits", "got a str: give a tensor, a DataLoader"),
         (3, "got a int: give a tensor, a DataLoader"),
-        (np.zeros((2, 3)), "got a ndarray: give a tensor, a DataLoader"),
+        (np.zeros((2, 3)), "got a ndarray: torch.as_tensor"),
     ],
 )
 def test_what_has_no_batches_is_an_error(given: Any, message: str, bbb: credo.BBB) -> None:

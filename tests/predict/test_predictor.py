@@ -148,3 +148,27 @@ def test_one_network_is_summarised_as_many_equal_ones_are() -> None:
     for name in ("covariance", "entropy", "entropy-deviation"):
         torch.testing.assert_close(one.uncertainty(name).aleatoric, several.uncertainty(name).aleatoric)
     assert one.mc_error.tolist() == [0.0] * 10
+
+
+class Remembering(nn.Module):
+    """Leaves an attribute, a new one and a buffer behind in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 3), None
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x) + self.shift
+        out = out if self.last is None else out + 100.0 * len(self.last) + getattr(self, "seen", 0.0)
+        self.last, self.seen, self.shift = x, 7.0, self.shift + 1.0
+        return out
+
+
+def test_what_a_pass_leaves_in_the_network_does_not_reach_the_next_call() -> None:
+    posterior = credo.MAP(Remembering(), data_size=10)
+    x = torch.randn(2, 4)
+    fixed = credo.predictor(posterior)
+    wanted = fixed(x).probs
+    assert all(torch.equal(fixed(x).probs, wanted) for _ in range(3))
+    assert torch.equal(credo.predict(posterior, x).probs, wanted)

@@ -88,7 +88,7 @@ def test_zero_probability_has_logarithm_minus_infinity() -> None:
 
 
 # Where forty epochs on 150 rows need other settings than the defaults.
-SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "thin": 1, "start_steps": 50, "max_steps": 8}
+SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "settings": {"thin": 1, "start_steps": 50, "max_steps": 8}}
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "ivon": {"lr": 0.5},  # its rates are those of SGD
     "hmc": {"method_options": SHORT_CHAINS},

@@ -2,17 +2,16 @@
 
 From no map at all to the one with the most numbers, each takes the place of the one before if
 
-    (Σ dᵢ − κ·D)/(n + κ) > 2·std(d)/√n,
+    mean(d) > 2·max(std(d), S)/√n,
 
-where the gain dᵢ of row i is its NLL under the one before minus that under this one, both fitted without the row, and D
-is what the change would cost if the predictions were right as they are. So κ rows say that nothing was wrong, since a
-few rows that are all predicted well hold no example of what is rare.
+where the gain dᵢ of row i is its NLL under the one before minus that under this one, both fitted without the row, and S
+is the standard deviation of the gain if the predictions are right as they are. A few rows that are all predicted well
+hold no example of what is rare, so that their own standard deviation is far too small; S knows how often it happens.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from credo.core.errors import CalibrationWarning, unknown
 from credo.core.held_out.class_maps import ClassMap
 from credo.core.held_out.recalibration import Map, Recalibration
 from credo.core.held_out.value_map import ResidualMap
+from credo.core.support.user_warnings import warn
 
 # Rows that a map needs: for each number that is fitted, and at least.
 _ROWS_EACH, _LEAST_ROWS = 10, 50
@@ -58,8 +58,16 @@ class Rows(ABC):
         """NLL of each row of a mask under a map."""
 
     @abstractmethod
-    def divergence(self, made: Map, chosen: Tensor) -> Tensor:
-        """KL divergence of the map's distribution from the prediction as it is, for each row of a mask."""
+    def expected(self, made: Map | None, chosen: Tensor) -> Tensor:
+        """Log-probability or log-density at each value that the targets of these rows may have, under a map or none.
+
+        [rows, values, outputs]; outputs are independent, and `weights` has the probabilities of the values.
+        """
+
+    @property
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """Probability of each of these values if the predictions are right as they are, [rows or 1, values, 1]."""
 
 
 class ClassRows(Rows):
@@ -89,10 +97,15 @@ class ClassRows(Rows):
         """NLL of each row of a mask under a map."""
         return -self._mapped(made, chosen).gather(1, self.labels[chosen][:, None])[:, 0]
 
-    def divergence(self, made: Map, chosen: Tensor) -> Tensor:
-        """Σ p·log(p/q) of each row of a mask."""
-        plain = self.log_probs[chosen]
-        return (plain.exp() * (plain - self._mapped(made, chosen))).sum(1)
+    def expected(self, made: Map | None, chosen: Tensor) -> Tensor:
+        """Log-probabilities of all classes."""
+        found = self.log_probs[chosen] if made is None else self._mapped(made, chosen)
+        return found.unsqueeze(2)
+
+    @property
+    def weights(self) -> Tensor:
+        """The probabilities of the classes."""
+        return self.log_probs.exp().unsqueeze(2)
 
     def _mapped(self, made: Map, chosen: Tensor) -> Tensor:
         assert isinstance(made, ClassMap)
@@ -127,12 +140,17 @@ class ValueRows(Rows):
         assert isinstance(made, ResidualMap)
         return self.log_stds[chosen] - made.log_density(self.residuals[chosen]).sum(1)
 
-    def divergence(self, made: Map, chosen: Tensor) -> Tensor:
-        """The same for each row: the divergence of the map's residuals from normal ones, at 100 of their quantiles."""
-        assert isinstance(made, ResidualMap)
+    def expected(self, made: Map | None, chosen: Tensor) -> Tensor:
+        """Log-densities at 100 quantiles of normal residuals, the same for each row."""
+        assert made is None or isinstance(made, ResidualMap)
         plain = -0.5 * self.normal.square() - 0.5 * math.log(2 * math.pi)
-        each = (plain - made.log_density(self.normal)).mean(0).sum()
-        return each.expand(int(chosen.sum()))
+        found = plain if made is None else made.log_density(self.normal)
+        return found.expand(int(chosen.sum()), -1, -1)
+
+    @property
+    def weights(self) -> Tensor:
+        """Equal ones."""
+        return torch.full((1, len(self.normal), 1), 1 / len(self.normal), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -142,22 +160,26 @@ class Tried:
     Attributes:
         kind: Its name.
         nll: Cross-fitted NLL of each row.
-        divergence: What each row would lose if the predictions were right as they are.
+        expected: Cross-fitted log-probabilities of what the targets may be, as in `Rows.expected`.
     """
 
     kind: str
     nll: Tensor
-    divergence: Tensor
+    expected: Tensor
 
-    def is_better(self, other: Tried) -> bool:
+    def is_better(self, other: Tried, weights: Tensor) -> bool:
         """Whether it is better than a simpler one beyond noise.
 
         Args:
             other: On the same rows.
+            weights: Probabilities if the predictions are right as they are, as in `Rows.weights`.
         """
         gains, rows = other.nll - self.nll, len(self.nll)
-        cost = PRIOR * (self.divergence - other.divergence).mean()
-        return bool((gains.sum() - cost) / (rows + PRIOR) > _BEYOND * gains.std() / math.sqrt(rows))
+        expected = self.expected - other.expected
+        from_mean = expected - (weights * expected).sum(1, keepdim=True)
+        variance = (weights * from_mean.square()).sum((1, 2)).mean()
+        std = torch.maximum(gains.std(), variance.sqrt())
+        return bool(gains.mean() > _BEYOND * std / math.sqrt(rows))
 
 
 def choose(rows: Rows, kind: str, fold: Tensor) -> Recalibration:
@@ -171,13 +193,14 @@ def choose(rows: Rows, kind: str, fold: Tensor) -> Recalibration:
     numbers, count = rows.numbers(), len(rows.before)
     if kind not in ("auto", *numbers):
         raise ValueError(unknown("kind of recalibration", str(kind), ("auto", *numbers)))
-    best = Tried("none", rows.before, torch.zeros_like(rows.before))
+    everything = torch.ones(count, dtype=torch.bool)
+    weights, best = rows.weights, Tried("none", rows.before, rows.expected(None, everything))
     scores = {"none": float(best.nll.mean())}
     for name in _with_enough_rows(rows, kind):
         tried = _cross_fitted(rows, name, fold)
         scores[name] = float(tried.nll.mean())
-        best = tried if tried.is_better(best) else best
-    made = None if best.kind == "none" else rows.fit(best.kind, torch.ones(count, dtype=torch.bool))
+        best = tried if tried.is_better(best, weights) else best
+    made = None if best.kind == "none" else rows.fit(best.kind, everything)
     return Recalibration(best.kind, made, count, scores["none"], scores[best.kind], scores)
 
 
@@ -190,11 +213,10 @@ def _with_enough_rows(rows: Rows, kind: str) -> list[str]:
     needed = max(_LEAST_ROWS, _ROWS_EACH * rows.numbers()[kind])
     if count >= needed:
         return [kind]
-    warnings.warn(
+    warn(
         f"No recalibration: kind={kind!r} needs {needed} held-out rows, ten for each number that it fits and at least "
         f"{_LEAST_ROWS}; there are {count}.",
         CalibrationWarning,
-        stacklevel=5,
     )
     return []
 
@@ -212,9 +234,10 @@ def folds_of(keys: Tensor | Sequence[int], folds: int) -> Tensor:
 
 
 def _cross_fitted(rows: Rows, kind: str, fold: Tensor) -> Tried:
-    nll, divergence = torch.zeros_like(rows.before), torch.zeros_like(rows.before)
+    nll = torch.zeros_like(rows.before)
+    expected = rows.expected(None, torch.ones_like(fold, dtype=torch.bool)).clone()
     for index in fold.unique().tolist():
         outside = fold == index
         made = rows.fit(kind, ~outside)
-        nll[outside], divergence[outside] = rows.nll(made, outside), rows.divergence(made, outside)
-    return Tried(kind, nll, divergence)
+        nll[outside], expected[outside] = rows.nll(made, outside), rows.expected(made, outside)
+    return Tried(kind, nll, expected)

@@ -6,20 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from credo.data import Dataset
+from credo.data.tables.columns import as_number
 from credo.experiments.options import AUTO
+from credo.experiments.toml import toml_value
 from credo.experiments.training import Training
 
 _MOST = 5
 
 
-def table_notes(settings: Mapping[str, Any], dataset: Dataset) -> Iterator[str]:
-    """How the text columns of a table were interpreted."""
+def table_notes(dataset: Dataset) -> Iterator[str]:
+    """How a table was interpreted: its size, its target, and its text columns."""
     columns, names = dataset.columns, dataset.class_names
     if columns is None:
         return
-    if settings.get("task") == "auto" and names is not None:
-        called = "" if columns.target is None else f" {columns.target!r}"
-        yield f"the target{called} is text: {len(names)} classes, {_listed(names)} (data.task=classification)"
+    rows, called = len(dataset.train) + len(dataset.test), "" if columns.target is None else f" {columns.target!r}"
+    size = f"{rows:,} rows ({len(dataset.test):,} for the test), {len(columns.inputs)} input columns"
+    if names is None:
+        target = f"the target{called} is a number: regression (data.task=classification for classes)"
+    else:
+        are_numbers = all(as_number(name) is not None for name in names)
+        target = f"the target{called} has {len(names)} classes, {_listed(names)}"
+        target += " (data.task=regression for numbers)" if are_numbers else ""
+    yield f"{size}; {target}; data.target=COLUMN predicts another column"
     for column in columns.inputs:
         if column.categories is not None:
             inputs = f"{len(column.categories)} categories, one input each, {_listed(column.input_names)}"
@@ -60,3 +68,9 @@ def normalize_notes(settings: Mapping[str, Any], used: Sequence[Any] | None, dat
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join([*names[:_MOST], "…"] if len(names) > _MOST else names)
+
+
+def chosen_notes(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """The options that training chose, as settings that repeat them."""
+    if chosen:
+        yield "chosen by training: " + " ".join(f"method.{key}={toml_value(value)}" for key, value in chosen.items())

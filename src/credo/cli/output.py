@@ -78,6 +78,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     Console(width=width, emoji=False).print(table, highlight=False, markup=False)
 
 
+# Metrics whose names do not say what they are.
+_LABELS = {"debiased_ece": "debiased ece (root mean square)"}
+
+
 def print_metrics(title: str, metrics: dict[str, Any]) -> None:
     """Print every metric with its interval; nested metrics are named by their path."""
     intervals = _intervals(metrics)
@@ -87,7 +91,8 @@ def print_metrics(title: str, metrics: dict[str, Any]) -> None:
             continue
         for name, number in _flat(key, value):
             low, high = intervals.get(name, (None, None))
-            rows.append([name.replace("_", " "), number, "" if low is None else f"{low:.4f} … {high:.4f}"])
+            label = _LABELS.get(name, name.replace("_", " "))
+            rows.append([label, number, "" if low is None else f"{low:.4f} … {high:.4f}"])
     print_table(title, ["metric", "value", "95 % interval"], rows)
 
 

@@ -1,6 +1,5 @@
 """Continual learning: the posterior after one task is the prior of the next."""
 
-import warnings
 from typing import Any
 
 from credo.continual.gaussian_algebra import GaussianMoments, compare, merge, moments_of
@@ -9,6 +8,7 @@ from credo.continual.learner import CARRIES, Learner
 from credo.continual.metrics import backward_transfer, forward_transfer, mean_accuracy
 from credo.continual.sequence import SequenceResult, run_sequence
 from credo.continual.tasks import Task, permuted_tasks, split_tasks, tasks_of
+from credo.core.support.user_warnings import warn
 
 __all__ = [
     "CARRIES",
@@ -38,5 +38,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'credo.continual' has no attribute {name!r}")
     new = _RENAMED[name]
     text = f"credo.continual.{name} is now {new.__name__}; the old name goes in 0.3."
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    warn(text, DeprecationWarning)
     return new

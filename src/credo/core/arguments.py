@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ClassVar, Self
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from credo.core.errors import unknown
 from credo.core.network.references import NotFollowed
+from credo.core.support.user_warnings import warn
 
 
 class Arguments(NotFollowed, dict[str, Any]):
@@ -216,9 +216,12 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
             options, found = current_arguments(cls, options)
             for one in found:
                 text = f"{cls.__name__}({one.old}=…) is now {one.python}; the old name goes in {one.until}."
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                warn(text, DeprecationWarning)
             _check_names(cls, signature, options)
-            bound = signature.bind(self, *args, **options)
+            try:
+                bound = signature.bind(self, *args, **options)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}{_needed(signature, args, options)}.") from None
             bound.apply_defaults()
             given = dict(list(bound.arguments.items())[1:])
             for name, parameter in signature.parameters.items():
@@ -228,6 +231,13 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **options)
 
     return wrapper
+
+
+def _needed(signature: inspect.Signature, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """What to write where the argument that every method needs is missing."""
+    if "data_size" not in signature.parameters or "data_size" in options or len(args) != 1:
+        return ""
+    return ". Give the number of training examples, such as data_size=len(dataset)"
 
 
 def _check_names(cls: type, signature: inspect.Signature, options: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from credo.core.errors import DivergenceWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import substituted
+from credo.core.support.user_warnings import warn
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -229,4 +229,4 @@ def _less_noise(posterior: Posterior, divisor: float = _LESS_NOISE) -> list[str]
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, DivergenceWarning, stacklevel=2)
+    warn(text, DivergenceWarning)

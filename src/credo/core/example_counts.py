@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
+from credo.core.network.inplace_inputs import first_size
 
 _MEANING = "the number that the mean loss was divided by, in the units of data_size"
 
@@ -76,10 +78,35 @@ class Counted:
 EVERY = Counted()
 
 
+@contextmanager
+def rows_checked(net: nn.Module, counted: Counted) -> Iterator[None]:
+    """While open, raise ValueError if a loss runs the network on another number of rows than there are weights.
+
+    Args:
+        net: The network that the loss is given.
+        counted: The examples that it averages over.
+    """
+    if counted.weights is None:
+        yield
+        return
+
+    def check(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Forward pre-hook, of the network (`_`), with positional args and keyword options."""
+        rows = first_size(args, options) if torch.is_grad_enabled() else None
+        if rows is not None:
+            counted.check_rows(rows)
+
+    handle = net.register_forward_pre_hook(check, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def weighed(
     nll: Callable[[nn.Module], Tensor], counted: Counted, process_group: ProcessGroup | None
 ) -> Callable[[nn.Module], Tensor]:
-    """Scale the loss by this process's fraction of all examples, if several processes average their gradients.
+    """The loss with its weights checked, and scaled by this process's fraction of all examples if there are several.
 
     Either all processes know their number of examples or none does, since it takes a reduction.
 
@@ -88,12 +115,17 @@ def weighed(
         counted: The examples that it averages over.
         process_group: Group of the posterior; None if it is not distributed.
     """
-    own = counted.total
-    if process_group is None or not process_group.defers or own is None:
-        return nll
-    (mean,) = process_group.average_([], [own])
-    fraction = own / mean
-    return lambda net: fraction * scalar_loss(nll(net))
+    own, fraction = counted.total, 1.0
+    if process_group is not None and process_group.defers and own is not None:
+        (mean,) = process_group.average_([], [own])
+        fraction = own / mean
+
+    def loss(net: nn.Module) -> Tensor:
+        with rows_checked(net, counted):
+            value = nll(net)
+        return value if fraction == 1.0 else fraction * scalar_loss(value)
+
+    return loss
 
 
 def scalar_loss(value: object) -> Tensor:

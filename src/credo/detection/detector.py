@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from credo.core.errors import CredoError
 from credo.core.likelihood import ClassLikelihood
-from credo.core.network.inputs import AnyInputs
-from credo.core.network.isolation import NotIsolatedError
-from credo.core.network.substitute import Draw
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.detection.files import read_fitted, write_fitted
@@ -25,13 +22,14 @@ from credo.detection.kinds import (
     checked_names,
     fit_scores,
 )
-from credo.detection.passes import Pass, class_logits, find_layer, run_networks, with_head
+from credo.detection.networks import Networks
+from credo.detection.passes import Pass, class_logits, with_head
 from credo.detection.sample import Sample
 from credo.detection.scores import FittedScore, Mahalanobis, Training
 from credo.methods.laplace.data_pass import shown
-from credo.predict.run import batches_of, check_posterior, evaluating, noise_scaled
+from credo.predict.run import batches_of, check_posterior
 
-_T = TypeVar("_T")
+_Batches = Tensor | Mapping[str, Any] | Iterable[Any]
 
 
 class OodDetector:
@@ -55,6 +53,8 @@ class OodDetector:
         directions: Principal directions of `"vim"`; None: one half of the features, from 768 features on 512, from
             2048 on 1000.
         seed: Seed of the draws and of the choice of examples.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
+        target: `target(batch)` returns the labels of training batches; None: by the form of the batch.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class OodDetector:
         k: int = 50,
         directions: int | None = None,
         seed: int = 0,
+        forward: Forward | None = None,
+        target: Target | None = None,
     ) -> None:
         check_posterior(posterior)
         self.names = checked_names(score, posterior.likelihood)
@@ -75,7 +77,8 @@ class OodDetector:
         self.examples, self.k = checked_count("examples", examples), checked_count("k", k)
         self.directions = None if directions is None else checked_count("directions", directions)
         self.layer, self.seed = layer, checked_seed(seed)
-        self._original, self._posterior = posterior, posterior.frozen_copy().eval()
+        self._forward, self._target = forward, target
+        self._networks = Networks(posterior, self.draws, self.seed)
         self._fitted: list[dict[str, FittedScore]] | None = None  # by network and name
 
     @property
@@ -96,19 +99,19 @@ class OodDetector:
         sample = Sample(self.examples, self.seed)
         heads: list[tuple[Tensor | None, Tensor | None]] = []
         with shown(loader, progress=progress, what="features") as batches:
-            for x, y in batches_of(batches, 1024):
+            for x, y in batches_of(read_batches(batches, self._forward, self._target), 1024):
                 rows = sample.wanted(len(x))
                 if len(rows):
                     if not heads:
-                        self._isolated(self._find_layer, x)
+                        self.layer = self._networks.layer(x, self.layer)
                     labels = self._labels(y, len(x))[rows]
-                    passes = self._isolated(self._passes, x[rows])
+                    passes = self._networks.passes(x[rows], self.layer)
                     sample.add([labels.cpu(), *(t for each in passes for t in _columns(each))])
                     heads = heads or [(each.weight, each.bias) for each in passes]
         if not heads:
             raise ValueError("The loader is empty: there are no features to fit to.")
         labels, *columns = sample.columns()
-        likelihood = self._posterior.likelihood
+        likelihood = self._networks.likelihood
         pairs = zip(columns[::2], columns[1::2], heads, strict=True)
         trainings = [with_head(Training(f, class_logits(o, likelihood), labels), h, likelihood) for f, o, h in pairs]
         names = [name for name in self.names if name in FEATURE_SCORES]
@@ -116,14 +119,14 @@ class OodDetector:
         return self
 
     def _labels(self, y: Tensor | None, rows: int) -> Tensor:
-        if y is not None and isinstance(self._posterior.likelihood, ClassLikelihood):
+        if y is not None and isinstance(self._networks.likelihood, ClassLikelihood):
             return y.reshape(rows, -1)[:, 0].long()
         wanting = [name for name in self.names if FEATURE_SCORES.get(name) is Mahalanobis]
         if wanting:
-            raise ValueError(f"{' and '.join(wanting)} need labels: give a loader of (inputs, labels).")
+            raise ValueError(f"{' and '.join(wanting)} need labels: give a loader of (inputs, labels), or target=.")
         return torch.zeros(rows, dtype=torch.long)
 
-    def __call__(self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024) -> Tensor:
+    def __call__(self, inputs: _Batches, *, batch_size: int = 1024) -> Tensor:
         """Scores [n] of a tensor of inputs, or of an iterable of batches; larger means more unusual.
 
         Args:
@@ -135,9 +138,7 @@ class OodDetector:
             raise ValueError(f"This detector has several scores, {', '.join(self.names)}: call scores(inputs).")
         return self.scores(inputs, batch_size=batch_size)[self.names[0]]
 
-    def scores(
-        self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024
-    ) -> dict[str, Tensor]:
+    def scores(self, inputs: _Batches, *, batch_size: int = 1024) -> dict[str, Tensor]:
         """The same for all scores, by name, from one pass of every network.
 
         Args:
@@ -148,7 +149,7 @@ class OodDetector:
         return {name: by_network.mean(0) for name, by_network in found.items()}
 
     @torch.no_grad()
-    def each(self, inputs: Tensor | Mapping[str, Any] | Iterable[Any], *, batch_size: int = 1024) -> dict[str, Tensor]:
+    def each(self, inputs: _Batches, *, batch_size: int = 1024) -> dict[str, Tensor]:
         """Scores [networks, n] of every network by itself, by name: their spread tells how far draws disagree.
 
         Args:
@@ -158,8 +159,8 @@ class OodDetector:
         if self.needs_fit and self._fitted is None:
             raise CredoError(f"{', '.join(self.names)}: call fit(loader) with the training data first.")
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        for x, _ in batches_of(inputs, checked_count("batch_size", batch_size)):
-            found = self._isolated(self._scored, x)
+        for x, _ in batches_of(read_batches(inputs, self._forward), checked_count("batch_size", batch_size)):
+            found = self._scored(x)
             for name, column in parts.items():
                 column.append(torch.stack([scores[name] for scores in found]))
         if not all(parts.values()):
@@ -170,9 +171,9 @@ class OodDetector:
         """All scores of one batch by every network; rows that are not finite have an infinite score."""
         scored: list[dict[str, Tensor]] = []
         first: Pass | None = None
-        for number, found in enumerate(self._passes(x)):
+        for number, found in enumerate(self._networks.passes(x, self.layer if self.needs_fit else None)):
             first = found if first is None else first
-            logits = class_logits(found.outputs, self._posterior.likelihood)
+            logits = class_logits(found.outputs, self._networks.likelihood)
             values = [t.reshape(len(t), -1) for t in (found.features, found.outputs) if t is not None]
             finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
             scores = {}
@@ -192,33 +193,6 @@ class OodDetector:
         assert features is not None
         return self._fitted[number][name](features, logits)
 
-    def _passes(self, x: AnyInputs) -> list[Pass]:
-        """A batch through every network."""
-        if not len(x):
-            raise ValueError("An empty batch cannot be scored.")
-        with self._networks() as (frozen, draws):
-            return list(run_networks(frozen, draws, x.to(frozen.device), self.layer if self.needs_fit else None))
-
-    def _find_layer(self, x: AnyInputs) -> None:
-        with self._networks() as (frozen, _):
-            self.layer = find_layer(frozen, x.to(frozen.device), self.layer)
-
-    @contextmanager
-    def _networks(self) -> Iterator[tuple[Posterior, Iterator[Draw]]]:
-        """A private copy of the posterior, and the draws, which are always the same."""
-        scale = None if self.draws else 0.0
-        with evaluating(self._posterior, self.seed) as frozen, noise_scaled(frozen, scale):
-            yield frozen, frozen.iter_draws(frozen.whole_draws(self.draws or 1))
-
-    def _isolated(self, run: Callable[[AnyInputs], _T], x: AnyInputs) -> _T:
-        """The result of `run(x)`; a network that copies cannot follow is run itself, as it is then, under its lock."""
-        try:
-            return run(x)
-        except NotIsolatedError:
-            self._posterior = self._original
-            self._original.guard.is_isolated = False
-            return run(x)
-
     def save(self, path: Path | str) -> Path:
         """Write what was fitted, without the posterior, as safetensors; returns the path.
 
@@ -228,18 +202,23 @@ class OodDetector:
         if self._fitted is None and self.needs_fit:
             raise CredoError("There is nothing to save: call fit(loader) first.")
         keys = ("names", "draws", "layer", "examples", "k", "directions", "seed")
-        return write_fitted(Path(path), self._posterior, {key: getattr(self, key) for key in keys}, self._fitted or [])
+        options = {key: getattr(self, key) for key in keys}
+        return write_fitted(Path(path), self._networks.posterior, options, self._fitted or [])
 
     @classmethod
-    def load(cls, path: Path | str, posterior: Posterior) -> Self:
+    def load(
+        cls, path: Path | str, posterior: Posterior, *, forward: Forward | None = None, target: Target | None = None
+    ) -> Self:
         """A detector that `save` wrote; no code of the file is run.
 
         Args:
             path: The file.
             posterior: The one that it was fitted for; raises ValueError if its weights, or their noise, are others.
+            forward: How batches are run; a file holds no functions.
+            target: What of a batch are the labels.
         """
         options, fitted = read_fitted(Path(path), posterior, FEATURE_SCORES)
-        detector = cls(posterior, options.pop("names"), **options)
+        detector = cls(posterior, options.pop("names"), **options, forward=forward, target=target)
         detector._fitted = fitted or None
         return detector
 

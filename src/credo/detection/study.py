@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
 from credo.detection.comparison import OodComparison, compare_scores
 from credo.detection.detector import OodDetector
@@ -49,6 +50,8 @@ def ood_study(
     resamples: int = 1000,
     seed: int = 0,
     progress: bool = True,
+    forward: Forward | None = None,
+    target: Target | None = None,
 ) -> OodStudy:
     """Compare how well scores of logits and features, and of averaged probabilities, detect OOD inputs.
 
@@ -66,15 +69,20 @@ def ood_study(
         resamples: Bootstrap resamples of the intervals.
         seed: Seed of draws and resamples.
         progress: Show a progress bar while the scores are fitted; only on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
+        target: `target(batch)` returns the labels of training batches; None: by the form of the batch.
     """
     if predictions is None:
-        options = {"draws": max(1, draws), "seed": seed}
-        groups = {name: predict_classes(posterior, x, **options) for name, x in outside.items()}
-        predictions = predict_classes(posterior, inside, **options), groups
+        options: dict[str, Any] = {"draws": max(1, draws), "seed": seed, "forward": forward}
+        plain = posterior.frozen_copy()
+        plain.conformal = None  # sets are of no use here, and may have been chosen for more draws
+        groups = {name: predict_classes(plain, x, **options) for name, x in outside.items()}
+        predictions = predict_classes(plain, inside, **options), groups
     within = own_scores(predictions[0])
     beyond = {name: own_scores(predictions[1][name]) for name in outside}
     if scores:
-        detector = OodDetector(posterior, scores, draws=draws, seed=seed).fit(train, progress=progress)
+        reading: dict[str, Any] = {"forward": forward, "target": target}
+        detector = OodDetector(posterior, scores, draws=draws, seed=seed, **reading).fit(train, progress=progress)
         within |= detector.scores(inside)
         for name, inputs in outside.items():
             beyond[name] |= detector.scores(inputs)

@@ -15,6 +15,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.renamed import renamed_arguments
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
 from credo.doctor.measure.dispersion import dispersion
+from credo.doctor.measure.far import far_inputs
 from credo.doctor.measure.gradients import gradient_noise
 from credo.doctor.measure.inputs import input_scale
 from credo.doctor.measure.layers import layer_states, whole_state
@@ -168,6 +169,7 @@ def _measure(
         epochs=len(history) or round(posterior.steps / train.batches) or None,
         inputs=input_scale(posterior, train, seed=seed),
         prior_scales=prior_scales(posterior, evaluated, seed=seed) if evaluated is not train else None,
+        far=far_inputs(posterior, evaluated, on_test, seed=seed),
         chains=chain_study(posterior, evaluated.x[:_CHAIN_ROWS], evaluated.y[:_CHAIN_ROWS]),
     )
 

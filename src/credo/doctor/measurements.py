@@ -11,6 +11,7 @@ from credo.core.arguments import argument_names
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import Posterior
 from credo.doctor.measure.dispersion import Dispersion
+from credo.doctor.measure.far import FarInputs
 from credo.doctor.measure.gradients import GradientNoise
 from credo.doctor.measure.inputs import InputScale
 from credo.doctor.measure.layers import LayerState, gaussian_leaves
@@ -92,6 +93,7 @@ class Measurements:
     detection: Sequence[Detection] = ()
     prior_scales: PriorScales | None = None
     chains: ChainStudy | None = None
+    far: FarInputs | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
@@ -113,6 +115,7 @@ class Measurements:
             "inputs": _plain(self.inputs),
             "detection": [found.to_dict() for found in self.detection],
             "prior_scales": _plain(self.prior_scales),
+            "far": _plain(self.far),
             "chains": None if self.chains is None else self.chains._asdict(),
         }
 

@@ -35,6 +35,7 @@ CONSEQUENCES: tuple[Rule, ...] = (
     training.gradient_noise,
     prediction.draws,
     prediction.feature_scores,
+    prediction.far_inputs,
 )
 
 

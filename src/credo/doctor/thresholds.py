@@ -100,6 +100,10 @@ EPISTEMIC_MINOR = 0.5
 
 # Difference of AUROCs: one OOD input in a hundred changes sides. A smaller one is not worth a pass over training data.
 DETECTION_GAIN = 0.01
+# Noise that is no input of any data set: ten times the standard deviation of the inputs. A mean confidence of 0.9 there
+# is that of a network which knows; one that doubts has little more than 1/classes.
+FAR_STDS = 10.0
+FAR_CONFIDENCE = 0.9
 # Largest split-R̂ of 100 rows' predictions. Chains that agree have up to 1.01 for one quantity, and some more for the
 # largest of hundreds; at 1.2 means of chains differ by more than half of their standard deviation.
 RHAT_WARNING = 1.05

@@ -37,6 +37,7 @@ from credo.evaluate.fidelity.agreement import Agreement, Measured, agreement
 from credo.evaluate.fidelity.chain_study import ChainStudy, chain_study
 from credo.evaluate.fidelity.chains import ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
+from credo.evaluate.other_targets import concordance, mean_iou
 from credo.evaluate.regression import (
     crps_gaussian,
     crps_gaussian_each,
@@ -88,6 +89,7 @@ __all__ = [
     "brier_each",
     "chain_study",
     "classwise_ece",
+    "concordance",
     "conformal",
     "correct",
     "crps_gaussian",
@@ -107,6 +109,7 @@ __all__ = [
     "interval_coverage",
     "interval_metrics",
     "maximum_calibration_error",
+    "mean_iou",
     "measure",
     "miscalibration_area",
     "misclassification_auroc",

@@ -7,7 +7,6 @@ probability 1 − α or more, if new rows and calibration rows are exchangeable;
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,8 +27,10 @@ from credo.core.held_out.conformal_scores import quantile_scores, residual_score
 from credo.core.held_out.ledger import row_digests
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
+from credo.evaluate.raps import choose_penalty, rows_for_choice, rows_to_choose
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.predict.run import checked_predictive
 
@@ -45,8 +46,8 @@ def conformal(
     by_class: bool = False,
     randomised: bool = True,
     allow_empty: bool = False,
-    penalty: float = 0.1,
-    k_reg: int = 1,
+    penalty: float | None = None,
+    k_reg: int | None = None,
     draws: int = 32,
     seed: int = 0,
     shared_draws: bool = False,
@@ -79,8 +80,10 @@ def conformal(
             a function of the row's probabilities. Otherwise sets are larger, and cover more than 1 − alpha.
         allow_empty: Let sets be empty, which makes coverage exact where alpha exceeds the error rate. Otherwise they
             contain at least the most probable class, and may cover more.
-        penalty: λ of RAPS, added for every class of a row beyond the first `k_reg`, above 0.
-        k_reg: Number of classes that RAPS does not penalise.
+        penalty: λ of RAPS, added for every class of a row beyond the first `k_reg`, above 0. None: the one with the
+            smallest sets on a third of the rows, which the threshold then does not use; 0, which is APS, if no penalty
+            makes them smaller.
+        k_reg: Number of classes that RAPS does not penalise. None: chosen on the same rows.
         draws: Networks to average over, for a posterior.
         seed: Seed of these draws.
         shared_draws: Use the same draws for all batches, as in `predict`.
@@ -112,14 +115,15 @@ def conformal(
         if by_class:
             raise ValueError(f"by_class=True is for classes; kind={kind!r} is an interval.")
         return _intervals(prediction, y, alpha, kind)
-    if kind == "raps" and not (is_number(penalty) and is_count(k_reg, least=0)):
-        raise ValueError(f"penalty={penalty!r:.40} must be a number and k_reg={k_reg!r:.40} a count of classes.")
-    if kind == "raps" and not penalty > 0:
-        raise ValueError(f"kind='raps' with penalty={penalty}, k_reg={k_reg} is APS: give a penalty above 0, or 'aps'.")
-    regularised = {"penalty": float(penalty), "k_reg": int(k_reg)} if kind == "raps" else {}
     probs, labels = _class_rows(prediction, y)
-    chosen: dict[str, Any] = {"randomised": randomised and kind != "lac", "allow_empty": allow_empty, **regularised}
-    return _sets(probs, labels, alpha, kind, by_class, chosen)
+    shape = ConformalSets(
+        kind, alpha, (0.0,), (0,), probs.shape[1], randomised=randomised and kind != "lac", allow_empty=allow_empty
+    )
+    groups = [(labels == label).nonzero()[:, 0] for label in range(probs.shape[1])]
+    groups = groups if by_class else [torch.arange(len(labels))]
+    if kind == "raps":
+        shape, groups = _regularised(probs, labels, shape, groups, penalty, k_reg)
+    return _sets(probs, labels, shape, groups)
 
 
 def _of_posterior(
@@ -184,17 +188,38 @@ def _class_rows(prediction: Any, y: Any) -> tuple[Tensor, Tensor]:
     return both_classes(given), check_labels(labels, batch=len(probs), classes=probs.shape[1], device=probs.device)
 
 
-def _sets(
-    probs: Tensor, labels: Tensor, alpha: float, kind: str, by_class: bool, options: dict[str, Any]
-) -> ConformalSets:
-    classes = probs.shape[1]
-    shape = ConformalSets(kind, alpha, (0.0,), (0,), classes, **options)
+def _regularised(
+    probs: Tensor, labels: Tensor, shape: ConformalSets, groups: list[Tensor], penalty: float | None, k_reg: int | None
+) -> tuple[ConformalSets, list[Tensor]]:
+    """The sets with a penalty, and the rows of each threshold that have not chosen it."""
+    if not ((penalty is None or is_number(penalty)) and (k_reg is None or is_count(k_reg, least=0))):
+        raise ValueError(f"penalty={penalty!r:.40} must be a number and k_reg={k_reg!r:.40} a count of classes.")
+    if penalty is not None and not penalty > 0:
+        raise ValueError(
+            f"kind='raps' with penalty={penalty} is APS: give a penalty above 0, None to choose one, or 'aps'."
+        )
+    if penalty is not None and k_reg is not None:
+        return replace(shape, penalty=float(penalty), k_reg=int(k_reg)), groups
+    choosing = rows_to_choose(groups, shape.alpha)
+    if not len(choosing):
+        warn(
+            f"{len(labels)} calibration rows are too few to choose the penalty of RAPS for alpha={shape.alpha:g}, "
+            f"which needs {rows_for_choice(shape.alpha)}: these sets are those of APS. Give more rows, or penalty "
+            "and k_reg.",
+            FewRowsWarning,
+        )
+        return shape, groups
+    chosen = choose_penalty(probs[choosing], labels[choosing], shape, penalty, k_reg)
+    is_used = torch.ones(len(labels), dtype=torch.bool)
+    is_used[choosing] = False
+    return replace(chosen, chosen_on=len(choosing)), [group[is_used[group]] for group in groups]
+
+
+def _sets(probs: Tensor, labels: Tensor, shape: ConformalSets, groups: list[Tensor]) -> ConformalSets:
     scores = shape.scores(probs).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    groups = [scores[labels == label] for label in range(classes)] if by_class else [scores]
     rows = tuple(len(group) for group in groups)
-    _warn_of_few(rows, alpha, "set is all classes" if not by_class else "sets contain these classes always")
-    thresholds = tuple(threshold(group, alpha) for group in groups)
-    return ConformalSets(kind, alpha, thresholds, rows, classes, **options)
+    _warn_of_few(rows, shape.alpha, "set is all classes" if len(groups) == 1 else "sets contain these classes always")
+    return replace(shape, thresholds=tuple(threshold(scores[group], shape.alpha) for group in groups), rows=rows)
 
 
 def _intervals(prediction: Any, y: Any, alpha: float, kind: str) -> ConformalIntervals:
@@ -222,8 +247,7 @@ def _warn_of_few(rows: tuple[int, ...], alpha: float, effect: str) -> None:
     else:
         listed = ", ".join(map(str, few[:_MOST_NAMED])) + (" …" if len(few) > _MOST_NAMED else "")
         which = f"The calibration rows of {len(few)} of {len(rows)} classes ({listed}) are"
-    warnings.warn(
+    warn(
         f"{which} too few for alpha={alpha:g}, which needs {needed}{' of each' if len(rows) > 1 else ''}: {effect}.",
         FewRowsWarning,
-        stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""Scores of a regression's predictive distribution, which is normal unless it was recalibrated."""
+"""Scores of a regression's predictive distribution: normal, the likelihood's own, or recalibrated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from credo.evaluate.regression import crps_gaussian_each, interval_coverage
-from credo.predict import RegressionPrediction
+from credo.predict import DistributionPrediction, RegressionPrediction
 
 
 def coverage_of(
@@ -20,6 +20,13 @@ def coverage_of(
         levels: Probabilities of the intervals.
     """
     assert prediction.targets is not None
+    if isinstance(prediction, DistributionPrediction):
+        values = prediction.likelihoods[0].values(prediction.targets)
+        found = {}
+        for level in levels:
+            low, high = prediction.interval(level)
+            found[level] = float(((low <= values) & (values <= high)).double().mean())
+        return found
     if prediction.residuals is None:
         return interval_coverage(prediction.mean, prediction.total, prediction.targets, levels)
     off_centre = (2 * prediction.cdf(prediction.targets) - 1).abs()
@@ -33,6 +40,8 @@ def crps_of(prediction: RegressionPrediction) -> Tensor:
         prediction: With targets.
     """
     assert prediction.targets is not None
+    if isinstance(prediction, DistributionPrediction):
+        return prediction.crps()
     made, rows = prediction.residuals, len(prediction)
     if made is None:
         return crps_gaussian_each(prediction.mean, prediction.total, prediction.targets)

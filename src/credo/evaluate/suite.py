@@ -13,17 +13,37 @@ from credo.evaluate.classification import brier, brier_each, correct
 from credo.evaluate.conformal_metrics import interval_metrics, set_metrics
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
+from credo.evaluate.other_targets import concordance, label_metrics, position_metrics, quantile_metrics
 from credo.evaluate.predictive import coverage_of, crps_of
 from credo.evaluate.regression import miscalibration_area, rmse
 from credo.evaluate.selective import augrc, aurc, retained_accuracy
 from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
-from credo.predict import ClassPrediction, Prediction, RegressionPrediction
+from credo.predict import (
+    ClassPrediction,
+    DenseClassPrediction,
+    DistributionPrediction,
+    MultiLabelPrediction,
+    Prediction,
+    QuantilePrediction,
+    RegressionPrediction,
+)
 
 
 def quick_metrics(prediction: Prediction) -> dict[str, float]:
     """Accuracy or RMSE, and NLL: cheap enough for every epoch."""
+    if isinstance(prediction, DenseClassPrediction):
+        return quick_metrics(prediction.by_position())
     targets, log_likelihood = _known(prediction)
     nll = float(-log_likelihood.double().mean())
+    if isinstance(prediction, MultiLabelPrediction):
+        return {"accuracy": float((prediction.labels == (targets > 0.5)).double().mean()), "nll": nll}
+    if isinstance(prediction, QuantilePrediction):
+        return {"pinball": float(prediction.pinball().double().mean()), "nll": nll}
+    if isinstance(prediction, DistributionPrediction):
+        values = prediction.likelihoods[0].values(targets)
+        if values.shape == targets.shape:
+            return {"rmse": rmse(prediction.mean, values), "nll": nll}
+        return {"concordance": concordance(targets[:, 0], targets[:, 1], prediction.mean), "nll": nll}
     if isinstance(prediction, ClassPrediction):
         return {"accuracy": float((prediction.labels == targets).double().mean()), "nll": nll}
     if isinstance(prediction, RegressionPrediction):
@@ -48,6 +68,15 @@ def measure(
         scores: Uncertainty scores to detect them by (`OOD_SCORES`).
         intervals: Add 95 % bootstrap intervals over the inputs for the main metrics.
     """
+    if isinstance(prediction, DenseClassPrediction):
+        rows, targets = prediction.by_position(), prediction.targets
+        metrics = _classes(rows, bins, {}, scores, False)  # neighbours depend on each other: no bootstrap over them
+        assert targets is not None
+        return {**metrics, **position_metrics(prediction, targets)}
+    if isinstance(prediction, MultiLabelPrediction):
+        return {**quick_metrics(prediction), **label_metrics(prediction, _known(prediction)[0])}
+    if isinstance(prediction, QuantilePrediction):
+        return {**quick_metrics(prediction), **quantile_metrics(prediction, _known(prediction)[0])}
     if isinstance(prediction, ClassPrediction):
         return _classes(prediction, bins, outside or {}, scores, intervals)
     if isinstance(prediction, RegressionPrediction):
@@ -106,12 +135,15 @@ def _detection(inside: ClassPrediction, outside: ClassPrediction, scores: tuple[
 
 def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]:
     targets, log_likelihood = _known(prediction)
-    mean = prediction.mean
+    mean, quick = prediction.mean, quick_metrics(prediction)
+    if "concordance" in quick:  # times, some of which were not observed
+        intervals_of = {"nll": _bounds(bootstrap(-log_likelihood.double()))} if intervals else {}
+        return {**quick, "mean_draws": float(prediction.draws_used.float().mean()), "intervals": intervals_of}
     metrics: dict[str, Any] = {
-        **quick_metrics(prediction),
+        **quick,
         "crps": float(crps_of(prediction).mean()),
         "interval_coverage": {f"{k:g}": v for k, v in coverage_of(prediction).items()},
-        "miscalibration_area": miscalibration_area(prediction.cdf(targets)),
+        "miscalibration_area": miscalibration_area(prediction.pit()),
         "mean_aleatoric": float(prediction.aleatoric.mean()),
         "mean_epistemic": float(prediction.epistemic.mean()),
         "mean_draws": float(prediction.draws_used.float().mean()),

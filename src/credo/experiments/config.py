@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from credo.core.distributed.setup import distribute, join
 from credo.core.errors import CredoWarning, unknown
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
+from credo.core.support.user_warnings import warn
 from credo.data import Batches, Dataset, Split, load_dataset, split_validation
 from credo.experiments.distributed import Distributed, check_batch_size, fitted, make_distributed
-from credo.experiments.initial_weights import load_weights_, normalize_of
 from credo.experiments.options import (
     AUTO,
     blamed_on,
@@ -39,6 +38,7 @@ from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model, input_statistics
 from credo.models.registry import model_options
+from credo.training.initial_weights import load_weights_, normalize_of
 
 # Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.
 MEMBER_SEEDS = 1000
@@ -92,11 +92,10 @@ class Prepared:
         if resumes:
             asked, options = options.mc_groups, fitted(options, world.world, members)
             if options.mc_groups != asked and world.is_first:
-                warnings.warn(
+                warn(
                     f"mc_groups={asked} is not possible with {world.world} processes: resuming with "
                     f"mc_groups={options.mc_groups}, so a step has another number of draws.",
                     CredoWarning,
-                    stacklevel=2,
                 )
         check_batch_size(self.loader.batch_size, options, world.world, members)
         process_group = distribute(self.posterior, **asdict(options))
@@ -120,7 +119,7 @@ def warn_of_old_names(tables: Mapping[str, Any]) -> None:
     method = tables.get("method")
     if isinstance(method, Mapping):
         for note in current_table({"name": "bbb", **method})[1]:
-            warnings.warn(note, CredoWarning, stacklevel=3)
+            warn(note, CredoWarning)
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def prepare(experiment: Experiment) -> Prepared:
     training = experiment.training
     with blamed_on("data", experiment.data):
         dataset = load_dataset(**experiment.data)
-    train, held_out = training_and_validation(dataset, training)
+    train, held_out, _ = training_parts(dataset, training)
     if training.examples is not None and training.examples != len(train):
         if not 0 < training.examples < len(train):
             raise ValueError(f"training.examples={training.examples}: only {len(train)} are available.")
@@ -226,12 +225,20 @@ def prepare(experiment: Experiment) -> Prepared:
     return Prepared(dataset, posterior, loader, None if held_out is None else in_order(held_out))
 
 
-def training_and_validation(dataset: Dataset, training: Training) -> tuple[Split, Split | None]:
-    """The training examples, and those held out of them for validation, if any; always the same ones."""
-    if not training.validation:
-        return dataset.train, None
-    size = int(training.validation) if training.validation >= 1 else float(training.validation)
-    return split_validation(dataset.train, size=size, seed=training.seed)
+def training_parts(dataset: Dataset, training: Training) -> tuple[Split, Split | None, Split | None]:
+    """The training examples, and those held out for validation and for conformal prediction; always the same ones."""
+    train, parts = dataset.train, []
+    for name in ("validation", "conformal"):
+        size = getattr(training, name)
+        count = int(size) if size >= 1 else round(size * len(dataset.train))
+        if size and not 0 < count < len(train):
+            raise ValueError(
+                f"training.{name}={size} leaves nothing on one side of {len(train)} examples: give a fraction below 1, "
+                f"or a number from 1 to {len(train) - 1}; 0 holds out none."
+            )
+        train, part = split_validation(train, size=count, seed=training.seed) if size else (train, None)
+        parts.append(part)
+    return train, parts[0], parts[1]
 
 
 def with_normalize(model: Mapping[str, Any], dataset: Dataset, train: Split) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from credo.experiments.training import Training
 from credo.methods import METHODS
 from credo.models import build_model
 
-_WITHOUT = ("examples", "augment", "validation", "validation_draws", "monitor", "patience")
+_WITHOUT = ("examples", "augment", "validation", "conformal", "validation_draws", "monitor", "patience")
 KINDS = ("permuted", "split", "split-single")
 
 

@@ -26,7 +26,8 @@ LEDGER = "ledger.json"  # uses of held-out rows by other commands; those of trai
 LOCK = ".lock"
 REPORT = "report.html"  # of a sequence of tasks
 # Results of other commands, which are invalid for a new model.
-ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json", LEDGER)
+ABSTENTION = "abstention.json"
+ABOUT_MODEL = ("evaluation.json", "diagnosis.json", "pruning.json", ABSTENTION, LEDGER)
 # Settings that may change when a run resumes: those of the machine, and the number of epochs.
 _FREE = {
     "training.checkpoint_every",
@@ -61,6 +62,35 @@ def resumed_normalize(experiment: Experiment, begun: Experiment) -> Experiment:
     if experiment.model.get("normalize") != AUTO or stored == AUTO or begun.model["name"] != experiment.model["name"]:
         return experiment
     return replace(experiment, model={**experiment.model, "normalize": stored})
+
+
+def started_data(experiment: Experiment, begun: Experiment | None) -> Experiment:
+    """The `experiment` with the data that its run reads wherever a command is called: a table by its absolute path.
+
+    Args:
+        experiment: As asked for.
+        begun: The run that it resumes, if any; what its target is was decided then.
+    """
+    data = dict(experiment.data)
+    if "path" in data:
+        data["path"] = str(Path(data["path"]).expanduser().absolute())
+    if begun is not None and data.get("task") == "auto":
+        data["task"] = begun.data.get("task", "auto")
+    return replace(experiment, data=data)
+
+
+def table_paths(path: str, folder: Path) -> list[Path]:
+    """Where the table of a run may be: as recorded; else beside the run, up to two folders above it, or here.
+
+    Args:
+        path: `data.path` as recorded; relative to the folder of the command in runs of earlier versions.
+        folder: The run directory.
+    """
+    given, run = Path(path).expanduser(), folder.absolute()
+    places = [run, *run.parents[:2], Path.cwd()]
+    return list(
+        dict.fromkeys([given.absolute(), *(place / given for place in places), *(p / given.name for p in places)])
+    )
 
 
 def is_sequence(folder: Path) -> bool:
@@ -174,7 +204,7 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
             f"{folder} holds a run without a [distributed] section, whose draws differ from those of a process group. "
             "Resume it with `credo train` without torchrun, or choose another --run folder."
         )
-    stored, wanted = (_settings(e) for e in (begun, experiment))
+    stored, wanted = (_settings(e, folder) for e in (begun, experiment))
     settings = sorted({*stored, *wanted} - _FREE)
     different = [k for k in settings if stored.get(k) != wanted.get(k)]
     if different:
@@ -190,8 +220,11 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
         _check_epochs(folder, begun.training, experiment.training.epochs)
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
+def _settings(experiment: Experiment, folder: Path) -> dict[str, Any]:
     settings = _flat(tomllib.loads(experiment.to_toml()))
+    if "data.path" in settings:  # the same table is elsewhere when a run was moved along with it
+        paths = table_paths(settings["data.path"], folder)
+        settings["data.path"] = str(next((path for path in paths if path.is_file()), paths[0]))
     if settings.get("data.task") == "auto":
         # Earlier versions wrote "regression"; both mean the same, since text targets cannot be a regression.
         settings["data.task"] = "regression"

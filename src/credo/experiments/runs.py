@@ -15,16 +15,18 @@ import torch
 from credo.core.description import parameter_counts
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import join
-from credo.core.errors import LostProcessError
+from credo.core.errors import DataWarning, LostProcessError
 from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import earlier, finite, write_json, write_text
 from credo.core.support.json_files import read_json
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
 from credo.data import Dataset, Split, load_dataset
+from credo.data.errors import DataMissingError
 from credo.detection import ood_study
 from credo.evaluate import measure
-from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_and_validation
+from credo.experiments.config import Experiment, Prepared, in_order, prepare, training_parts
 from credo.experiments.distributed import Distributed, restarted, started_by_torchrun
 from credo.experiments.folders import (
     ABOUT_MODEL,
@@ -38,6 +40,8 @@ from credo.experiments.folders import (
     opened,
     recorded,
     resumed_normalize,
+    started_data,
+    table_paths,
 )
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
@@ -115,23 +119,47 @@ class Run:
         return facts
 
     def dataset(self) -> Dataset:
-        """Load the data of the run."""
-        return load_dataset(**self.experiment().data)
+        """Load the data of the run; a table that is no longer where it was is looked for beside the run, and here."""
+        data = dict(self.experiment().data)
+        if "path" in data:
+            data["path"] = self._table(data["path"])
+        if data.get("task") == "auto" and (self.folder / MODEL).exists():  # what it was when the run was trained
+            data["task"] = "regression" if self.facts()["class_names"] is None else "classification"
+        return load_dataset(**data)
+
+    def _table(self, path: str) -> Path:
+        first, *others = table_paths(path, self.folder)
+        if first.is_file():
+            return first
+        found = next((other for other in others if other.is_file()), None)
+        if found is None:
+            tried = ", ".join(map(str, dict.fromkeys(other.parent for other in others)))
+            raise DataMissingError(
+                f"The table of {self.folder} is not at {first}, nor is there a {first.name} in {tried}. Put it into "
+                f"one of these, or correct data.path in {self.folder / CONFIG}."
+            )
+        warn(f"The table is not at {first} any more: reading {found}.", DataWarning)
+        return found
 
     def training_batches(self, batch_size: int = 512) -> Any:
         """The examples that training used, in order and not augmented."""
-        return in_order(training_and_validation(self.dataset(), self.experiment().training)[0], batch_size)
+        return in_order(training_parts(self.dataset(), self.experiment().training)[0], batch_size)
 
     def validation(self) -> Split:
         """The examples that training held out."""
         experiment = self.experiment()
-        held_out = training_and_validation(self.dataset(), experiment.training)[1]
+        held_out = training_parts(self.dataset(), experiment.training)[1]
         if held_out is None:
             raise ValueError(
                 f"{self.folder} was trained without validation examples: training.validation is 0. Train it again with "
                 "training.validation=0.1, say."
             )
         return held_out
+
+    def conformal_rows(self) -> Split:
+        """The examples that were held out for conformal prediction; without them, those for validation."""
+        held_out = training_parts(self.dataset(), self.experiment().training)[2]
+        return self.validation() if held_out is None else held_out
 
     def train(
         self,
@@ -180,6 +208,7 @@ class Run:
         Also with that section if torchrun started this process.
         """
         begun = self.experiment() if (self.folder / CONFIG).exists() else None
+        experiment = started_data(experiment, begun)
         if begun is not None:
             experiment = resumed_normalize(experiment, begun)
         if experiment.distributed is not None:
@@ -260,10 +289,12 @@ def make_result(
 ) -> dict[str, Any]:
     """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`.
 
+    `chosen` has the options of the method that training chose, by their keys.
     `normalize` has the numbers by which the network scales its inputs, None if it does not.
     """
     return {
         "experiment": experiment.to_dict(),
+        "chosen": chosen_settings(posterior),
         "normalize": used_normalize(posterior),
         "seed": experiment.training.seed,
         "epochs": len(records),
@@ -273,6 +304,19 @@ def make_result(
         "test": metrics,
         "versions": versions(),
     }
+
+
+def chosen_settings(posterior: Posterior) -> dict[str, Any]:
+    """Options of the method that were left open and that training chose, such as a temperature, by their keys; JSON."""
+    member = posterior.parts[0]
+    prefix, config, found = "" if member is posterior else "of.", member.config(), {}
+    for key in member.planned:
+        group, _, field = key.partition(".")
+        value = config[group][field] if field else config.get(group, member.planned[key])
+        # Members that chose different values are not described by one setting.
+        if all(part.planned.get(key) == member.planned[key] for part in posterior.parts):
+            found[prefix + key] = value
+    return found
 
 
 def used_normalize(posterior: Posterior) -> list[Any] | None:

@@ -25,7 +25,7 @@ def _table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
     nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
     if path and (plain or not nested):
         lines.append(f"\n[{path}]")
-    lines.extend(f"{_key(key)} = {_value(value)}" for key, value in plain.items())
+    lines.extend(f"{_key(key)} = {toml_value(value)}" for key, value in plain.items())
     for key, value in nested.items():
         _table(value, f"{path}.{_key(key)}" if path else _key(key), lines)
 
@@ -34,7 +34,8 @@ def _key(key: str) -> str:
     return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _text(key)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML; raises ValueError for a list that holds None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -42,9 +43,9 @@ def _value(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(entry) for entry in value) + "]"
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items() if v is not None) + "}"
     if value is None:
         raise ValueError("TOML has no null, so a list cannot hold None.")
     return _text(str(value))

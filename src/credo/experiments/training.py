@@ -31,6 +31,7 @@ class Training:
         augment: Name of a data augmentation, or `"none"`.
         examples: Number of training examples to use, stratified by class; None uses all.
         validation: Fraction or number of training examples to hold out; 0 for none.
+        conformal: Fraction or number of training examples to hold out for conformal prediction alone; 0 for none.
         validation_draws: Weight draws of a validation.
         monitor: Validation metric for early stopping and `"plateau"`.
         patience: Epochs without improvement before early stopping; None trains all epochs.
@@ -51,6 +52,7 @@ class Training:
     augment: str = "none"
     examples: int | None = None
     validation: float = 0.1
+    conformal: float = 0.0
     validation_draws: int = 8
     monitor: str = "nll"
     patience: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ def export(
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(unknown("suffix of an exported file", path.suffix, SUFFIXES))
+    if isinstance(example, Mapping):
+        order = ", ".join(f"batch[{key!r}]" for key in example)
+        raise TypeError(
+            f"export needs the network's inputs in the order of its arguments, not a mapping: give [{order}], ordered "
+            f"as in {type(posterior.model).__name__}.forward. Of a network that needs names or does not return a "
+            "tensor, export a small module around it."
+        )
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     _check_inputs(inputs)
     graph = fixed_draws(posterior, draws=checked_count("draws", draws), mean=mean, seed=checked_seed(seed))

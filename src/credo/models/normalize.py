@@ -21,7 +21,7 @@ class Normalize(nn.Module):
         axes: Number of axes after the channels (2 for images, 0 for plain features).
     """
 
-    rowwise = True  # see credo.predict.rowwise
+    rowwise = True  # see credo.core.network.rowwise
     mean: Tensor
     std: Tensor
 

@@ -302,8 +302,27 @@ def closed_form(
     example = example_output(posterior.model, x)
     if isinstance(posterior.likelihood, GaussianNoise):
         return GaussianForm(posterior, example)
-    link = link or ("extended-probit" if example.numel() <= _FEW_CLASSES else "probit")
+    link = link or _default_link(example.numel())
     return ClassForm(posterior, example, link, draws, loop)
+
+
+def meant_link(posterior: Posterior, link: str | None, outputs: int) -> str | None:
+    """The link that None stands for, so that two ways to predict can be compared; None where there is no choice.
+
+    Args:
+        posterior: A posterior that is linearised.
+        link: As in `closed_form`.
+        outputs: Number of logits.
+    """
+    if link is not None:
+        return link
+    if not has_closed_form(posterior, link):
+        return "draws"
+    return None if isinstance(posterior.likelihood, GaussianNoise) else _default_link(outputs)
+
+
+def _default_link(outputs: int) -> str:
+    return "extended-probit" if outputs <= _FEW_CLASSES else "probit"
 
 
 def check_link(posterior: Posterior, link: str | None) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from credo.core.errors import CredoError
 from credo.core.network.inputs import AnyInputs, output_tensor, same_values
+from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
 from credo.predict.linear import FunctionLoop, LinearNetworks, example_output, has_moments, is_point, rows_at_once
 from credo.predict.moments import summable
-from credo.predict.rowwise import PIECE, splits_into_pieces
 
 # Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
 _CACHE_BYTES = 256 * 2**20
@@ -153,6 +153,18 @@ def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_p
         x: Inputs of one batch.
         in_pieces: Whether to run images in small pieces, with their channels last in memory.
     """
+    try:
+        return _passes(posterior, draws, x, in_pieces)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if isinstance(x, Tensor) and not isinstance(error, CredoError):
+            error.add_note(
+                f"The network was given inputs of shape {list(x.shape)} and type {x.dtype}. The first dimension is the "
+                "batch: for a single example give x.unsqueeze(0)."
+            )
+        raise
+
+
+def _passes(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, in_pieces: bool) -> Tensor:
     results: list[Tensor] = []
     if in_pieces and isinstance(x, Tensor):
         x = x.contiguous(memory_format=torch.channels_last)

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import Bernoulli, ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
-
-_UNCALIBRATED = Calibration()
 
 
 class Moments(ABC):
@@ -306,14 +303,17 @@ def class_log_probs(likelihood: ClassLikelihood, outputs: Tensor, temperature: f
         outputs: Of one or several draws.
         temperature: What these log probabilities are divided by before they are normalised again: logits / T.
     """
-    if isinstance(likelihood, Bernoulli):
+    if likelihood.one_output:
         # Infinite log-odds are an overflow, not a certainty.
         outputs = outputs.where(outputs.isfinite(), torch.nan)
         # A batch of one would be taken for the dimension of the logit.
         outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
     log_probs = likelihood.log_probs(outputs)
     if log_probs.dim() != 3:
-        raise ValueError(f"predict needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.")
+        one = " For a single example add the batch's dimension: x.unsqueeze(0)." if log_probs.dim() == 2 else ""
+        raise ValueError(
+            f"This needs one label per input: outputs [batch, classes], got {list(outputs.shape[1:])}.{one}"
+        )
     return tempered(log_probs, temperature)
 
 
@@ -343,32 +343,9 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
     return labels
 
 
-def make_moments(
-    likelihoods: Sequence[Likelihood],
-    outputs: Tensor,
-    targets: Tensor | None,
-    *,
-    single: bool = False,
-    calibration: Calibration | None = None,
-) -> Moments:
-    """Start the sums that belong to a likelihood.
-
-    Args:
-        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
-        outputs: Of the first draws, for all rows of a batch: [draws, batch, …].
-        targets: Targets of the batch, if there are any.
-        single: Whether there is one network only, and no further draw.
-        calibration: Its temperature or factor on the noise is applied to each draw.
-    """
-    first, chosen = likelihoods[0], calibration or _UNCALIBRATED
-    if isinstance(first, ClassLikelihood):
-        return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
-    return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor)
-
-
 def gaussian_likelihoods(likelihoods: Sequence[Likelihood]) -> list[GaussianNoise]:
     """The same likelihoods; raises TypeError unless all are Gaussian."""
     gaussian = [one for one in likelihoods if isinstance(one, GaussianNoise)]
     if len(gaussian) == len(likelihoods):
         return gaussian
-    raise TypeError(f"predict supports class and Gaussian likelihoods, not {type(likelihoods[0]).__name__}.")
+    raise TypeError(f"This needs class or Gaussian likelihoods, not {type(likelihoods[0]).__name__}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.closed_form import has_closed_form
+from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import run_draws
-from credo.predict.moments import make_moments, summable
+from credo.predict.kinds.make import make_moments
+from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
@@ -98,12 +100,14 @@ class Predictor:
         self._original, self._posterior = posterior, posterior.frozen_copy().eval()
         self.calibration, self.conformal = self._posterior.calibration, self._posterior.conformal
         self._posterior.conformal = None  # sets and intervals are made here, of all batches
+        self._posterior.guard.is_fixed = True
         self._noise_scale = 1.0 if self.calibration is None else self.calibration.noise_scale
         self._is_random = self._posterior.is_random and self._noise_scale != 0.0
         self.draws = self._posterior.whole_draws(draws if self._noise_scale != 0.0 else 1)
         is_closed = self.predictive == "linear" and has_closed_form(self._posterior, link)
         matters = draws if self._is_random and not is_closed else None
-        warn_of_other_predictions(self.conformal, draws=matters, predictive=self.predictive, link=link, tolerance=None)
+        given = {"draws": matters, "predictive": self.predictive, "link": link, "tolerance": None}
+        warn_of_other_predictions(self.conformal, partial(meant_link, self._posterior), **given)
         self._kept = self._fixed_draws() if self.predictive == "weights" else None
         by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None
@@ -134,17 +138,21 @@ class Predictor:
         check_on_nonfinite(on_nonfinite)
         parts: list[Prediction] = []
         bad_inputs: set[int] = set()
-        row = 0
+        row, are_finite = 0, True
         for x, y in batches_of(read_batches(inputs, forward, target), checked_count("batch_size", batch_size)):
-            parts.append(self._batch(x, y))
-            bad_inputs |= nonfinite_inputs(x, parts[-1].finite, row)
-            row += len(parts[-1])
+            part = self._batch(x, y)
+            finite = part.finite
+            if not bool(finite.all()):
+                are_finite = False
+                bad_inputs |= nonfinite_inputs(x, finite, row)
+            parts.append(part)
+            row += len(part)
         prediction = concatenate(parts)
-        if not bool(prediction.finite.all()):
+        if not are_finite:
             prediction = raise_or_mark(prediction, on_nonfinite, bad_inputs)
         if self.predictive == "weights":  # else `predict` has done so
             prediction = recalibrated(prediction, self.calibration)
-        if isinstance(prediction, ClassPrediction) and not self._is_random:
+        if self.draws > 1 and isinstance(prediction, ClassPrediction) and not self._is_random:
             prediction = replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return conformed(prediction, self.conformal)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from statistics import NormalDist
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from credo.core.errors import PredictiveWarning, unknown
 from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
+from credo.core.support.user_warnings import warn
 
 P = TypeVar("P", bound="Prediction")
 DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
@@ -25,6 +28,10 @@ class Uncertainty:
     total: Tensor
     aleatoric: Tensor
     epistemic: Tensor
+
+
+# Rows that `print` shows, and entries of each: classes of a set, values of a target.
+_ROWS_SHOWN, _ENTRIES_SHOWN = 5, 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,16 +56,34 @@ class Prediction:
     @property
     def finite(self) -> Tensor:
         """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
-        finite = torch.ones(len(self), dtype=torch.bool)
-        for name in self._checked:
-            finite &= getattr(self, name).isfinite().reshape(len(self), -1).all(-1)
-        return finite
+        found: list[Tensor] = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
+        return reduce(torch.logical_and, found, torch.ones(len(self), dtype=torch.bool))
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         shapes = [f"{name} {list(value.shape)}" for name, value in tensors.items() if isinstance(value, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
+
+    def __str__(self) -> str:
+        """The first rows as a table."""
+        shown = min(len(self), _ROWS_SHOWN)
+        columns = {"row": list(map(str, range(shown))), **self._columns(shown)}
+        lines = [[name, *cells] for name, cells in columns.items()]
+        widths = [max(map(len, line)) for line in lines]
+        rows = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in zip(*lines, strict=True)
+        ]
+        draws = sorted({int(self.draws_used.min()), int(self.draws_used.max())}) if len(self) else [0]
+        used = " to ".join(map(str, draws))
+        names = ", ".join(f.name for f in fields(self) if getattr(self, f.name) is not None)
+        rows.append(f"{shown} of {len(self)} rows, {used} draw{'' if used == '1' else 's'}; fields: {names}")
+        return "\n".join(rows)
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        """Cells of the first `count` rows by the name of their column."""
+        return {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +105,16 @@ class ClassPrediction(Prediction):
     epistemic_by_class: Tensor
     mc_error: Tensor
     sets: Tensor | None = None
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        numbers = {name: getattr(self, name)[:count] for name in ("confidence", "total", "aleatoric", "epistemic")}
+        cells = {"label": [str(label) for label in self.labels[:count].tolist()]}
+        cells |= {name: [f"{value:.4f}" for value in values.tolist()] for name, values in numbers.items()}
+        if self.sets is not None:
+            cells["set"] = [_set(row.nonzero().flatten().tolist()) for row in self.sets[:count]]
+        if self.targets is not None:
+            cells["target"] = [str(target) for target in self.targets[:count].tolist()]
+        return cells
 
     @property
     def labels(self) -> Tensor:
@@ -145,6 +180,15 @@ class RegressionPrediction(Prediction):
     lower: Tensor | None = None
     upper: Tensor | None = None
 
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        cells = {name: _numbers(getattr(self, name)[:count]) for name in ("mean", "total", "aleatoric", "epistemic")}
+        if self.lower is not None and self.upper is not None:
+            ends = zip(_numbers(self.lower[:count]), _numbers(self.upper[:count]), strict=True)
+            cells["interval"] = [f"{low} to {high}" for low, high in ends]
+        if self.targets is not None:
+            cells["target"] = _numbers(self.targets[:count])
+        return cells
+
     @property
     def total(self) -> Tensor:
         """Standard deviation of a new target."""
@@ -165,6 +209,16 @@ class RegressionPrediction(Prediction):
             return self.mean + self.total * NormalDist().inv_cdf(level)
         standard = (self.residuals.quantile(level) - self.residuals.mean) / self.residuals.std
         return self.mean + self.total * standard.reshape(self.mean.shape[1:]).to(self.mean)
+
+    def pit(self, seed: int = 0) -> Tensor:
+        """The probability integral transform of the targets: their `cdf`, uniform if they follow the prediction.
+
+        Args:
+            seed: Of the random numbers that counts need; not used here.
+        """
+        if self.targets is None:
+            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
+        return self.cdf(self.targets)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper ends [n, outputs] of the central interval that holds a new target with probability `level`.
@@ -187,6 +241,18 @@ class RegressionPrediction(Prediction):
             return normal_cdf(z)
         made, rows = self.residuals, len(self.mean)
         return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
+
+
+def _set(labels: list[int]) -> str:
+    more = f", … ({len(labels)})" if len(labels) > _ENTRIES_SHOWN else ""
+    return "{" + ", ".join(map(str, labels[:_ENTRIES_SHOWN])) + more + "}"
+
+
+def _numbers(values: Tensor) -> list[str]:
+    """The numbers of each row, the first of many."""
+    rows = values.reshape(len(values), -1)
+    more = " …" if rows.shape[1] > _ENTRIES_SHOWN else ""
+    return [" ".join(f"{value:.4g}" for value in row[:_ENTRIES_SHOWN]) + more for row in rows.tolist()]
 
 
 def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> RegressionPrediction:
@@ -232,20 +298,27 @@ def conformed(prediction: P, found: Conformal | None) -> P:
     return replace(prediction, **changes)
 
 
-def warn_of_other_predictions(found: Conformal | None, **way: Any) -> None:
+def warn_of_other_predictions(
+    found: Conformal | None, meant: Callable[[str | None, int], str | None], **way: Any
+) -> None:
     """Warn if the conformal thresholds were chosen for predictions of another kind, whose coverage is not theirs.
 
     Args:
         found: The posterior's `conformal`.
+        meant: Gives the link that is meant by one that may be None, with this number of outputs.
         way: As in `Conformal.differences`.
     """
-    other = "" if found is None else found.differences(**way)
+    if found is None:
+        return
+    if way["predictive"] == found.predictive == "linear":
+        outputs = found.classes if isinstance(found, ConformalSets) else found.outputs
+        found, way = replace(found, link=meant(found.link, outputs)), {**way, "link": meant(way["link"], outputs)}
+    other = found.differences(**way)
     if other:
-        warnings.warn(
+        warn(
             f"Conformal sets and intervals were chosen for other predictions ({other}) and may cover less than they "
             "should: predict as credo.conformal did, or call it again with these arguments.",
             PredictiveWarning,
-            stacklevel=5,
         )
 
 
@@ -259,5 +332,13 @@ def concatenate(parts: list[P]) -> P:
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         is_each = all(isinstance(value, Tensor) for value in values)  # else None, or what all rows share
-        merged[field.name] = torch.cat(values) if is_each else None if any(v is None for v in values) else values[0]
+        merged[field.name] = _stacked(values) if is_each else None if any(v is None for v in values) else values[0]
     return type(parts[0])(**merged)
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    """Rows below each other; where batches had different numbers of draws [rows, draws, …], with NaN after the last."""
+    if len({value.shape[1:] for value in values}) == 1:
+        return torch.cat(values)
+    most = max(value.shape[1] for value in values)
+    return torch.cat([F.pad(v, (0, 0) * (v.dim() - 2) + (0, most - v.shape[1]), value=torch.nan) for v in values])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from credo.core.errors import PredictiveWarning
 from credo.core.posterior import Posterior
+from credo.core.support.user_warnings import warn
 from credo.predict.result import ClassPrediction, Prediction
 
 # A loss of this much, in nats or as a fraction of the inputs, that is not chance, which is three standard errors.
@@ -47,10 +46,9 @@ class WeightsCheck:
             if float(loss.mean()) > max(least, _ERRORS * error):
                 found.append(f"{name} {drawn.mean():.3g} instead of {mean.mean():.3g}")
         if found:
-            warnings.warn(
+            warn(
                 "Networks with drawn weights predict these targets worse than the network at the mean: "
                 f"{', '.join(found)}. {self.method} does not train under noise: leave predictive='weights' out, and "
                 "its linearised predictions are used.",
                 PredictiveWarning,
-                stacklevel=5,  # through `run`, `predict` and torch.no_grad
             )

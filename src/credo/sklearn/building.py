@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from credo.core.errors import unknown
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
+from credo.core.support.user_warnings import warn
 from credo.experiments.config import MEMBER_SEEDS
 from credo.experiments.options import method_options, with_batches
 from credo.methods import METHODS, Ensemble
@@ -123,7 +123,7 @@ def _current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     options, old_names = current_arguments(METHODS[name], options)
     for one in old_names:
         text = f"method_options={{{one.old!r}: …}} is now {one.python}; the old name goes in {one.until}."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn(text, DeprecationWarning)
     known = method_options(name)
     for key in options:
         if key not in known:

@@ -17,12 +17,13 @@ BatchCounts = Callable[[Any], Counted]
 ReadBatch = Callable[[Any], tuple[AnyInputs, Tensor | None]]
 
 
-def likelihood_nll(posterior: Posterior, read: ReadBatch) -> BatchNll:
+def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any], Tensor] | None = None) -> BatchNll:
     """Return the mean NLL of a batch under the posterior's likelihood, as a function of network and batch.
 
     Args:
         posterior: The posterior.
         read: Gives the inputs and targets of a batch.
+        weights: How often each row counts: the mean is Σ wᵢ·ℓᵢ / Σ wᵢ. None: once.
     """
 
     def nll(net: nn.Module, batch: Any) -> Tensor:
@@ -34,7 +35,14 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch) -> BatchNll:
             )
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
         device = posterior.device
-        return own.nll(run_network(net, x.to(device)), y.to(device))
+        outputs, y = run_network(net, x.to(device)), y.to(device)
+        if weights is None:
+            return own.nll(outputs, y)
+        each, weight = own.nll_each(outputs, y), weights(batch)
+        if weight.shape != each.shape:
+            raise ValueError(f"weights gave shape {list(weight.shape)} for a batch of {len(each)} rows.")
+        weight = weight.to(each)
+        return (weight * each).sum() / weight.sum()
 
     return nll
 

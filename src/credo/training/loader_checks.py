@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -16,6 +15,7 @@ from credo.core.errors import DataSizeWarning
 from credo.core.kl_schedule import KLTerm
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import check_batches
+from credo.core.support.user_warnings import warn
 from credo.data import Batches
 
 # Dropped last batches, held-out data and repeats should not warn; counting batches instead of examples should.
@@ -59,12 +59,11 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
     low, high = known
     if not low <= posterior.data_size * _FACTOR <= high * _FACTOR**2:
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
-        warnings.warn(
+        warn(
             f"data_size={posterior.data_size}, but the loader has {count} examples: prior and data are weighted as "
             f"if there were {posterior.data_size:,}. Give data_size={high}; to weight the data differently, set "
             "temperature.",
             DataSizeWarning,
-            stacklevel=2,
         )
 
 

@@ -100,7 +100,10 @@ def print_diagnosis(title: str, diagnosis: Diagnosis, method: Mapping[str, Any])
     console.print(diagnosis.verdict, style="bold", soft_wrap=True)
     scores = diagnosis.measurements.get("scores")
     if scores is not None:
-        print_table(f"{title}: scores", ["", scores["metric"], "NLL"], score_rows(scores))
+        data = diagnosis.measurements["data"]
+        measured = f"{data['evaluated']} {'test' if data['held_out'] else 'training'} examples"
+        measured += ", with other draws than those of `credo evaluate`"
+        print_table(f"{title}: scores on {measured}", ["", scores["metric"], "NLL"], score_rows(scores))
     for finding in diagnosis.findings:
         console.print(_text(finding, method), soft_wrap=True)
     if diagnosis.layers:

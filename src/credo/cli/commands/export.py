@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, say
 from credo.data import as_float
+from credo.data.tables.columns import Columns
 from credo.experiments.runs import Run
 from credo.exporting import export
 
@@ -28,7 +30,8 @@ def _command(
     """Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.
 
     The file holds networks that are drawn once. Its outputs are probs (or mean), total, aleatoric and epistemic, as
-    `credo predict` prints them; input scaling and calibration are inside, standardisation of a table's columns is not.
+    `credo predict` prints them; input scaling and calibration are inside, standardisation of a table's columns
+    is not: the command prints their means and scales.
 
         credo export runs/first model.onnx --draws 16
 
@@ -39,7 +42,30 @@ def _command(
         posterior, split = run.posterior(), run.dataset().test
         example = as_float(split.x[:_EXAMPLES])
         path = export(posterior, example, output, draws=draws, mean=mean, seed=seed)
+        scales = _scales(run)
         if as_json:
-            print_json({"file": str(path), "bytes": path.stat().st_size, "draws": 0 if mean else draws})
+            print_json({"file": str(path), "bytes": path.stat().st_size, "draws": 0 if mean else draws, **scales})
             return
         say(f"written to {path} ({path.stat().st_size / 2**20:.1f} MB), and equal to torch")
+        for note in _scale_notes(scales):
+            say(note)
+
+
+def _scales(run: Run) -> dict[str, Any]:
+    """What the file does not do: names, means and scales of a table's inputs and target; {} for other data."""
+    facts = run.facts()
+    if facts["columns"] is None:
+        return {}
+    scales = {key: facts[key] for key in ("input_mean", "input_std", "target_mean", "target_std")}
+    return {"inputs": list(Columns.from_dict(facts["columns"]).input_names), **scales}
+
+
+def _scale_notes(scales: Mapping[str, Any]) -> Iterator[str]:
+    if not scales:
+        return
+    yield "the file takes the table's columns standardised, (x - mean) / std, as float32, in this order:"
+    for name, mean, std in zip(scales["inputs"], scales["input_mean"], scales["input_std"], strict=True):
+        yield f"  {name}: mean {mean!r}, std {std!r}"
+    if scales["target_mean"] is not None:
+        target = f"mean {scales['target_mean']!r}, std {scales['target_std']!r}"
+        yield f"its outputs are standardised, too: multiply by std, and add the mean to mean; the target's {target}"

@@ -20,6 +20,8 @@ from credo.data.formats.arrays import read_array
 from credo.data.tables.columns import Columns
 from credo.data.tables.new_rows import read_rows
 from credo.data.tables.reading import read_table
+from credo.evaluate import RiskControl
+from credo.experiments.conformal import stored_abstention
 from credo.experiments.runs import Run
 from credo.experiments.units import in_target_units, network_inputs
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
@@ -72,6 +74,9 @@ def _command(
             options: dict[str, Any] = {"draws": draws, "tolerance": tolerance, "on_nonfinite": on_nonfinite}
             prediction = predict(posterior, x, **options, on_batch=lambda count: bar.advance(task, count))
         rows = _rows(in_target_units(prediction, facts), facts)
+        abstention = stored_abstention(run)
+        if abstention is not None:
+            _abstain(rows, *abstention, draws)
         if output is not None:
             _write(output, rows)
             say(f"{len(rows)} rows written to {output}")
@@ -191,6 +196,21 @@ def _with_sets(rows: list[dict[str, Any]], sets: Tensor, names: list[str] | None
         probs = row.pop("probs")
         row |= {"set": [name for name, is_in in zip(called, inside, strict=True) if is_in], "probs": probs}
     return rows
+
+
+def _abstain(rows: list[dict[str, Any]], rule: RiskControl, chosen_with: int, draws: int) -> None:
+    """No label where the entropy is above the threshold that keeps the error rate of the others; says so."""
+    for row in rows:
+        row["abstained"] = not row["total"] < rule.threshold
+        row["label"] = None if row["abstained"] else row["label"]
+        row["probs"] = row.pop("probs")  # last
+    say(
+        f"{sum(row['abstained'] for row in rows)} of {len(rows)} rows have no label, so that labels are wrong at most "
+        f"{100 * rule.max_error:g} % of the time, with {100 * rule.confidence:g} % confidence: `credo evaluate "
+        f"--max-error` chose it on {rule.rows} rows. It holds for inputs like these"
+    )
+    if draws < chosen_with:
+        say(f"warning: this was chosen for {chosen_with} draws, and these are {draws}: it may not hold")
 
 
 def _cell(value: Any) -> Any:

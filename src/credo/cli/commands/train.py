@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 import typer
 
-from credo.cli.notes import epochs_notes, normalize_notes, table_notes
+from credo.cli.notes import chosen_notes, epochs_notes, normalize_notes, table_notes
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, say
-from credo.experiments.config import Experiment, Prepared, read_experiment
+from credo.experiments.config import Experiment, Prepared, assigned, make_experiment, read_experiment
 from credo.experiments.distributed import first_here
 from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run, used_normalize
 from credo.training import TrainingStopped
@@ -57,7 +57,9 @@ SyncBatchNorm = Annotated[
 def _command(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EXPERIMENT.toml] [KEY=VALUE]…", help="A TOML file, and settings that override it."),
+        typer.Argument(
+            metavar="[EXPERIMENT.toml | TABLE.csv] [KEY=VALUE]…", help="A TOML file or a table, and settings."
+        ),
     ] = None,
     folder: Annotated[Path | None, typer.Option("--run", help="Run folder. Default: runs/DATA-MODEL-METHOD.")] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the final test metrics.")] = 32,
@@ -76,6 +78,7 @@ def _command(
 
         credo train method.name=bbb method.lr=0.003 training.epochs=50
         credo train experiment.toml training.seed=1 --run runs/seed1
+        credo train table.csv data.target=price
         torchrun --standalone --nproc-per-node 4 -m -- credo train experiment.toml --mc-groups 2
 
     Sections: data, model, method, training, distributed; `credo list` shows the possible values. A star marks the best
@@ -110,6 +113,7 @@ def _command(
         elif about:
             say(f"removed {' and '.join(about)} of the previous model")
         result = run.result()
+        _say_all(chosen_notes(result.get("chosen", {})))
         if as_json:
             print_json(result)
             return
@@ -121,7 +125,7 @@ def _train(run: Run, experiment: Experiment, draws: int) -> None:
 
     def on_prepared(prepared: Prepared) -> None:
         _say_all(epochs_notes(planned, experiment.training))
-        _say_all(table_notes(experiment.data, prepared.dataset))
+        _say_all(table_notes(prepared.dataset))
         _say_all(normalize_notes(experiment.model, used_normalize(prepared.posterior), prepared.dataset))
 
     try:
@@ -151,10 +155,10 @@ def _read(arguments: list[str]) -> Experiment:
         raise ValueError(f"At most one TOML file, got {', '.join(files)}. Write settings as key=value.")
     if files and Path(files[0]).is_dir():
         raise ValueError(f"{files[0]} is a folder; give a TOML file, or only key=value pairs. {_hint(Path(files[0]))}")
+    settings = [a for a in arguments if "=" in a]
     if files and Path(files[0]).suffix in (".csv", ".tsv", ".txt"):
-        table = f"data.name=csv data.path={files[0]} data.target=COLUMN"
-        raise ValueError(f"{files[0]} is a table, not an experiment in TOML: credo train {table}")
-    return read_experiment(Path(files[0]) if files else None, [a for a in arguments if "=" in a])
+        return make_experiment(assigned({"data": {"name": "csv", "path": files[0]}}, settings))
+    return read_experiment(Path(files[0]) if files else None, settings)
 
 
 def _hint(folder: Path) -> str:

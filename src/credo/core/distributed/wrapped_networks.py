@@ -39,15 +39,26 @@ def wrapper_problems(network: nn.Module) -> list[str]:
     ]
 
 
+def check_unwrapped(network: nn.Module) -> None:
+    """Raise UnsupportedModelError if a network, or a part of it, was wrapped after a posterior was built around it."""
+    problems = wrapper_problems(network)
+    if problems:
+        raise UnsupportedModelError("The posterior's network cannot be used: " + "; ".join(problems) + ".")
+
+
 def check_alone(posterior: Posterior) -> None:
     """Raise before the first step if the network has been wrapped, or if several processes would train separately."""
-    problems = wrapper_problems(posterior)
-    if problems:
-        raise UnsupportedModelError(f"{type(posterior).__name__} cannot make a step: " + "; ".join(problems) + ".")
-    count = process_count()
+    check_unwrapped(posterior)
+    count, name = process_count(), type(posterior).__name__
     if posterior.process_group is None and count > 1:
+        if not posterior.averages_over_processes:
+            raise RuntimeError(
+                f"This is one of {count} processes, and {name} does not train over several: run it in one of them. If "
+                "each is meant to have its own, call `credo.distribute(posterior, independent=True)` in every process "
+                "first, and give each posterior its own seed."
+            )
         raise RuntimeError(
-            f"This is one of {count} processes, and each would train its own {type(posterior).__name__}: call "
+            f"This is one of {count} processes, and each would train its own {name}: call "
             "`group = credo.distribute(posterior)` in every process before the first step (for an optimiser of "
             "credo.optim: `credo.distribute(optimizer.posterior)`). DistributedDataParallel (DDP) around the network, "
             "which Lightning and Hugging Face's Trainer use, does not replace it. If the processes are meant to train "

@@ -135,6 +135,7 @@ class ConformalSets(_Conformal):
         allow_empty: Whether a set may be empty; otherwise it has at least the most probable class.
         penalty: λ of RAPS.
         k_reg: Number of classes of each row that RAPS does not penalise.
+        chosen_on: Number of other rows that chose the penalty of RAPS; 0 if it was given.
     """
 
     classes: int
@@ -142,6 +143,7 @@ class ConformalSets(_Conformal):
     allow_empty: bool = False
     penalty: float = 0.0
     k_reg: int = 0
+    chosen_on: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that cannot be applied."""
@@ -154,6 +156,8 @@ class ConformalSets(_Conformal):
             value = getattr(self, name)
             if not is_number(value) or not 0 <= value < math.inf:
                 raise ValueError(f"{name}={value!r:.40} must be a number, 0 or more.")
+        if not is_count(self.chosen_on, least=0):
+            raise ValueError(f"chosen_on={self.chosen_on!r:.40} must be a count of rows.")
 
     def scores(self, probs: Tensor, uniforms: Tensor | None = None) -> Tensor:
         """The score of every class, float64 [n, classes].
@@ -197,6 +201,9 @@ class ConformalSets(_Conformal):
 
     def __repr__(self) -> str:
         kind = self.kind.upper() + (" by class" if len(self.thresholds) > 1 else "")
+        if self.kind == "raps":
+            kind += f" with penalty {self.penalty:g} beyond {self.k_reg} classes"
+            kind += f" (chosen on {self.chosen_on} other rows)" if self.chosen_on else ""
         return f"ConformalSets({kind}, {self._about()})"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,9 @@ from torch import Tensor
 from credo.core.errors import ReusedRowsWarning, unknown
 from credo.core.network.inputs import AnyInputs, Inputs, split_batch, tensors_of
 from credo.core.network.references import NotFollowed
+from credo.core.support.binomial import binomial_cdf
 from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count
 
 Digests = NDArray[np.uint32]
@@ -50,7 +51,7 @@ _ADVICE = {
 # stand for larger ones. Of n held-out rows among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
 _MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
-_SOME = 0.05
+_SOME, _BY_CHANCE = 0.05, 0.01
 _LOCK = threading.Lock()
 
 
@@ -74,13 +75,29 @@ class Use:
         Args:
             digests: Of the other set, in order, all of them.
         """
-        known = digests
-        if self.rows > len(self.digests):
-            known = digests[digests <= self.digests[-1]]
-        if not len(known) or not len(self.digests):
-            return 0.0
-        both = int(_is_in(known, self.digests).sum()) / len(known) * len(digests)
-        return float(both / min(self.rows, len(digests)))
+        found, known = self._known(digests)
+        return float(found / known * len(digests) / min(self.rows, len(digests))) if known else 0.0
+
+    def has_many_of(self, digests: Digests) -> bool:
+        """Whether more rows are in both sets than duplicates in the data explain.
+
+        If only a sample of the rows is known, one row alike may be a large part of the few that can be compared: it
+        must be so many that their fraction would be found by chance once in a hundred times.
+
+        Args:
+            digests: Of the other set, in order, all of them.
+        """
+        if self.overlap(digests) <= _SOME:
+            return False
+        found, known = self._known(digests)
+        return known == len(digests) or 1 - binomial_cdf(found - 1, known, _SOME) < _BY_CHANCE
+
+    def _known(self, digests: Digests) -> tuple[int, int]:
+        """How many rows of another set are in this one, and of how many that can be told."""
+        if not len(self.digests):
+            return 0, 0
+        known = digests[digests <= self.digests[-1]] if self.rows > len(self.digests) else digests
+        return int(_is_in(known, self.digests).sum()), len(known)
 
 
 class Ledger(NotFollowed):
@@ -109,12 +126,12 @@ class Ledger(NotFollowed):
         with _LOCK:
             before = {use.purpose: use for use in self.uses}
             same = before.get(purpose)
-            spent = [use for use in self.uses if use.purpose in _SPOILED_BY[purpose] and use.overlap(digests) > _SOME]
+            spent = [use for use in self.uses if use.purpose in _SPOILED_BY[purpose] and use.has_many_of(digests)]
             is_new = same is None or same.overlap(digests) < 1 - _SOME or same.rows < len(digests)
             before[purpose] = _use(purpose, digests) if same is None else _joined(same, digests)
             self.uses = tuple(before[name] for name in PURPOSES if name in before)
         if spent and is_new:
-            warnings.warn(_about(purpose, spent, digests), ReusedRowsWarning, stacklevel=2)
+            warn(_about(purpose, spent, digests), ReusedRowsWarning)
 
     def trained(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The same batches; their rows are recorded as trained on when they are read, where they can be told apart.
@@ -134,8 +151,7 @@ class Ledger(NotFollowed):
             rows: Batches of (inputs, targets), or what `row_digests` returned for them.
         """
         digests = np.unique(rows if isinstance(rows, np.ndarray) else row_digests(rows))
-        found = {use.purpose: use.overlap(digests) for use in self.uses}
-        return {purpose: part for purpose, part in found.items() if part > _SOME}
+        return {use.purpose: use.overlap(digests) for use in self.uses if use.has_many_of(digests)}
 
     def add(self, other: Ledger) -> None:
         """Take over the uses of another ledger.

@@ -202,7 +202,7 @@ def split_batch(batch: Any) -> tuple[AnyInputs, Tensor | None]:
         return batch, None
     if isinstance(batch, tuple | list):
         if len(batch) in (1, 2) and is_inputs(batch[0]):
-            return as_inputs(batch[0]), _targets(batch[1]) if len(batch) == 2 else None
+            return as_inputs(batch[0]), None if len(batch) == 1 or batch[1] is None else _targets(batch[1])
     elif isinstance(batch, Mapping):
         key = next((key for key in TARGET_KEYS if key in batch), None)
         inputs = {name: value for name, value in batch.items() if name != key}
@@ -224,7 +224,7 @@ def read_batches(batches: Any, forward: Forward | None = None, target: Target | 
     """The same batches as (inputs, targets), if `forward` or `target` says how to read them; else unchanged.
 
     Args:
-        batches: A sized or unsized iterable of batches.
+        batches: A sized or unsized iterable of batches; a mapping is one batch.
         forward: `forward(net, batch)` returns the network's outputs for a batch.
         target: `target(batch)` returns its targets.
     """
@@ -232,7 +232,7 @@ def read_batches(batches: Any, forward: Forward | None = None, target: Target | 
         return batches
     if isinstance(batches, Tensor):
         raise TypeError("forward and target read batches: give an iterable of batches, not one tensor.")
-    return ReadBatches(batches, forward, target)
+    return ReadBatches([batches] if isinstance(batches, Mapping) else batches, forward, target)
 
 
 class ReadBatches:

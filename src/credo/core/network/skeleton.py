@@ -100,13 +100,17 @@ class Skeleton(NotFollowed):
         self._patience = dict.fromkeys(_MODES, _PATIENCE)
         self._follow_attributes(self._pairs)
 
+    def is_of(self, source: nn.Module) -> bool:
+        """Whether this is a copy of `source`."""
+        return self._pairs[0].original is source
+
     def copy_of(self, module: nn.Module) -> Any:
         """The copy of one of the source's modules."""
         return self._table[id(module)]
 
     # -- following the original -----------------------------------------------------------------------------------
 
-    def refresh(self, copies: str = "none") -> None:
+    def refresh(self, copies: str = "none", *, training: bool | None = None, is_fixed: bool = False) -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
         Modules of a class with `replaces_buffers` never change a tensor in place, and it is always shared.
@@ -115,18 +119,22 @@ class Skeleton(NotFollowed):
             copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
                 `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
                 are switched on, reach the original's parameters through the copies.
+            training: The mode of the passes to come, if known: only that one is watched.
+            is_fixed: Promises that nobody has changed the original since the last call: only what passes have assigned
+                to the copy is undone.
 
         Raises:
             ChangedStructureError: If modules, parameters or buffers have been added, removed or replaced by others.
         """
-        changed = [pair for pair in self._pairs if self._is_changed(pair)]
+        changed = [] if is_fixed else [pair for pair in self._pairs if self._is_changed(pair)]
         if changed:
             self._follow_attributes(changed)
         tensors = _Clones(frozen=copies == "all")
         copied = {"none": (), "parameters": _TENSORS[:1], "trained": _TENSORS, "all": _TENSORS}[copies]
         for pair in self._pairs:
             _reset_attributes(pair)
-            self._take_hooks(pair)
+            if not is_fixed or pair.has_hooks or _has_hooks(pair.copy.__dict__):
+                self._take_hooks(pair)
             is_shared = getattr(pair.kind, "replaces_buffers", False)
             for key in _TENSORS:
                 theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
@@ -135,7 +143,7 @@ class Skeleton(NotFollowed):
             pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
-        if any(self._is_watched(mode) for mode in _MODES):
+        if any(self._is_watched(mode) for mode in (_MODES if training is None else (training,))):
             self._watch_first_passes()
 
     def share(self) -> None:

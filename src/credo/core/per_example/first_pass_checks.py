@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from credo.core.errors import ExampleCountWarning
 from credo.core.example_counts import Counted
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.per_example.output_rows import Call, OutputGradients
+from credo.core.support.user_warnings import warn
 
 _PASSES = 3
 
@@ -48,11 +48,11 @@ class FirstPassChecks:
         self.passes -= 1
         if (message := _miscounted(outputs, counted, size)) is not None:
             self.passes = 0
-            warnings.warn(message, ExampleCountWarning, stacklevel=2)
+            warn(message, ExampleCountWarning)
         if self._interaction:
             self._interaction = False
             if rows_interact(model, outputs.calls[0], size):
-                warnings.warn(_INTERACTION, ExampleCountWarning, stacklevel=2)
+                warn(_INTERACTION, ExampleCountWarning)
 
 
 # -- rows that count ---------------------------------------------------------------------------------------------------

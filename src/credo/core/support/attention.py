@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import BaseTorchFunctionMode
 
 _lock = Lock()
 _users = 0
@@ -32,3 +33,12 @@ def plain_attention() -> Iterator[None]:
             _users -= 1
             if _users == 0 and _switched is not None:
                 _switched.__exit__(None, None, None)
+
+
+def plain_attention_modules() -> AbstractContextManager[None]:
+    """While open, in this thread, attention modules in eval mode run as in train mode, not by their fused operator.
+
+    That operator has no derivative and no batching rule, and inside `vmap` the modules do not see that gradients are
+    wanted. They leave it whenever a mode watches the calls of torch's functions.
+    """
+    return BaseTorchFunctionMode()

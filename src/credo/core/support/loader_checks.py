@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 
@@ -18,11 +18,15 @@ def check_batches(given: Any, *, also: str = "") -> None:
     """
     if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
         advice = "torch.utils.data.DataLoader(data, batch_size=128) makes batches of it"
-    elif isinstance(given, str | Mapping | np.ndarray) or not (
-        isinstance(given, Iterable) or hasattr(given, "__getitem__")
+    elif (
+        isinstance(given, str | Mapping)
+        or (hasattr(given, "__array__") and not isinstance(given, Tensor))
+        or not (isinstance(given, Iterable) or hasattr(given, "__getitem__"))
     ):
         made = "credo.data.Batches(data.train, batch_size=128) of a Split"
         advice = f"give {also}a DataLoader, a list of batches, or {made}"
+        if also and hasattr(given, "__array__"):  # NumPy's, and tables of others
+            advice = "torch.as_tensor(x, dtype=torch.float32) makes a tensor of it (of a DataFrame: x.to_numpy())"
     else:
         return
     raise TypeError(f"Batches are needed, got a {type(given).__name__}: {advice}.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
+
+from credo.core.support.user_warnings import warn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +23,7 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                     if new in options:
                         raise TypeError(f"{function.__name__}() got both {old}= and {new}=, which is its new name.")
                     text = f"{function.__name__}({old}=…) is now {new}=…; the old name goes in 0.3."
-                    warnings.warn(text, DeprecationWarning, stacklevel=2)
+                    warn(text, DeprecationWarning)
                     options[new] = options.pop(old)
             return function(*args, **options)
 
@@ -57,4 +58,4 @@ class RenamedMethods:
 
 def _warn(old: str, new: str) -> None:
     text = f"The method {old}() is now {new}(); the old name goes in 0.3."
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warn(text, DeprecationWarning)

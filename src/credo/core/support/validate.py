@@ -11,10 +11,10 @@ from torch import Tensor
 
 def is_count(value: Any, *, least: int = 1) -> bool:
     """Return whether `value` (int, NumPy or torch number, 3.0) is a whole number, at least `least`."""
-    if isinstance(value, bool | str) or not isinstance(value, SupportsInt):
-        return False
     if isinstance(value, int):  # math.isfinite overflows on large ones
-        return value >= least
+        return value >= least and not isinstance(value, bool)
+    if isinstance(value, str) or not isinstance(value, SupportsInt):
+        return False
     return math.isfinite(value) and int(value) == value and value >= least  # type: ignore[arg-type]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import DataWarning
+from credo.core.support.user_warnings import warn
 from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
 from credo.data.tables.columns import Categories, Cell, Column, Columns, Gaps, as_number, make_column, standardised
@@ -43,7 +43,8 @@ def load_csv(
         test_fraction: Fraction of the rows for the test split.
         seed: Seed of the split.
         task: "classification" uses the target's distinct values as classes (`class_names`, sorted) and stratifies the
-            split; "auto" does so if the target is text, and treats numbers as regression.
+            split; "auto" does so if the target is text or has two whole numbers, such as 0 and 1; other numbers are a
+            regression.
         categories: "auto" one-hot encodes an input column of text, with names `column=category`; these inputs are
             centred but not scaled, since a rare category would get a huge value. "raise" makes text an error. Text
             among numbers always raises.
@@ -178,11 +179,10 @@ def _check_seen(columns: Columns, train: Tensor, test: Tensor) -> None:
     names = [columns.input_names[i] for i in unseen.nonzero().flatten().tolist()]
     if names:
         shown = ", ".join([*names[:5], *(["…"] if len(names) > 5 else [])])
-        warnings.warn(
+        warn(
             f"{len(names)} categories are in test rows only ({shown}): nothing is learned about them. More rows of "
             "them, a smaller data.test_fraction or another data.seed would help.",
             DataWarning,
-            stacklevel=4,
         )
 
 

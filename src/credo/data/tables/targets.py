@@ -15,8 +15,7 @@ TableTask = Task | Literal["auto"]
 
 def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | None, Tensor]:
     """Return (class names, labels `int64 [rows]`), or (None, `float64 [rows, 1]`) for regression."""
-    is_number = [cell.number is not None for cell in cells if not cell.is_gap]
-    if task == "classification" or (task == "auto" and is_number and not any(is_number)):
+    if task == "classification" or (task == "auto" and _are_classes(cells)):
         return _labels(cells)
     values = []
     for cell in cells:
@@ -29,6 +28,15 @@ def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | 
             )
         values += Column(cell.column).values(cell, "raise")
     return None, torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def _are_classes(cells: list[Cell]) -> bool:
+    """Whether a target is meant as classes: all of it text, or two whole numbers, such as 0 and 1."""
+    numbers = [cell.number for cell in cells if not cell.is_gap]
+    if not numbers or any(number is None for number in numbers):
+        return bool(numbers) and all(number is None for number in numbers)
+    values = set(numbers)
+    return len(values) == 2 and all(value is not None and value.is_integer() for value in values)
 
 
 def _labels(cells: list[Cell]) -> tuple[tuple[str, ...], Tensor]:

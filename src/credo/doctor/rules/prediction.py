@@ -236,6 +236,21 @@ def draws(measured: Measurements) -> Iterator[Finding]:
     )
 
 
+def far_inputs(measured: Measurements) -> Iterator[Finding]:
+    """A classifier that is sure of what it sees in noise far from all data."""
+    far = measured.far
+    if far is None or far.confidence < limits.FAR_CONFIDENCE:
+        return
+    yield Finding(
+        "sure-of-noise",
+        "note",
+        f"It is sure of inputs that are like no data: its confidence is {far.confidence:.2f} for noise with "
+        f"{far.stds:g} times the standard deviation of the inputs, {far.on_data:.2f} for data.",
+        "Confidence says nothing about inputs unlike the training data: detect them by credo.OodDetector, or predict "
+        "with credo.Laplace, whose uncertainty grows with the distance from the data.",
+    )
+
+
 def missing(measured: Measurements) -> Iterator[Finding]:
     """Inputs that were not given, and what could not be checked without them."""
     if not measured.counts.held_out:

@@ -161,10 +161,11 @@ class BBB(GradientPosterior, GaussianPosterior):
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
         if isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled():
-            means = self.layout.pieces(parameters_at(self.model, self.layout.names))
-            generator = self.generator
-            if flat.fused([*means, self.rho]):
-                return self.layout.split(flat.softplus_draw(flat.TensorList(means), self.rho, flat.new_key(generator)))
+            generator, means = self.generator, parameters_at(self.model, self.layout.names)
+            pieces = [*means.values()] if self.layout.is_whole else self.layout.pieces(means)
+            if flat.fused([*pieces, self.rho]):
+                draw = flat.softplus_draw(flat.TensorList(pieces), self.rho, flat.new_key(generator))
+                return flat.split(draw, means) if self.layout.is_whole else self.layout.split(draw)
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
@@ -264,14 +265,22 @@ class BBB(GradientPosterior, GaussianPosterior):
                     self.process_group.begin_pass(self, index, draws)
                 weights = gradients.draw(generator)
             std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
-            data_term += fraction * self._pass(nll, net, weights, std, fraction, frozen=frozen)
+            backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
+            with frozen_statistics(net) if frozen else nullcontext():
+                if std is not None:
+                    loss = backward(self._noisy_nll(nll, net, weights, std))
+                else:
+                    # Backward with the draw still in place: checkpointed parts of a network run again there.
+                    with substituted(net, weights, self._aliases, original=self.model):
+                        loss = backward(nll(net))
+            data_term += fraction * loss
             if not gradients.add(weights, None if std is None else std.grad) and std is None:
                 self.guard.check_used(False)
             if not self.closed_form and index < draws:
                 # At the plain draws; without any, at draws of its own.
                 eps = self._normal() if is_attacked else gradients.eps
                 kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
-            del weights, std  # not held during the next pass
+            del weights, std, backward  # not held during the next pass
         if self.closed_form:
             kl = gradients.add_kl(self._closed_kl, kl_weight)
         squared_norm, normed = gradients.assign(), gradients.parameters
@@ -303,25 +312,6 @@ class BBB(GradientPosterior, GaussianPosterior):
         if prior and is_common and self.kept is None and flat.fused([*means.values(), self.rho]):
             return flat.CompiledGradients(means, self.rho, prior, kl_weight)
         return TorchGradients(means, self.rho, self.spread, self.layout)
-
-    def _pass(
-        self,
-        nll: Nll,
-        net: nn.Module,
-        weights: dict[str, Tensor],
-        std: Tensor | None,
-        fraction: float,
-        *,
-        frozen: bool,
-    ) -> float:
-        """The batch's NLL under one sample of the noise; adds `fraction` of its gradients by `weights` and `std`."""
-        backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
-        with frozen_statistics(net) if frozen else nullcontext():
-            if std is not None:
-                return backward(self._noisy_nll(nll, net, weights, std))
-            # Backward with the draw still in place: checkpointed parts of a network run again there.
-            with self._means_unread(weights), substituted(net, weights, self._aliases):
-                return backward(nll(net))
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         return noisy_loss(

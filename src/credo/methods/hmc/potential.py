@@ -16,7 +16,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import aliases, substituted
 from credo.core.prior import Prior
-from credo.core.support.attention import plain_attention
+from credo.core.support.attention import plain_attention, plain_attention_modules
 
 # Rows of the data, times chains, of one pass: bounds the memory of its activations.
 ROWS_AT_ONCE = 2**16
@@ -114,7 +114,8 @@ class Potential:
         x, y = self.data.x[rows], self.data.y[rows]
         counted = self.likelihood.counted(y).examples
         weights = {**self._others, **self.layout.split(flat, cast=False)}
-        with substituted(self.net, weights, self._aliases) as net, plain_attention():
+        sampled = substituted(self.net, weights, self._aliases)
+        with sampled as net, plain_attention(), plain_attention_modules():
             return self.likelihood.nll(run_network(net, x), y) * (
                 (len(y) if counted is None else counted) * self.data.weight
             )

@@ -18,7 +18,7 @@ from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.row_weights import CountedRows
-from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.batchnorm import frozen_statistics
 from credo.core.network.inplace_inputs import ChangedInputError, versions
 from credo.core.network.inputs import output_tensor
@@ -156,19 +156,24 @@ def sampled_targets(likelihood: Likelihood, outputs: Tensor, generator: torch.Ge
         rows: Which rows of a batch this process has.
     """
     outputs = outputs.detach()
-    if isinstance(likelihood, GaussianNoise):
-        mean, std = (moment.detach() for moment in likelihood.moments(outputs))
-        return _drawn(mean, rows, lambda new: new.normal_(generator=generator)).mul_(std).add_(mean)
     check_can_sample(likelihood)
-    assert isinstance(likelihood, ClassLikelihood)
-    log_probs = likelihood.log_probs(outputs)
-    if isinstance(likelihood, Categorical) and log_probs.shape[-1] == 1:
+    if isinstance(likelihood, Categorical) and outputs.shape[likelihood.class_dim] == 1:
         raise ValueError(
             "fisher='sampled' with a Categorical likelihood, but the network has one output, so all labels are the "
             "same: give the loss's own likelihood=, such as 'bernoulli' or 'gaussian'."
         )
-    noise = _drawn(log_probs, rows, lambda new: new.exponential_(generator=generator))
-    return (log_probs - noise.log()).argmax(-1)  # Gumbel's way to draw a class
+
+    def random(like: Tensor, kind: str) -> Tensor:
+        return _drawn(like, rows, lambda new: _FILL[kind](new, generator=generator))
+
+    return likelihood.sample(outputs, random)
+
+
+_FILL: dict[str, Callable[..., Tensor]] = {
+    "normal": Tensor.normal_,
+    "exponential": Tensor.exponential_,
+    "uniform": Tensor.uniform_,
+}
 
 
 def _drawn(like: Tensor, rows: Rows, fill: Callable[[Tensor], Tensor]) -> Tensor:
@@ -180,7 +185,7 @@ def _drawn(like: Tensor, rows: Rows, fill: Callable[[Tensor], Tensor]) -> Tensor
 
 def check_can_sample(likelihood: Likelihood) -> None:
     """Raise ValueError for a likelihood that cannot draw labels."""
-    if not isinstance(likelihood, ClassLikelihood | GaussianNoise):
+    if type(likelihood).sample is Likelihood.sample:
         raise ValueError(
             f"fisher='sampled' cannot draw labels of a {type(likelihood).__name__}: use fisher='empirical'."
         )

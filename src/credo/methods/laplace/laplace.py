@@ -9,7 +9,6 @@ J the Jacobian of the outputs by the random weights, Λ the Fisher matrix of the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
@@ -24,7 +23,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
+from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
@@ -33,10 +32,10 @@ from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
-from credo.core.support.loader_checks import check_batches
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
-from credo.core.thread_safety import changes_weights
-from credo.methods.laplace.data_pass import Totals, pass_over, shown
+from credo.core.thread_safety import changes_weights, checked_once
+from credo.methods.laplace.data_pass import Totals, pass_over, training_pass
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
@@ -165,8 +164,7 @@ class Laplace(PriorChoice):
             x: Inputs of one batch.
             diagonal: Give the variances [batch, outputs] alone, without ever making a matrix of the outputs.
         """
-        with self.snapshot() as frozen:
-            frozen.eval()
+        with self.snapshot(training=False) as frozen:
             return frozen._moments(x, diagonal)
 
     def _moments(self, x: AnyInputs, diagonal: bool) -> tuple[Tensor, Tensor]:
@@ -228,19 +226,15 @@ class Laplace(PriorChoice):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
-        is_first = self.process_group is None or self.process_group.is_first
-        with shown(loader, progress=progress and is_first) as batches:
-            self._find(self._remembered(batches))
+        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+            self._find(batches)
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warnings.warn(
+            warn(
                 f"data_size={self.data_size}, but the pass saw {seen:,.0f} examples: the curvature is scaled to that "
                 f"of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples that training saw; to "
                 "weight the data differently, set temperature.",
                 DataSizeWarning,
-                stacklevel=2,
             )
         return self
 
@@ -264,6 +258,7 @@ class Laplace(PriorChoice):
         if not self.has_curvature:
             self._find(loader)
 
+    @checked_once
     def _find(self, batches: Iterable[Any]) -> None:
         source = iter(batches)
         first = list(islice(source, 1))
@@ -291,7 +286,7 @@ class Laplace(PriorChoice):
         labels = torch.Generator(self.device).manual_seed(seed)
         with ExitStack() as stack:
             with torch.no_grad():  # copies that are no part of a graph
-                frozen = stack.enter_context(self.snapshot()).eval()
+                frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels)
             return pass_over(self.structure, passes, batches, group)

@@ -16,7 +16,6 @@ from credo.core.support.memory import available_bytes
 from credo.methods.kfac.sampled_fisher import sampled_targets
 
 CURVATURES = ("ggn", "sampled", "empirical")
-_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Targets:
 
 
 def counted_targets(likelihood: Likelihood, y: Tensor) -> Targets:
-    """The targets of a batch, of which labels −100 (torch's `ignore_index`) of a categorical one do not count.
+    """The targets of a batch, of which those labelled with the `ignore_index` of a categorical one do not count.
 
     Args:
         likelihood: The likelihood.
@@ -46,11 +45,20 @@ def counted_targets(likelihood: Likelihood, y: Tensor) -> Targets:
     if not isinstance(likelihood, Categorical):
         counted = likelihood.counted(y)
         return Targets(y, counted, counted.of(len(y)))
-    mask = y != _IGNORED
+    if likelihood.class_weights is not None:
+        if y.dim() > 1:
+            raise UnsupportedModelError(
+                "class_weights with a label for each position have no curvature of their own: leave class_weights out."
+            )
+        counted = likelihood.counted(y)
+        return Targets(y, counted, counted.of(len(y)))
+    mask = y != likelihood.ignore_index
     if bool(mask.all()):
         return Targets(y, EVERY, float(len(y)))
     if not bool(mask.any()):
-        raise ValueError(f"All labels of a batch are {_IGNORED}, which means that they are to be ignored.")
+        raise ValueError(
+            f"All labels of a batch are {likelihood.ignore_index}, which means that they are to be ignored."
+        )
     if y.dim() == 1:
         counted = Counted(None, mask.double())
         return Targets(y, counted, counted.of(len(y)))
@@ -85,8 +93,8 @@ class OutputCurvature:
         mask = self.targets.mask
         if mask is None:
             return vectors
-        classes = self.outputs.shape[-1]
-        return vectors * mask.reshape(len(mask), 1, -1).repeat_interleave(classes, -1)
+        assert isinstance(self.likelihood, Categorical)  # the only one that ignores positions
+        return vectors * mask.unsqueeze(self.likelihood.class_dim).expand_as(self.outputs).reshape(len(mask), 1, -1)
 
     def total(self) -> Tensor:
         """Σ Λ over the examples, as often as each counts, [outputs, outputs]."""
@@ -159,7 +167,9 @@ def _row_gradients(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor
     with torch.enable_grad():
         leaf = outputs.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(likelihood.nll(leaf, y), leaf)
-    positions = math.prod(outputs.shape[1:-1]) if isinstance(likelihood, Categorical) else 1
+    positions = 1
+    if isinstance(likelihood, Categorical):
+        positions = math.prod(outputs.shape[1:]) // outputs.shape[likelihood.class_dim]
     gradient = gradient.reshape(len(outputs), -1) * (found.examples * math.sqrt(positions))
     weights = found.counted.weights
     if weights is None:

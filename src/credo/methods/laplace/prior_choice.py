@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -17,6 +16,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior
 from credo.core.prior import Gaussian, Prior, make_prior
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_number
 from credo.core.thread_safety import changes_weights
 from credo.methods.laplace.data_pass import has_one_noise
@@ -139,11 +139,10 @@ class PriorChoice(GradientPosterior, ABC):
         """Use a prior with these precisions about the mean that it has."""
         at_bound = [group for group, value in found.items() if not 1.01 * LOWEST < value < 0.99 * HIGHEST]
         if at_bound:
-            warnings.warn(
+            warn(
                 f"The evidence has no maximum for the prior precision of {', '.join(at_bound[0][:3])}: the data say "
                 f"nothing about these weights, or they are all zero. It is set to {found[at_bound[0]]:g}; give prior=.",
                 CredoWarning,
-                stacklevel=2,
             )
         stds = {name: value**-0.5 for group, value in found.items() for name in group}
         mean = 0.0 if self.prior is None else self.prior.mean

@@ -6,7 +6,6 @@ come from backward passes, one for each vector v of Λ = Σ v vᵀ.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.output_rows import Call
 from credo.core.per_example.plan import PerExamplePlan
+from credo.core.support.user_warnings import warn
 from credo.methods.laplace.last_layer import LastLayer
 from credo.methods.laplace.output_curvature import OutputCurvature, Targets, counted_targets, output_curvature
 
@@ -108,7 +108,9 @@ class Passes:
             raise UnsupportedModelError(
                 f"The network's output must be one tensor with {size} rows, as many as its input has; got {shape}."
             )
-        if isinstance(self.likelihood, Categorical) and (outputs.dim() < 2 or outputs.shape[-1] == 1):
+        if isinstance(self.likelihood, Categorical) and (
+            outputs.dim() < 2 or outputs.shape[self.likelihood.class_dim] == 1
+        ):
             raise ValueError(
                 f"Outputs of shape {list(outputs.shape)} have one class only: give the likelihood of the loss, such as "
                 "likelihood='bernoulli' or 'gaussian'."
@@ -136,11 +138,10 @@ def _check_rows_are_alone(net: nn.Module, x: AnyInputs) -> None:
             "of single examples does not exist. Use track_running_stats=True, or random='last' with an nn.Linear."
         )
     if isinstance(x, Tensor) and rows_interact(net, Call((x,), {}), len(x)):
-        warnings.warn(
+        warn(
             "The output of one row of a batch depends on the inputs of others in this network: its curvature is taken "
             "for that of a network whose rows are independent.",
             ExampleCountWarning,
-            stacklevel=2,
         )
 
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
-from credo.core.example_counts import EVERY, Counted, scalar_loss
+from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
-from credo.core.network.substitute import parameters_at
+from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import OptimizerStep
 from credo.core.optimizers import Rates
 from credo.core.per_example.hook_plan import PlanChangedError
@@ -431,7 +431,10 @@ class NaturalStepper(Posterior, ABC):
             restored = likelihood_restored_on_error(
                 self.likelihood_step, first=first and not found.count, size=run.size
             )
-        with restored, found.trying(leaves), self._with_draw(leaves, in_place) as net, self._estimating(run, net):
+        net, held = (self.model, self.guard.holding()) if in_place else (self._net, nullcontext())
+        drawn = substituted(net, leaves, self._aliases, original=self.model)
+        checked = nullcontext() if counted.weights is None else rows_checked(net, counted)
+        with restored, found.trying(leaves), drawn, held, checked, self._estimating(run, net):
             yield net, run
             run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
             if all(leaf.grad is None for leaf in leaves.values()):

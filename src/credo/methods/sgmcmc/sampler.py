@@ -14,7 +14,6 @@ variance of the batch's gradient.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -38,6 +37,7 @@ from credo.core.optimizer_step import (
 from credo.core.optimizers import Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
 from credo.methods.natural.parameter_vector import ParameterVector
@@ -268,12 +268,11 @@ class StochasticGradientSampler(GradientPosterior):
             loader: The training batches, which are not read.
         """
         if not self.is_random:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} has kept {self.collected} samples, so predictions are of one network. The "
                 f"burn-in takes {self.stages.burn_in_steps()} steps of each cycle, and {self.steps} steps were made: "
                 "train longer, or set burn_in or every lower.",
                 CredoWarning,
-                stacklevel=4,
             )
 
     # -- inspection and state ----------------------------------------------------------------------------------

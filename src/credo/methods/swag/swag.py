@@ -14,7 +14,6 @@ fewer were collected. At scale=0 this is SWA, stochastic weight averaging (Izmai
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -33,8 +32,9 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, is_finit
 from credo.core.optimizers import Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, make_prior
+from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_count, is_number
-from credo.core.thread_safety import changes_weights, exclusively
+from credo.core.thread_safety import changes_weights, checked_once, exclusively
 from credo.methods.swag.moments import RunningMoments
 from credo.methods.swag.statistics import DrawStatistics
 
@@ -145,11 +145,10 @@ class SWAG(GradientPosterior):
     def _number(self) -> int | None:
         """The number of a fixed draw; None where draws are fresh."""
         if self.collected and not self._is_ready and not self.steps:
-            warnings.warn(
+            warn(
                 "Weights were collected, but the network's running statistics belong to the last of them: predictions "
                 "are of that network alone. Call end_training_(loader) with the training batches first.",
                 CredoWarning,
-                stacklevel=4,
             )
         if not self.is_random or self.statistics is None or not self.statistics.draws:
             return None
@@ -224,6 +223,7 @@ class SWAG(GradientPosterior):
         return terms
 
     @exclusively
+    @checked_once
     @changes_weights
     def collect_(self) -> None:
         """Collect the network's weights as they are, after a step of any optimiser; `step` does it by itself.
@@ -243,6 +243,7 @@ class SWAG(GradientPosterior):
             self.statistics.are_found.fill_(False)
 
     @exclusively
+    @checked_once
     @changes_weights
     @torch.no_grad()
     def end_training_(self, loader: Iterable[Any]) -> None:
@@ -254,12 +255,11 @@ class SWAG(GradientPosterior):
             loader: The training batches, tensors or (inputs, …); they are read only if there are statistics to find.
         """
         if self.collected < (2 if self.scale else 1):
-            warnings.warn(
+            warn(
                 f"SWAG has collected weights {self.collected} times, which is too few: predictions are of one network. "
                 f"Collecting begins after {self._steps_before()} steps, and {self.steps} were made: train longer, or "
                 "set start lower.",
                 CredoWarning,
-                stacklevel=4,
             )
         if not self.collected:
             return

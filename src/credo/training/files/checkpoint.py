@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, why_torch
 from credo.core.support.files import earlier, left_overs, require_file, write_atomically
 from credo.core.support.tensor_files import parse_archive
+from credo.core.support.user_warnings import warn
 from credo.methods import METHODS
 
 FORMAT = 3
@@ -52,11 +52,10 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
     """
     found = [file for file in (earlier(path, age) for age in range(_OLDEST)) if file.exists()]
     if found and found[0] != path:
-        warnings.warn(
+        warn(
             f"{path} is missing, so training restarts; {_listed(found)} is not used. To resume from it, rename it to "
             f"{path.name}.",
             CheckpointWarning,
-            stacklevel=2,
         )
         return None
     damaged: list[str] = []
@@ -70,10 +69,9 @@ def newest_checkpoint(path: Path, *, fingerprint: dict[str, Any] | None = None) 
             continue
         check_fingerprint(file, state, fingerprint, files=found)
         if damaged:
-            warnings.warn(
+            warn(
                 f"{' '.join(damaged)} Resuming from the checkpoint before it, {file}; later steps are repeated.",
                 CheckpointWarning,
-                stacklevel=2,
             )
         return content
     if damaged:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from credo.core.arguments import current_arguments, merged
 from credo.core.errors import CredoError, FileFormatError, unknown
 from credo.core.likelihood import LIKELIHOODS
 from credo.core.posterior import Posterior
+from credo.core.support.user_warnings import warn
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
 
@@ -132,7 +132,7 @@ def _current_changes(method: type[Posterior], changes: Mapping[str, Any]) -> dic
     current, old_names = current_arguments(method, changes)
     for one in old_names:
         text = f"credo.load({one.old}=…) is now {one.python}; the old name goes in {one.until}."
-        warnings.warn(text, DeprecationWarning, stacklevel=4)
+        warn(text, DeprecationWarning)
     return current
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.distributed.wrapped_networks import check_unwrapped
 from credo.core.errors import FileFormatError, NonFiniteError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import conformal_from
@@ -52,6 +53,7 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
 
 def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Copies of its tensors, and its description."""
+    check_unwrapped(posterior)
     whole = tensors_of(posterior)
     problems = unsound(posterior, whole)
     if problems:

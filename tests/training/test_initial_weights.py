@@ -19,9 +19,9 @@ from credo import (
     save,
 )
 from credo.experiments.config import Experiment, make_experiment, prepare
-from credo.experiments.initial_weights import load_weights_, normalize_of
 from credo.experiments.runs import Run
 from credo.models import build_model
+from credo.training.initial_weights import load_weights_, normalize_of
 
 
 def convnet() -> torch.nn.Module:

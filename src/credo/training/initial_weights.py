@@ -15,7 +15,7 @@ from credo.core.support.tensor_files import read_safetensors, read_torch_file
 from credo.data.files import data_roots
 from credo.models.registry import model_options
 from credo.models.weights import load_cifar_resnet_weights
-from credo.training import load
+from credo.training.files.saving import load
 
 PUBLIC = {"resnet20": "resnet20-cifar10.safetensors", "resnet56": "resnet56-cifar10.safetensors"}
 _MODEL = "model.safetensors"

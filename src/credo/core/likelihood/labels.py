@@ -1,0 +1,73 @@
+"""Several yes-or-no labels for each example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from credo.core.likelihood.base import Likelihood, Random
+from credo.core.support.validate import is_number
+
+
+class MultiLabel(Likelihood):
+    """Labels that may hold together, each with a logit of its own: outputs and targets (0 or 1) are [batch, labels].
+
+    Given the weights, the labels are independent.
+
+    Args:
+        positive_weights: How often the loss of each label counts where its target is 1, against once where it is 0, for
+            rare labels. Probabilities are then those of data with so many more positives. None: once.
+    """
+
+    task = "multi-label"
+    kind = "multi-label"
+
+    def __init__(self, positive_weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        values = None if positive_weights is None else [*positive_weights]
+        if values is not None and not (values and all(is_number(v) and 0 < v < math.inf for v in values)):
+            raise ValueError(f"positive_weights={positive_weights!r:.80} must be one positive number for each label.")
+        self.positive_weights = None if values is None else [float(v) for v in values]
+
+    def nll_each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy, summed over the labels of an example."""
+        if outputs.dim() < 2 or y.shape != outputs.shape:
+            raise ValueError(
+                f"MultiLabel needs outputs [batch, labels] and targets of the same shape, 0 or 1 for each label; got "
+                f"{list(outputs.shape)} and {list(y.shape)}. For one class out of several use likelihood='categorical'."
+            )
+        y = y.to(outputs.dtype)
+        if bool(((y < 0) | (y > 1)).any()):
+            raise ValueError(f"Targets of MultiLabel are 0 or 1; got {float(y.min()):g} to {float(y.max()):g}.")
+        weight = None if self.positive_weights is None else outputs.new_tensor(self.positive_weights)
+        if weight is not None and len(weight) != outputs.shape[-1]:
+            raise ValueError(f"positive_weights has {len(weight)} entries for {outputs.shape[-1]} labels.")
+        each = F.binary_cross_entropy_with_logits(outputs, y, pos_weight=weight, reduction="none")
+        return each.flatten(1).sum(1)
+
+    def sample(self, outputs: Tensor, random: Random) -> Tensor:
+        """Draw each label."""
+        return (random(outputs, "uniform") < outputs.sigmoid()).to(outputs.dtype)
+
+    def curvature_factors(self, outputs: Tensor) -> Tensor:
+        """√(p(1 − p)) for each label: a diagonal."""
+        roots = self.curvature_diagonal(outputs).sqrt()
+        eye = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
+        return (eye.unsqueeze(1) * roots).view(-1, *outputs.shape)
+
+    def curvature_sum(self, outputs: Tensor) -> Tensor:
+        """A diagonal: labels are independent."""
+        return torch.diag(self.curvature_diagonal(outputs).sum(0))
+
+    def curvature_diagonal(self, outputs: Tensor) -> Tensor:
+        """p(1 − p); with weights of positives the expected square of the gradient."""
+        p = outputs.sigmoid()
+        if self.positive_weights is None:
+            return (p * (1 - p)).flatten(1)
+        # The gradient is −w(1 − p) with probability p, and p otherwise.
+        weight = outputs.new_tensor(self.positive_weights)
+        return (p * (weight * (1 - p)).square() + (1 - p) * p.square()).flatten(1)

@@ -1,0 +1,1 @@
+"""Predictions of each kind of target, and the sums over draws that they are made of."""

@@ -1,0 +1,111 @@
+"""Predictions of a class for each position of an input: pixels, tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.core.likelihood import Categorical, ClassLikelihood
+from credo.predict.moments import ClassMoments, Moments
+from credo.predict.result import ClassPrediction
+
+
+@dataclass(frozen=True, repr=False)
+class DenseClassPrediction(ClassPrediction):
+    """Class probabilities of every position, [n, *positions, classes], and what else a `ClassPrediction` has.
+
+    Classes come last, wherever the network has them. `targets` hold the likelihood's `ignore_index` at positions that
+    do not count, and there `log_likelihood` is NaN.
+    """
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class of each position; −1 in rows that are not `finite`."""
+        finite = self.finite.view(-1, *[1] * (self.probs.dim() - 2))
+        return self.probs.argmax(-1).masked_fill(~finite, -1)
+
+    def by_position(self) -> ClassPrediction:
+        """The positions that count as rows of a `ClassPrediction`, for metrics: neighbours are not independent."""
+        keep = torch.ones(self.probs.shape[:-1], dtype=torch.bool)
+        if self.log_likelihood is not None:
+            keep = ~self.log_likelihood.isnan()
+        draws = self.draws_used.view(-1, *[1] * (keep.dim() - 1)).expand(keep.shape)
+        found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ClassPrediction)}
+        found["draws_used"] = draws
+        rows: dict[str, Any] = {name: None if value is None else value[keep] for name, value in found.items()}
+        return ClassPrediction(**rows)
+
+
+def is_dense(likelihood: ClassLikelihood, outputs: Tensor) -> bool:
+    """Whether outputs [draws, batch, …] have a class for each position.
+
+    Args:
+        likelihood: Of the classes.
+        outputs: Of some draws.
+    """
+    return isinstance(likelihood, Categorical) and outputs.dim() > 3
+
+
+class DenseMoments(Moments):
+    """The sums of `ClassMoments` with every position as a row.
+
+    Args:
+        likelihood: Says which dimension holds the classes, and which label does not count.
+        outputs: Of the first draws, [draws, batch, …].
+        targets: Labels of each position, if there are any.
+        temperature: Of the log probabilities of each draw.
+    """
+
+    def __init__(
+        self, likelihood: ClassLikelihood, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0
+    ) -> None:
+        assert isinstance(likelihood, Categorical)
+        self.likelihood, self.targets = likelihood, targets
+        self.shape = outputs.movedim(likelihood.class_dim, -1).shape[1:-1]  # batch and positions
+        self.size = prod(self.shape[1:])
+        labels = None
+        if targets is not None:
+            if targets.shape != self.shape:
+                raise ValueError(f"Labels must have shape {list(self.shape)}; got {list(targets.shape)}.")
+            self.counted = targets != likelihood.ignore_index
+            labels = torch.where(self.counted, targets, 0).flatten()
+        self.rows = ClassMoments(Categorical(), self._flat(outputs), labels, temperature)
+
+    @property
+    def count(self) -> Tensor:  # type: ignore[override]
+        """Draws of each row of the batch."""
+        return self.rows.count.view(self.shape[0], -1)[:, 0]
+
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
+        """Add the class probabilities of further draws."""
+        if isinstance(rows, Tensor):
+            rows = (rows.unsqueeze(1) * self.size + torch.arange(self.size, device=rows.device)).flatten()
+        self.rows.add(self._flat(outputs), rows)
+
+    def error(self) -> Tensor:
+        """Standard error of the least certain position and class."""
+        return self.rows.error().view(self.shape[0], -1).amax(1)
+
+    def result(self) -> DenseClassPrediction:
+        """The prediction of each position."""
+        found = self.rows.result()
+        each: dict[str, Any] = {
+            field.name: self._unflattened(getattr(found, field.name))
+            for field in fields(ClassPrediction)
+            if field.name != "draws_used"
+        }
+        prediction = DenseClassPrediction(draws_used=self.count.cpu(), **each)
+        if self.targets is None or prediction.log_likelihood is None:
+            return prediction
+        known = prediction.log_likelihood.masked_fill(~self.counted.cpu(), torch.nan)
+        return replace(prediction, targets=self.targets.cpu(), log_likelihood=known)
+
+    def _flat(self, outputs: Tensor) -> Tensor:
+        return outputs.movedim(self.likelihood.class_dim, -1).flatten(1, -2)
+
+    def _unflattened(self, value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.unflatten(0, self.shape)

@@ -1,0 +1,202 @@
+"""Predictions of values and counts whose distribution is not Gaussian: the mixture of the draws' distributions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from credo.core.likelihood import DistributionLikelihood, Likelihood
+from credo.core.likelihood.distribution import cdf_of, is_discrete, quantile_by_bisection
+from credo.predict.moments import Moments, widened
+from credo.predict.result import RegressionPrediction
+
+# The CRPS is computed between the quantiles of this level and its complement, on either side of the target by so many
+# points, or by a sum over the counts between them, if there are no more than so many.
+_TAIL = 1e-5
+_NODES = 48
+_MOST_COUNTS = 2000
+# Random numbers of counts' PIT are not those that a script of the same seed made its data from.
+_PIT = 745_213
+
+
+@dataclass(frozen=True, repr=False)
+class DistributionPrediction(RegressionPrediction):
+    """Mean and standard deviations by the law of total variance; quantiles of the mixture of draws itself.
+
+    `aleatoric`² is the mean variance of the draws' distributions, `epistemic`² the variance of their means. `outputs`
+    [n, draws, …] are those of each draw, NaN beyond `draws_used`; `likelihoods` make distributions of them, those of an
+    ensemble's members in turn.
+    """
+
+    outputs: Tensor | None = None
+    likelihoods: tuple[DistributionLikelihood, ...] = ()
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether targets are counts."""
+        return is_discrete(self._members()[0][0])
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """The probability [n, outputs] of a target of at most `y` under the mixture of draws.
+
+        Args:
+            y: One value for each entry of the mean.
+        """
+        if y.shape != self.mean.shape:
+            raise ValueError(f"y has shape {list(y.shape)}, the mean {list(self.mean.shape)}: they must be equal.")
+        value, found = y.double(), torch.zeros(self.mean.shape, dtype=torch.double)
+        for made, share in self._members():
+            found += (share * torch.nan_to_num(cdf_of(made, value))).sum(0)
+        return found
+
+    def pit(self, seed: int = 0) -> Tensor:
+        """The probability integral transform of the targets, uniform if they follow the prediction.
+
+        Of counts it is spread uniformly over the jump at the target (Czado et al. 2009).
+
+        Args:
+            seed: Of the random numbers for counts.
+        """
+        y = self._values()
+        if not self.is_discrete:
+            return self.cdf(y)
+        below, at = self.cdf(y - 1), self.cdf(y)
+        uniform = torch.rand(y.shape, dtype=torch.double, generator=torch.Generator().manual_seed(_PIT + seed))
+        return below + uniform * (at - below)
+
+    def quantile(self, level: float) -> Tensor:
+        """The smallest value [n, outputs] that a new target is at most with probability `level`, of the mixture.
+
+        Args:
+            level: Between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
+        want, centre = torch.full(self.mean.shape, level, dtype=torch.double), self.mean.double()
+        width = torch.nan_to_num(self.total.double(), nan=1.0, posinf=1.0).clamp_min(1e-12)
+        return quantile_by_bisection(self.cdf, want, centre, width, self.is_discrete).to(self.mean.dtype)
+
+    def crps(self) -> Tensor:
+        """Continuous ranked probability score ∫ (F − 1{· ≥ y})² of each row, the mean over its outputs.
+
+        By quadrature between the outermost quantiles and the target; of counts, whose quantiles are not too far apart,
+        by the sum.
+        """
+        y = self._values().double()
+        low = torch.minimum(self.quantile(_TAIL).double(), y)
+        high = torch.maximum(self.quantile(1 - _TAIL).double(), y)
+        total = torch.zeros_like(y)
+        if self.is_discrete and float((high - low).max()) <= _MOST_COUNTS:
+            for step in range(int((high - low).max()) + 1):
+                at = low + step
+                found = (self.cdf(at) - (at >= y).double()).square()
+                total += torch.where(at <= high, found, 0.0)
+        else:
+            for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
+                for left, right, below in ((low, y, True), (y, high, False)):
+                    found = self.cdf(left + (right - left) * (float(node) + 1) / 2)
+                    total += float(weight) / 2 * (right - left) * (found if below else 1 - found).square()
+        return total.reshape(len(total), -1).mean(1)
+
+    def _values(self) -> Tensor:
+        if self.targets is None:
+            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
+        return self.likelihoods[0].values(self.targets)
+
+    def _members(self) -> list[tuple[Distribution, Tensor]]:
+        """For each likelihood the distributions of its draws, and the share of each draw in the mixture."""
+        assert self.outputs is not None
+        outputs, members = self.outputs.transpose(0, 1).double(), len(self.likelihoods)
+        number = torch.arange(len(outputs)).unsqueeze(1)
+        share = (number < self.draws_used) / self.draws_used.double()
+        share = share.view(*share.shape, *[1] * (self.mean.dim() - 1))
+        return [
+            (likelihood.distribution(outputs[index::members]), share[index::members])
+            for index, likelihood in enumerate(self.likelihoods)
+        ]
+
+
+class DistributionMoments(Moments):
+    """Keeps the outputs of all draws: a mixture of these distributions has no smaller description.
+
+    Args:
+        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
+        outputs: Of the first draws, [draws, batch, …].
+        targets: Targets, if there are any.
+    """
+
+    def __init__(self, likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None) -> None:
+        self.likelihoods = [one for one in likelihoods if isinstance(one, DistributionLikelihood)]
+        if len(self.likelihoods) != len(likelihoods):
+            raise TypeError("The members of an ensemble must have likelihoods of one kind.")
+        if targets is not None:
+            self.likelihoods[0].check_targets(targets, self.likelihoods[0].distribution(outputs[0]))
+        self.targets, self.dtype = targets, outputs.dtype
+        self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
+        self.outputs: Tensor = outputs.new_empty(0, *outputs.shape[1:])
+        self.add(outputs, slice(None))
+
+    def add(self, outputs: Tensor, rows: Tensor | slice) -> None:
+        """Keep the outputs of further draws; rows that have enough of them get NaN."""
+        new = torch.full((len(outputs), *self.outputs.shape[1:]), torch.nan).to(outputs)
+        new[:, rows] = outputs
+        self.outputs = torch.cat([self.outputs, new])
+        self.count[rows] += len(outputs)
+
+    def error(self) -> Tensor:
+        """Standard error of the mean as a fraction of the predictive standard deviation."""
+        _, noise, spread = self._moments()
+        error = (spread / (self._each_count(spread) - 1).clamp_min(1)).sqrt() / (spread + noise).sqrt()
+        return error.reshape(len(error), -1).amax(-1)
+
+    def result(self) -> DistributionPrediction:
+        """Mean and standard deviations, and all that makes the mixture."""
+        mean, noise, spread = self._moments()
+        # Private copies: those of the posterior change with further training.
+        likelihoods = tuple(copy.deepcopy(one).cpu().requires_grad_(False) for one in self.likelihoods)
+        return DistributionPrediction(
+            draws_used=self.count.cpu(),
+            targets=None if self.targets is None else self.targets.cpu(),
+            log_likelihood=None if self.targets is None else self._log_likelihood(self.targets).cpu(),
+            mean=self._stored(mean),
+            aleatoric=self._stored(noise.sqrt()),
+            epistemic=self._stored(spread.sqrt()),
+            outputs=self.outputs.transpose(0, 1).contiguous().cpu(),
+            likelihoods=likelihoods,
+        )
+
+    def _distributions(self) -> list[Distribution]:
+        """Of each draw."""
+        members = len(self.likelihoods)
+        return [self.likelihoods[i % members].distribution(one) for i, one in enumerate(widened(self.outputs))]
+
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, mean variance, and variance of the means."""
+        made = self._distributions()
+        means, variances = torch.stack([d.mean for d in made]), torch.stack([d.variance for d in made])
+        number = torch.arange(len(means), device=means.device).view(-1, *[1] * (means.dim() - 1))
+        used = number < self._each_count(means[0])
+        count = self._each_count(means[0])
+        mean = torch.where(used, means, 0.0).sum(0) / count
+        spread = torch.where(used, (means - mean).square(), 0.0).sum(0) / count
+        return mean, torch.where(used, variances, 0.0).sum(0) / count, spread
+
+    def _log_likelihood(self, y: Tensor) -> Tensor:
+        """log of the mean over draws of the density of a row's whole target."""
+        members, wide = len(self.likelihoods), widened(self.outputs)
+        pairs = [self.likelihoods[i % members].log_prob(one, y.to(one.dtype)) for i, one in enumerate(wide)]
+        joint = torch.stack(pairs).reshape(len(wide), wide.shape[1], -1).sum(-1)
+        number = torch.arange(len(joint), device=joint.device).unsqueeze(1)
+        return torch.where(number < self.count, joint, -torch.inf).logsumexp(0) - self.count.log()
+
+    def _each_count(self, like: Tensor) -> Tensor:
+        return self.count.view(-1, *[1] * (like.dim() - 1))
+
+    def _stored(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype).cpu()
