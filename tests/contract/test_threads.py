@@ -32,8 +32,7 @@ from credo.methods import (
     NodeBNN,
     NoisyKFAC,
 )
-from credo.methods import CHAINS = {"thin": 1, "start_steps": 2, "max_steps": 4}
-METHODS as REGISTERED
+from credo.methods import METHODS as REGISTERED
 
 
 class Recurrent(nn.Module):
@@ -72,6 +71,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "batch norm": norm,
 }
+CHAINS = {"thin": 1, "start_steps": 2, "max_steps": 4}
 METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "map": lambda net: MAP(net, data_size=24),
     "bbb": lambda net: BBB(net, data_size=24, init=0.1),

@@ -204,7 +204,7 @@ PASSES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "SWAG.collect_": (SWAG, lambda posterior: posterior.collect_()),
     "SWAG.end_training_": (SWAG, lambda posterior: posterior.end_training_(BATCHES)),
     "HMC.fit": (
-        partial(HMC, chains=2, warmup=2, samples=2, settings={"start_steps": 0, "max_steps": 2}),
+        partial(HMC, chains=2, warmup=2, samples=2, settings={"max_steps": 2}),
         lambda p: p.fit(BATCHES),
     ),
 }
