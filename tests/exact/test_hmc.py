@@ -209,7 +209,7 @@ def test_simulation_based_calibration_of_the_chains() -> None:
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:HMC")  # single divergences
 def test_simulation_based_calibration() -> None:
-    """The same through `HMC.fit`, each data set with chains of its own; about four minutes."""
+    """The same through `HMC.fit`, each data set with chains of its own; six processor minutes."""
     found, at = [], torch.tensor([[-0.5], [1.5]], dtype=torch.double)
     for index in range(160):
         torch.manual_seed(100 + index)
