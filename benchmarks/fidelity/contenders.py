@@ -69,7 +69,7 @@ CONTENDERS: dict[str, Contender] = {
     "Laplace kron": of(credo.Laplace, random="all", lr=ADAM_LR),
     "Laplace full": of(credo.Laplace, random="all", structure="full", lr=ADAM_LR),
     "SGHMC": of(credo.SGHMC),
-    "SGHMC T=1, constant": of(credo.SGHMC, schedule="constant", temperature=1.0, samples=200),
+    "SGHMC T=1 constant": of(credo.SGHMC, schedule="constant", temperature=1.0, samples=200),
 }
 
 
