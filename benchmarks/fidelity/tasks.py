@@ -28,7 +28,7 @@ class Problem:
         noise: Standard deviation of a regression's targets, known to everybody; None for classes.
         between: Inputs in a gap of the training inputs, if there is one.
         chains: Arguments of the reference `HMC`.
-        steps: Steps of every training: enough for MAP's loss to come to rest.
+        steps: Steps of every training.
     """
 
     train: tuple[Tensor, Tensor]
