@@ -1,7 +1,7 @@
 """Who is compared: every method with its defaults and the task's prior, trained for the same number of steps.
 
-Methods that train by Adam have the rate 0.01: after 1,000 steps at the default of 0.001 MAP's function on the gap was far
-from HMC's. Rate and steps were chosen by that distance, on the task's test inputs.
+Methods that train by Adam have the rate 0.01: after 1,000 steps at the default of 0.001 MAP's function on the gap was
+far from HMC's. Rate and steps were chosen by that distance, on the task's test inputs.
 """
 
 from __future__ import annotations
