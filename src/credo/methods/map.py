@@ -37,6 +37,7 @@ class MAP(GradientPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
 
     _not_in_config = ("prior_precision",)
