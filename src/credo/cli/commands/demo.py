@@ -116,7 +116,7 @@ def _print(content: Content) -> None:
     print_table(f"{content.dataset.name}, {content.draws} draws; out-of-distribution inputs: {OOD_DATA}", columns, rows)
     say(_conclusion(rows))
     contrast = f"{contrast_auroc():.3f}"
-    say(f"contrast alone detects these photographs with AUROC {contrast}: that column does not compare posteriors")
+    say(f"contrast alone detects these photographs with AUROC {contrast}: so that column says little about posteriors")
 
 
 def contrast_auroc() -> float:
