@@ -28,6 +28,7 @@ class Problem:
         noise: Standard deviation of a regression's targets, known to everybody; None for classes.
         between: Inputs in a gap of the training inputs, if there is one.
         chains: Arguments of the reference `HMC`.
+        steps: Steps of every training.
     """
 
     train: tuple[Tensor, Tensor]
@@ -38,6 +39,7 @@ class Problem:
     noise: float | None = None
     between: Tensor | None = None
     chains: dict[str, Any] | None = None
+    steps: int = 1500
 
     def network(self, seed: int) -> nn.Module:
         """A network with fresh weights."""
@@ -61,15 +63,15 @@ def gap(seed: int) -> Problem:
     middle = torch.linspace(-0.5, 0.5, 21).unsqueeze(1)
     on = load_gap(n=100, seed=seed + 2000).train
     test = (on.x.float(), on.y.float())
-    chains = {"chains": 16, "warmup": 300, "samples": 960, "thin": 2, "max_steps": 128}
+    chains = {"chains": 16, "warmup": 300, "samples": 1920, "settings": {"thin": 3, "max_steps": 128}}
     pairs = [(split.x.float(), split.y.float()) for split in (data.train, more.train)]
-    return Problem(pairs[0], pairs[1], test, (20,), 1, noise=0.1, between=middle, chains=chains)
+    return Problem(pairs[0], pairs[1], test, (20,), 1, noise=0.1, between=middle, chains=chains, steps=4000)
 
 
 def moons(seed: int) -> Problem:
     """Two half circles that overlap a little."""
     data, more = load_moons(n=100, noise=0.25, seed=seed), load_moons(n=100, noise=0.25, seed=seed + 1000)
-    chains = {"chains": 16, "warmup": 300, "samples": 1600, "thin": 3}
+    chains = {"chains": 16, "warmup": 300, "samples": 1600, "settings": {"thin": 3}}
     parts = [(split.x.float(), split.y) for split in (data.train, more.train, data.test)]
     return Problem(parts[0], parts[1], parts[2], (16,), 2, chains=chains)
 
@@ -87,7 +89,7 @@ def _table(name: str, seed: int, train: int, validation: int, hidden: int, noise
     cuts = (slice(0, train), slice(train, train + validation), slice(train + validation, train + validation + 300))
     parts = [(x[cut], y[cut]) for cut in cuts]
     outputs = 1 if noise is not None else int(y.max()) + 1
-    chains = {"chains": 8, "warmup": 250, "samples": 800, "thin": 3, "max_steps": 64}
+    chains = {"chains": 8, "warmup": 250, "samples": 800, "settings": {"thin": 3, "max_steps": 64}}
     return Problem(parts[0], parts[1], parts[2], (hidden,), outputs, noise=noise, chains=chains)
 
 

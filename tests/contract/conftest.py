@@ -149,7 +149,7 @@ METHODS: dict[str, Row] = {
     "last-layer": Row(of(LastLayer, lr=0.05), differs=False, noisy=False),
     "last-layer with prior": Row(of(LastLayer, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
     "hmc": Row(
-        of(HMC, lr=0.05, chains=2, warmup=4, samples=4, thin=1, start_steps=2, max_steps=4),
+        of(HMC, lr=0.05, chains=2, warmup=4, samples=4, settings={"thin": 1, "start_steps": 2, "max_steps": 4}),
         differs=False,
         noisy=False,
         penalised=True,

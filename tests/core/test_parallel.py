@@ -203,7 +203,10 @@ PASSES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "LastLayer.update_": (LastLayer, lambda posterior: posterior.update_(*BATCHES[0])),
     "SWAG.collect_": (SWAG, lambda posterior: posterior.collect_()),
     "SWAG.end_training_": (SWAG, lambda posterior: posterior.end_training_(BATCHES)),
-    "HMC.fit": (partial(HMC, chains=2, warmup=2, samples=2, start_steps=0, max_steps=2), lambda p: p.fit(BATCHES)),
+    "HMC.fit": (
+        partial(HMC, chains=2, warmup=2, samples=2, settings={"max_steps": 2}),
+        lambda p: p.fit(BATCHES),
+    ),
 }
 
 
@@ -280,7 +283,8 @@ def test_steps_are_checked_once_for_each_number_of_processes(monkeypatch: pytest
     checked: list[Posterior] = []
     count = [1]
     monkeypatch.setattr("credo.core.thread_safety.check_alone", checked.append)
-    monkeypatch.setattr("credo.core.thread_safety.process_count", lambda: count[0])
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: count[0])
     posterior = MCDropout(network(), data_size=10)
     for count[0] in (1, 1, 2, 2, 1):
         posterior.step(loss)

@@ -68,7 +68,13 @@ def test_function_draws_average_to_predictions() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(30, 2), torch.randn(30, 1)
     posterior = credo.HMC(
-        nn.Linear(2, 1), data_size=30, chains=2, warmup=20, samples=20, thin=1, likelihood=credo.GaussianNoise(0.5)
+        nn.Linear(2, 1),
+        data_size=30,
+        chains=2,
+        warmup=20,
+        samples=20,
+        settings={"thin": 1},
+        likelihood=credo.GaussianNoise(0.5),
     ).fit([(x, y)])
     drawn = function_draws(posterior, x, draws=20, seed=0, batch_size=7)
     prediction = credo.predict(posterior, x, draws=20)

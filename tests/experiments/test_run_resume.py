@@ -22,7 +22,13 @@ STEPS = 3  # batches of an epoch: 90 examples in thirty-twos
 
 # A method without a line runs with its defaults.
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS} | {
-    "hmc": {"name": "hmc", "chains": 2, "warmup": 40, "samples": 4, "thin": 1, "start_steps": 3, "max_steps": 4},
+    "hmc": {
+        "name": "hmc",
+        "chains": 2,
+        "warmup": 40,
+        "samples": 4,
+        "settings": {"thin": 1, "start_steps": 3, "max_steps": 4},
+    },
     "map": {"name": "map", "prior": 1.0, "optimizer": {"name": "sgd", "momentum": 0.9}},
     "mc-dropout": {"name": "mc-dropout", "rate": 0.2},
     "ensemble": {"name": "ensemble", "members": 2, "of": {"name": "bbb", "lr": 0.01}},

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import credo
 
-SHORT = {"chains": 3, "warmup": 20, "samples": 8, "thin": 1, "start_steps": 10, "max_steps": 8}
+SHORT = {"chains": 3, "warmup": 20, "samples": 8, "settings": {"thin": 1, "start_steps": 10, "max_steps": 8}}
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -82,7 +82,11 @@ def test_every_likelihood(likelihood: object) -> None:
     model = nn.Linear(2, outputs)
     target = y if likelihood == "bernoulli" else 3.0 * x[:, :1] + 0.3 * torch.randn(24, 1)
     posterior = credo.HMC(
-        model, data_size=24, likelihood=likelihood, prior=5.0, **SHORT | {"start_steps": 250, "warmup": 45}
+        model,
+        data_size=24,
+        likelihood=likelihood,
+        prior=5.0,
+        **SHORT | {"settings": {"thin": 1, "start_steps": 250, "max_steps": 8}, "warmup": 45},
     ).fit([(x, target)])
     assert credo.predict(posterior, x, draws=9).finite.all()
     if likelihood == "gaussian":  # learned by the starts
@@ -103,7 +107,9 @@ def test_networks_without_a_batching_rule_run_chain_by_chain() -> None:
 
 
 def test_float64_chains_of_a_float32_network(fitted: credo.HMC) -> None:
-    posterior = credo.HMC(network(), data_size=24, float64=True, **SHORT).fit([data()])
+    posterior = credo.HMC(network(), data_size=24, **SHORT | {"settings": {**SHORT["settings"], "float64": True}}).fit(
+        [data()]
+    )
     assert posterior.samples.dtype == torch.float32
     assert not torch.equal(posterior.samples, fitted.samples)
     assert credo.predict(posterior, data()[0], draws=4).probs.dtype == torch.float32
@@ -129,7 +135,7 @@ def test_weights_that_start_alike_and_sizes_that_differ_are_said() -> None:
     [
         ({"chains": 1}, "chains=1"),
         ({"temperature": 0.0}, "temperature=0.0"),
-        ({"target_accept": 1.0}, "target_accept=1.0"),
+        ({"settings": {"target_accept": 1.0}}, "target_accept=1.0"),
         ({"samples": 10**9}, "GiB are free"),
         ({"likelihood": {"kind": "gaussian", "heteroscedastic": True, "beta": 0.5}}, "beta=0.5"),
     ],
@@ -137,3 +143,10 @@ def test_weights_that_start_alike_and_sizes_that_differ_are_said() -> None:
 def test_impossible_arguments(options: dict, message: str) -> None:
     with pytest.raises((ValueError, credo.UnsupportedModelError), match=message):
         credo.HMC(network(), data_size=24, **{**SHORT, **options})
+
+
+def test_flat_names_of_chain_settings_are_accepted_until_they_go() -> None:
+    with pytest.warns(DeprecationWarning, match="settings"):
+        posterior = credo.HMC(network(), data_size=24, chains=2, samples=4, thin=3)
+    assert posterior.plan.thin == 3
+    assert credo.HMC(network(), data_size=24, **posterior.config()).plan == posterior.plan

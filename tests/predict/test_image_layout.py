@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.core.network.rowwise import is_rowwise, splits_into_pieces
 from credo.models import build_model
-from credo.predict.rowwise import is_rowwise, splits_into_pieces
 
 Seen = list[tuple[int, bool]]
 

@@ -88,7 +88,7 @@ def test_zero_probability_has_logarithm_minus_infinity() -> None:
 
 
 # Where forty epochs on 150 rows need other settings than the defaults.
-SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "thin": 1, "start_steps": 50, "max_steps": 8}
+SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "settings": {"thin": 1, "start_steps": 50, "max_steps": 8}}
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "ivon": {"lr": 0.5},  # its rates are those of SGD
     "hmc": {"method_options": SHORT_CHAINS},
@@ -152,6 +152,16 @@ def test_standardised_inputs_make_units_irrelevant() -> None:
     raw = quick(standardize=False).fit(X, Y)
     assert raw.input_mean_.tolist() == [0.0] * 4
     assert raw.input_std_.tolist() == [1.0] * 4
+
+
+def test_a_nearly_constant_column_keeps_every_training_value_within_ten_deviations() -> None:
+    x = np.concatenate([X[:, :2], np.zeros((len(X), 1)), np.ones((len(X), 1))], 1)
+    x = np.concatenate([x] * (1 + 200 // len(X)))
+    x[0, 2] = 4.0
+    classifier = quick().fit(x, np.resize(Y, len(x)))
+    assert classifier.input_std_[2] == pytest.approx((4 - 4 / len(x)) / 10)
+    assert classifier.input_std_[:2] == pytest.approx(x[:, :2].std(0))
+    assert classifier.input_std_[3] == 1
 
 
 def test_clone_and_pickle_keep_what_they_should() -> None:

@@ -152,7 +152,7 @@ def test_a_constant_target_is_learned() -> None:
 
 
 # K-FAC learns the noise at a rate of its own, which takes longer.
-SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "thin": 1, "start_steps": 50, "max_steps": 8}
+SHORT_CHAINS = {"chains": 2, "warmup": 20, "samples": 10, "settings": {"thin": 1, "start_steps": 50, "max_steps": 8}}
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {key: {"epochs": 120, "lr": 0.002} for key in ("kfac", "noisy-kfac")} | {
     "hmc": {"method_options": SHORT_CHAINS}
 }

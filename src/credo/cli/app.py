@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from credo.cli import moved
 from credo.core.distributed.setup import leave
-from credo.core.support.denormals import flush_denormals
+from credo.core.kernels.denormals import flush_denormals
 from credo.version import __version__
 
 # Each command and its module in `credo.cli.commands`, in the order of the help.

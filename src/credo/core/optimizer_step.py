@@ -274,7 +274,8 @@ class GradientPosterior(Posterior):
             yield partial(self._update, self._gradients(nll))
 
     def _update(self, terms: Terms) -> Terms:
-        self.likelihood.update_(self.steps)
+        if next(self.likelihood.parameters(), None) is not None:
+            self.likelihood.update_(self.steps)
         self.optimizer_step.move(scale=self.lr_factor(self.steps))
         return self._stepped(terms)
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.description import Description
-from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
 from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
 from credo.core.network.inputs import AnyInputs
+from credo.core.network.pruning import Prunable
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
-from credo.core.pruning import Prunable
 from credo.core.saved_state import Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
-from credo.core.thread_safety import ThreadSafe, checked_once, exclusively
+from credo.core.thread_safety import checked_once, exclusively
+from credo.core.training_hooks import TrainingHooks
 
 Nll = Callable[[nn.Module], Tensor]
 
@@ -44,7 +44,7 @@ class Terms:
     kl: float | None = None
 
 
-class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
+class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     """A distribution over the weights of `model`, whose own parameters are its mean (or the point weights).
 
     A method implements `draw` and `step` (or `prepared`); its constructor arguments are recorded in `arguments`. It
@@ -59,8 +59,6 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """
 
     likelihood: Likelihood
-    process_group: ProcessGroup | None = None
-    """The processes that make its steps together, if any (`credo.distribute`)."""
     noise_scale: float = 1.0
     """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -71,8 +69,8 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
     """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     has_noise_scale: ClassVar[bool] = True
     """Whether its noise may be scaled, so that `credo.calibrate` chooses a `noise_scale` beside the temperature."""
-    averages_over_processes: ClassVar[bool] = False
-    """Whether a step, in a process group, averages all that differs between processes."""
+    needs_training: ClassVar[bool] = True
+    """Whether a posterior of a trained network needs steps of its own; False: at most passes, in `end_training_`."""
 
     def __init__(
         self,
@@ -96,28 +94,6 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         self._aliases = aliases(model)
         self.register_buffer("kept", None)
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
-
-    # -- randomness --------------------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Where the network is."""
-        for module in self.model.modules():  # several times a step: `parameters()` takes three times as long
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    return parameter.device
-        return torch.device("cpu")
-
-    @property
-    def generator(self) -> torch.Generator:  # type: ignore[override]
-        """The source of all of this posterior's randomness, on the network's device."""
-        if self._generator.device.type != self.device.type:
-            self._generator = torch.Generator(self.device).manual_seed(self.seed)
-        return self._generator
-
-    def reseed_(self, seed: int) -> None:
-        """Take random numbers from a new generator from here on."""
-        self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
     # -- the distribution --------------------------------------------------------------------------------------
 
@@ -163,22 +139,9 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
         """
         raise TypeError(f"{type(self).__name__} does not compute moments of function values.")
 
-    def uncalibrated(self) -> Self:
-        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
-
-        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
-        """
-        plain = self.frozen_copy()
-        plain.calibration = None
-        return plain
-
     def scale_noise_(self, factor: float) -> bool:
         """Multiply the standard deviation of the posterior's noise by `factor`; False if it has none that is free."""
         return False
-
-    def activation_noise(self) -> AbstractContextManager[None]:
-        """Activation noise that belongs to a pass while open; none by default."""
-        return nullcontext()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """One stochastic pass."""
@@ -186,10 +149,6 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
             return net(*inputs, **options)
 
     # -- training ----------------------------------------------------------------------------------------------
-
-    def _remembered(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """The same batches, recorded as trained on when read; several processes would remember different rows."""
-        return batches if self.process_group is not None else self.ledger.trained(batches)
 
     @exclusively
     @checked_once
@@ -220,60 +179,9 @@ class Posterior(ThreadSafe, Prunable, Saved, RenamedMethods, ABC):
             raise NotImplementedError(f"{type(self).__name__} implements neither `step` nor `prepared`.")
         yield partial(self.step, nll, **Counted(examples, weights).given())
 
-    def _stepped(self, terms: Terms) -> Terms:
-        """Count a step that is done, and warn if training has diverged; the same terms."""
-        self.steps += 1
-        # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
-        torch.clear_autocast_cache()
-        if terms.nll > self._watch.limit or self._watch.above:
-            self._watch.after_step(terms.nll, self)
-        return terms
-
-    def lr_factor(self, step: int) -> float:
-        """The factor on the learning rates in a step: `lr_scale`, unless the method has a reason to differ.
-
-        Args:
-            step: Number of steps before it.
-        """
-        return self.lr_scale
-
-    def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose arguments that were left open for a training of this length; `fit` calls it before the first step.
-
-        In a loop of your own, call it once; without it they have neutral values, such as a temperature of 1.
-
-        Args:
-            steps: Steps of the training.
-            epochs: Times that every example is seen.
-        """
-
-    def end_epoch_(self, loader: Iterable[Any], *, epoch: int, epochs: int) -> None:
-        """Do what needs a pass over the training data between epochs; `fit` calls it after each of them.
-
-        Args:
-            loader: The training batches, those of this process if there are several.
-            epoch: Number of epochs that are done.
-            epochs: Number of epochs of the training.
-        """
-
-    def end_training_(self, loader: Iterable[Any]) -> None:
-        """Find what depends on the trained weights, such as a curvature; `fit` calls it after the last epoch.
-
-        With early stopping, the best weights have been restored by then.
-
-        Args:
-            loader: The training batches, those of this process if there are several.
-        """
-
     def describe(self) -> Description:
         """Properties that inspectors read; every method fills in those that it has."""
         return Description()
-
-    @exclusively
-    def load_state_dict(self, *args: Any, **options: Any) -> Any:
-        """Continue where `state_dict()` was called."""
-        self.calibration = None  # of other weights; the state may hold its own
-        return super().load_state_dict(*args, **options)
 
 
 def _check_network(model: Any, method: str) -> None:

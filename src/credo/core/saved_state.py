@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -13,14 +13,14 @@ from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal, conformal_from
 from credo.core.held_out.ledger import Ledger
+from credo.core.thread_safety import ThreadSafe, exclusively
 
 
-class Saved(nn.Module):
+class Saved(ThreadSafe):
     """The record of a posterior's constructor arguments, and its saved state beside tensors by name."""
 
     arguments: dict[str, Any]
     steps: int
-    generator: torch.Generator
     planned: dict[str, Any]
     """Arguments that were left open, with the values that `fit` has chosen."""
     conformal: Conformal | None = None
@@ -50,6 +50,15 @@ class Saved(nn.Module):
     def calibration(self, found: Calibration | None) -> None:
         self._calibration, self.conformal = found, None
 
+    def uncalibrated(self) -> Self:
+        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
+
+        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
+        """
+        plain = self.frozen_copy()
+        plain.calibration = None
+        return plain
+
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior.
 
@@ -73,6 +82,12 @@ class Saved(nn.Module):
         for name in ("model", "likelihood"):
             self._modules.pop(name, None)
             self.__dict__[name] = getattr(part, name)
+
+    @exclusively
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Continue where `state_dict()` was called."""
+        self.calibration = None  # of other weights; the state may hold its own
+        return super().load_state_dict(*args, **options)
 
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None

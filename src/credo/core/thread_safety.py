@@ -5,21 +5,23 @@ from __future__ import annotations
 import copy
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped, process_count
+from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped
 from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
-from credo.core.network.substitute import Draw, parameters_at, substituted
+from credo.core.network.substitute import Draw, substituted
 from credo.core.support.user_warnings import warn
+from credo.core.support.validate import checked_seed
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
@@ -91,14 +93,14 @@ class Guard(NotFollowed):
 
     # -- private copies for prediction ----------------------------------------------------------------------------
 
-    def take(self, posterior: Posterior, copies: str) -> Skeleton | None:
+    def take(self, posterior: Posterior, copies: str, training: bool | None = None) -> Skeleton | None:
         """A copy of the posterior that is up to date, or None if there cannot be one. To be called under the lock."""
         while self.is_isolated:
             try:
                 parts = self.parts(posterior)
                 is_known = bool(self._free)
                 skeleton = self._free.pop() if is_known else self._new(posterior, posterior.model, parts)
-                skeleton.refresh(copies, is_fixed=self.is_fixed and is_known)
+                skeleton.refresh(copies, training=training, is_fixed=self.is_fixed and is_known)
                 return skeleton
             except ChangedStructureError:
                 self._free.clear()
@@ -127,7 +129,7 @@ class Guard(NotFollowed):
         try:
             if self._training is None or not self._training.is_of(model):
                 self._training = self._new(model, model)
-            self._training.refresh()
+            self._training.refresh(training=model.training)
         except ChangedStructureError:
             self._training = None
             return self.training_network(model)
@@ -157,9 +159,9 @@ class Guard(NotFollowed):
             raise NotIsolatedError
 
     @contextmanager
-    def holding(self, in_place: bool) -> Iterator[None]:
-        """While open, draws and steps raise RuntimeError if the network itself holds a draw: it is no mean then."""
-        before, self.holds_draw = self.holds_draw, in_place
+    def holding(self) -> Iterator[None]:
+        """While open, draws and steps raise RuntimeError: the network itself holds a draw, and is no mean."""
+        before, self.holds_draw = self.holds_draw, True
         try:
             yield
         finally:
@@ -211,13 +213,13 @@ def exclusively(method: Callable[..., Any]) -> Callable[..., Any]:
             if not guard.is_isolated:
                 return method(self, *args, **options)
             posteriors = guard.parts(self)
-            states = [part.generator.get_state() for part in posteriors]
+            generators = [(part._generator, part._generator.get_state()) for part in posteriors]
             try:
                 return method(self, *args, **options)
             except NotIsolatedError:
-                for part, state in zip(posteriors, states, strict=True):
+                for part, (generator, state) in zip(posteriors, generators, strict=True):
                     part.guard.is_isolated = False
-                    part.generator.set_state(state)
+                    part._generator = generator.set_state(state)
             return method(self, *args, **options)
 
     return locked
@@ -247,7 +249,7 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def checked(self: Posterior, *args: Any, **options: Any) -> Any:
-        processes = process_count()
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if self.guard.checked_for != processes:
             check_alone(self)
             self.guard.checked_for = processes
@@ -262,19 +264,22 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def changing(self: Posterior, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
-        chosen = {"calibrate": self.calibration, "conformal": self.conformal}
-        again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
-        if again:
-            self.calibration = None  # and with it all that follows it
-            what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
-            warn(
-                f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after "
-                "training.",
-                CalibrationWarning,
-            )
+        if self._calibration is not None or self.conformal is not None:
+            _drop_calibration(self)
         return result
 
     return changing
+
+
+def _drop_calibration(posterior: Posterior) -> None:
+    chosen = {"calibrate": posterior.calibration, "conformal": posterior.conformal}
+    again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
+    posterior.calibration = None  # and with it all that follows it
+    what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
+    warn(
+        f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after training.",
+        CalibrationWarning,
+    )
 
 
 class ThreadSafe(nn.Module):
@@ -285,9 +290,8 @@ class ThreadSafe(nn.Module):
     """
 
     model: nn.Module
-    generator: torch.Generator
     seed: int
-    device: torch.device
+    _generator: torch.Generator
     _aliases: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -316,13 +320,31 @@ class ThreadSafe(nn.Module):
     def draw(self) -> dict[str, torch.Tensor]:
         """Weights of one network, by parameter name."""
 
-    @abstractmethod
     def activation_noise(self) -> AbstractContextManager[Any]:
-        """Activation noise that belongs to a pass while open."""
+        """Activation noise that belongs to a pass while open; none by default."""
+        return nullcontext()
 
-    @abstractmethod
+    # -- random numbers -------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        for module in self.model.modules():  # several times a step: `parameters()` takes three times as long
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter.device
+        return torch.device("cpu")
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The source of all of this posterior's randomness, on the network's device."""
+        if self._generator.device.type != self.device.type:
+            self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        return self._generator
+
     def reseed_(self, seed: int) -> None:
         """Take random numbers from a new generator from here on."""
+        self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -336,12 +358,16 @@ class ThreadSafe(nn.Module):
             for part, generator in zip(parts, before, strict=True):
                 part._generator = generator
 
+    # -- copies of the posterior ----------------------------------------------------------------------------------
+
     def all_posteriors(self) -> list[Posterior]:
         """This posterior and those that it is made of."""
         return [module for module in self.modules() if isinstance(module, ThreadSafe)]  # type: ignore[misc]
 
     @contextmanager
-    def snapshot(self, *, seed: int | None = None, copies: str = "trained") -> Iterator[Self]:
+    def snapshot(
+        self, *, seed: int | None = None, copies: str = "trained", training: bool | None = None
+    ) -> Iterator[Self]:
         """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
 
         It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
@@ -351,13 +377,14 @@ class ThreadSafe(nn.Module):
             seed: Start of its random numbers; None continues those of the posterior.
             copies: Which tensors are copied: `"trained"` what training changes, `"parameters"` not the buffers, so that
                 passes in train mode move running statistics, `"none"`. Gradients reach the original's parameters.
+            training: Whether it is put into train mode; None leaves all modes as they are.
         """
         me: Any = self
         if self.guard.is_private:
-            yield self
+            yield self if training is None else self.train(training)
             return
         with self.guard.exclusive(me):
-            skeleton = self.guard.take(me, copies)
+            skeleton = self.guard.take(me, copies, training)
             if skeleton is not None:
                 for part in self.guard.parts(me):
                     skeleton.copy_of(part)._generator = part.generator
@@ -365,10 +392,10 @@ class ThreadSafe(nn.Module):
                     skeleton.module.reseed_(seed)
         if skeleton is None:
             with self._under_lock(seed):
-                yield self
+                yield self if training is None else self.train(training)
             return
         try:
-            yield skeleton.module
+            yield skeleton.module if training is None else skeleton.module.train(training)
         except NotIsolatedError:
             for part in self.all_posteriors():
                 part.guard.is_isolated = False
@@ -419,6 +446,8 @@ class ThreadSafe(nn.Module):
         me: Any = self
         return any(net is part.model or part.guard.is_training_copy(net) for part in self.guard.parts(me))
 
+    # -- the network with a draw in it ----------------------------------------------------------------------------
+
     @property
     def _net(self) -> nn.Module:
         """The network as training passes see it: a private copy of its modules with its own tensors."""
@@ -443,32 +472,6 @@ class ThreadSafe(nn.Module):
     def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
         """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
         weights = self.draw() if draw is None else draw
-        held = nullcontext() if self.guard.is_private else self.guard.holding(True)
+        held = nullcontext() if self.guard.is_private else self.guard.holding()
         with self.activation_noise(), held, substituted(self.model, weights, self._aliases):
             yield self.model
-
-    @contextmanager
-    def _with_draw(self, weights: Draw, in_place: bool) -> Iterator[nn.Module]:
-        """The network that a training pass runs on with these weights; the user's own one if `in_place`."""
-        net = self.model if in_place else self._net
-        unread, held = self._means_unread(weights, in_place), self.guard.holding(in_place)
-        with unread, substituted(net, weights, self._aliases), held:
-            yield net
-
-    @contextmanager
-    def _means_unread(self, weights: Iterable[str], in_place: bool = False) -> Iterator[None]:
-        """Raises NotIsolatedError if a pass inside gives the network's own parameters a gradient instead of the draw's.
-
-        So a loss that also calls the module itself is run again, with the draw in the module.
-        """
-        if in_place or not self.guard.is_isolated or self.guard.is_private:
-            yield
-            return
-        own = [*parameters_at(self.model, weights).values()]
-        before = [(p.grad, None if p.grad is None else p.grad._version) for p in own]
-        yield
-        for parameter, (gradient, version) in zip(own, before, strict=True):
-            now = parameter.grad
-            if now is not gradient or (now is not None and now._version != version):
-                parameter.grad = gradient if now is not gradient else None
-                raise NotIsolatedError

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from credo.core.errors import CredoError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, ClassLikelihood, Likelihood
 from credo.core.network.inputs import AnyInputs
+from credo.core.network.rowwise import splits_into_pieces
 from credo.core.network.selection import join
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.detection.scores import Training
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.predict.draw_loop import run_draws
-from credo.predict.rowwise import splits_into_pieces
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from credo.methods.bbb.bbb import BBB
 from credo.methods.bbb.init import Init
 from credo.methods.dropout import MCDropout
 from credo.methods.ensemble import Ensemble
+from credo.methods.hmc.groups import ChainSettings
 from credo.methods.hmc.hmc import HMC
 from credo.methods.kfac.groups import KroneckerCurvature
 from credo.methods.kfac.kfac import KFAC
@@ -58,6 +59,7 @@ __all__ = [
     "SWAG",
     "VOGN",
     "AdversarialSampling",
+    "ChainSettings",
     "Curvature",
     "Ensemble",
     "Evidence",

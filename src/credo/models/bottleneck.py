@@ -22,7 +22,7 @@ class Bottleneck(nn.Module):
         stride: Stride of the 3x3 convolution.
     """
 
-    rowwise = True  # see credo.predict.rowwise
+    rowwise = True  # see credo.core.network.rowwise
 
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class PadShortcut(nn.Module):
         stride: Spatial stride.
     """
 
-    rowwise = True  # see credo.predict.rowwise
+    rowwise = True  # see credo.core.network.rowwise
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BasicBlock(nn.Module):
         shortcut: Makes the shortcut if the shapes differ.
     """
 
-    rowwise = True  # see credo.predict.rowwise
+    rowwise = True  # see credo.core.network.rowwise
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()

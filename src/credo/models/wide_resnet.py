@@ -20,7 +20,7 @@ class WideBlock(nn.Module):
         dropout: Dropout rate between the convolutions.
     """
 
-    rowwise = True  # see credo.predict.rowwise
+    rowwise = True  # see credo.core.network.rowwise
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, dropout: float) -> None:
         super().__init__()

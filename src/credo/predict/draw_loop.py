@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from credo.core.errors import CredoError
 from credo.core.network.inputs import AnyInputs, output_tensor, same_values
+from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
 from credo.predict.linear import FunctionLoop, LinearNetworks, example_output, has_moments, is_point, rows_at_once
 from credo.predict.moments import summable
-from credo.predict.rowwise import PIECE, splits_into_pieces
 
 # Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
 _CACHE_BYTES = 256 * 2**20

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from credo.core.kernels import flat
 from credo.core.network.flat_layout import Layout
 from credo.core.network.layer_hooks import parameter_names
+from credo.core.network.rowwise import is_rowwise
 from credo.core.network.selection import join
 from credo.core.network.substitute import Draw, aliases
 from credo.core.posterior import GaussianPosterior, Posterior
-from credo.predict.rowwise import is_rowwise
 
 _NEEDS = (
     "strategy='activation' needs an independent Gaussian posterior, draws that are not shared, and a network whose "

@@ -29,6 +29,7 @@ from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_c
 from credo.predict.draw_loop import Loop, draw_loop, run_draws
 from credo.predict.kinds.make import make_moments
 from credo.predict.linear import check_linearisable
+from credo.predict.moments import Moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import (
@@ -141,7 +142,9 @@ def predict(
     keep_freed()
     if shard is not None:
         torch.manual_seed(seed)  # a loader that shuffles must do so alike in every process
-    batches = batches_of(read_batches(inputs, forward, target), batch_size)
+    if forward is not None or target is not None:
+        inputs = read_batches(inputs, forward, target)
+    batches = batches_of(inputs, batch_size)
     first = list(islice(batches, 1))
     try:
         return task.run(posterior, chain(first, batches))
@@ -181,10 +184,11 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            calibration, found = frozen.calibration, frozen.conformal
-            device, is_linear = frozen.device, frozen.parts[0].default_predictive == "linear"
-            task = self._for(frozen)
+            calibration, found, device = frozen.calibration, frozen.conformal, frozen.device
+            task, members = self._for(frozen), frozen.parts
+            is_linear = members[0].default_predictive == "linear"
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
+            moments_of = partial(make_moments, [part.likelihood for part in members], calibration=calibration)
             for index, (x, y) in enumerate(batches):
                 x, y = x.to(device), None if y is None else y.to(device)
                 if isinstance(x, Tensor) and not len(x):
@@ -197,10 +201,10 @@ class _Task:
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
-                    by_draws = partial(task._drawn, loop, frozen, x, y)
+                    by_draws = partial(task._drawn, loop, moments_of, x, y)
                     parts.append(by_draws() if closed is None else closed.prediction(x, y, by_draws))
                 if check is not None and y is not None:
-                    check.add(parts[-1], self._mean_network(frozen, x, y))
+                    check.add(parts[-1], moments_of(self._mean_outputs(frozen, x), y).result())
                 finite, row = parts[-1].finite, first + len(parts[-1])
                 if not bool(finite.all()):
                     bad_inputs |= nonfinite_inputs(x, finite, first)
@@ -210,11 +214,15 @@ class _Task:
             parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
         if check is not None:
             check.warn()
-        matters = task.is_random and not self._is_closed(frozen)
-        way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
-        meant = partial(meant_link, frozen)
-        warn_of_other_predictions(found, meant, draws=self.draws if matters else None, **way)
-        return conformed(recalibrated(task._joined(parts, bad_inputs), calibration), found)
+        if found is not None:
+            matters = task.is_random and not self._is_closed(frozen)
+            way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
+            meant = partial(meant_link, frozen)
+            warn_of_other_predictions(found, meant, draws=self.draws if matters else None, **way)
+        prediction = task._joined(parts, bad_inputs)
+        if calibration is not None:
+            prediction = recalibrated(prediction, calibration)
+        return prediction if found is None else conformed(prediction, found)
 
     def _for(self, frozen: Posterior) -> _Task:
         """The same for a snapshot, which says how many draws are whole: training may have changed it until then.
@@ -241,14 +249,15 @@ class _Task:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _drawn(self, loop: Loop | NumberedDraws, frozen: Posterior, x: AnyInputs, y: Tensor | None) -> Prediction:
+    def _drawn(
+        self, loop: Loop | NumberedDraws, moments_of: Callable[..., Moments], x: AnyInputs, y: Tensor | None
+    ) -> Prediction:
         """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
         chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
         done = min(chunk, self.draws)
         is_single = self.draws == 1 and not self.is_random
-        likelihoods, calibration = [part.likelihood for part in frozen.parts], frozen.calibration
         outputs = loop.outputs(x, done)
-        moments = make_moments(likelihoods, outputs, y, single=is_single, calibration=calibration)
+        moments = moments_of(outputs, y, single=is_single)
         count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
         while done < self.draws:
             if self.tolerance is not None:
@@ -277,12 +286,10 @@ class _Task:
         by_draws = group if self.shard == "draws" else None
         return NumberedDraws(loop, frozen, by_draws, seed=self.seed, shared=shared), closed
 
-    def _mean_network(self, frozen: Posterior, x: AnyInputs, y: Tensor) -> Prediction:
-        """The prediction without noise."""
+    def _mean_outputs(self, frozen: Posterior, x: AnyInputs) -> Tensor:
+        """Outputs without noise."""
         with frozen.seeded(self.seed), noise_scaled(frozen, 0.0):
-            outputs = run_draws(frozen, frozen.iter_draws(len(frozen.parts)), x)
-        likelihoods = [part.likelihood for part in frozen.parts]
-        return make_moments(likelihoods, outputs, y, calibration=frozen.calibration).result()
+            return run_draws(frozen, frozen.iter_draws(len(frozen.parts)), x)
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
@@ -354,8 +361,7 @@ def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
     # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
     # else can be using it; beside other threads that would take numbers from theirs.
     alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
-    with posterior.snapshot(seed=seed) as frozen, alone, noise_scaled(frozen):
-        frozen.eval()
+    with posterior.snapshot(seed=seed, training=False) as frozen, alone, noise_scaled(frozen):
         yield frozen
 
 

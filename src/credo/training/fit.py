@@ -154,23 +154,18 @@ def train(
         process_group,
         lambda: _check(posterior, loader, epochs, validation, monitor, patience, calibrate, schedule, counted),
     )
-    options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed}
-    options |= {"calibrate": calibrate, "patience": patience, "monitor": monitor, "validation_draws": validation_draws}
+    options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate}
+    options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
     options["schedule"] = schedule if isinstance(schedule, str) else "your own"
-    given = {"checkpoint": checkpoint, "validation": validation, "examples": examples, "weights": weights}
-    options |= {name: "none" if value is None else "given" for name, value in given.items()}
+    options |= _given(checkpoint=checkpoint, validation=validation, examples=examples, weights=weights)
     check_alike(process_group, options)
     chosen = make_schedule(schedule, epochs=epochs, warmup=None) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
     timer = CheckpointTimer(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
-    if 0 < epochs < progress.begun:  # 0 only reads a checkpoint
-        raise ValueError(
-            f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: it "
-            "can be raised to resume, not lowered below what is done."
-        )
+    _check_not_lowered(epochs, progress, path)
     if patience is not None and validation is not None and epochs > 0:
         posterior.ledger.record("early stopping", validation)
     for earlier in progress.records:
@@ -188,14 +183,7 @@ def train(
         training.run_hook("end_epoch_", epoch=progress.epoch + 1, epochs=epochs)
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = update_best(posterior, progress, metrics, monitor, keep=patience is not None)
-        rate, seconds = posterior.lr_factor(posterior.steps - 1), training.seconds()
-        record = EpochRecord(
-            progress.epoch + 1, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
-        )
-        progress.finish_epoch()
-        progress.records.append(asdict(record))
-        training.save()
-        yield record
+        yield training.recorded(terms, metrics, best)
     if progress.best_state is not None:
         posterior.load_state_dict(progress.best_state)
     posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
@@ -203,6 +191,20 @@ def train(
         training.run_hook("end_training_")
     if calibrate and validation is not None:
         calibrated(posterior, validation, progress=False)
+
+
+def _given(**arguments: object) -> dict[str, str]:
+    """Which arguments were given: processes must agree about that, their values differ."""
+    return {name: "none" if value is None else "given" for name, value in arguments.items()}
+
+
+def _check_not_lowered(epochs: int, progress: Progress, path: Path | None) -> None:
+    """Raise ValueError if a checkpoint has gone further than `epochs`; 0 only reads it."""
+    if 0 < epochs < progress.begun:
+        raise ValueError(
+            f"epochs={epochs}, but {path} is {'in' if progress.step else 'at the end of'} epoch {progress.begun}: it "
+            "can be raised to resume, not lowered below what is done."
+        )
 
 
 @dataclass
@@ -294,6 +296,24 @@ class _Training:
         self.save()
         if stop:
             raise self._stopped()
+
+    def recorded(self, terms: Terms, metrics: dict[str, float], best: bool) -> EpochRecord:
+        """End an epoch: record it, and write a checkpoint that has the record.
+
+        Args:
+            terms: Means of the terms over its steps.
+            metrics: Metrics of the validation data, empty without any.
+            best: Whether it is the best epoch so far.
+        """
+        posterior, progress = self.posterior, self.progress
+        rate, seconds = posterior.lr_factor(posterior.steps - 1), self.seconds()
+        record = EpochRecord(
+            progress.epoch + 1, **asdict(terms), lr_scale=rate, seconds=seconds, validation=metrics, best=best
+        )
+        progress.finish_epoch()
+        progress.records.append(asdict(record))
+        self.save()
+        return record
 
     def seconds(self) -> float:
         """Return the seconds since the epoch began, with those before it was interrupted."""

@@ -272,3 +272,13 @@ def test_hooks_of_the_watch_are_gone_once_both_modes_are_trusted() -> None:
     assert posterior.guard.trusted == {True, False}
     with posterior.snapshot() as private:
         assert not private.model._forward_pre_hooks
+
+
+def test_a_snapshot_whose_mode_is_known_watches_passes_in_that_mode_alone() -> None:
+    posterior = credo.BBB(nn.Linear(4, 3), data_size=6)
+    credo.predict(posterior, X, draws=2)
+    assert posterior.guard.trusted == {False}
+    for training, watched in ((False, False), (True, True), (None, True)):
+        with posterior.snapshot(training=training) as private:
+            assert private.training == (training is not False)
+            assert bool(private.model._forward_pre_hooks) == watched

@@ -61,13 +61,13 @@ class ResidualMap:
         """The probability of a residual below each one."""
         z, piece = self._located(residuals)
         low = _at(self._ends, piece)
-        return _at(self._values, piece) + _at(self._slopes, piece) * (normal_cdf(z) - normal_cdf(low))
+        return _at(self._values, piece) + _at(self._rates, piece) * (normal_cdf(z) - normal_cdf(low))
 
     def log_density(self, residuals: Tensor) -> Tensor:
         """Log of the density of residuals."""
         z, piece = self._located(residuals)
         constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
-        return _at(self._slopes, piece).log() - 0.5 * z.square() - constant
+        return _at(self._rates, piece).log() - 0.5 * z.square() - constant
 
     def quantile(self, level: float) -> Tensor:
         """The residual [outputs] that this part of all residuals is below.
@@ -77,14 +77,14 @@ class ResidualMap:
         """
         at = torch.full((len(self.scale), 1), level, dtype=torch.float64)
         piece = torch.searchsorted(self.levels, at).T
-        inside = (level - _at(self._values, piece)) / _at(self._slopes, piece)
+        inside = (level - _at(self._values, piece)) / _at(self._rates, piece)
         found: Tensor = self.scale * torch.special.ndtri(normal_cdf(_at(self._ends, piece)) + inside)[0]
         return found
 
     @cached_property
     def mean(self) -> Tensor:
         """The mean residual of each output."""
-        return -self.scale * (self._slopes * normal_density(self._edges).diff(dim=1)).sum(1)
+        return -self.scale * (self._rates * normal_density(self._edges).diff(dim=1)).sum(1)
 
     @cached_property
     def std(self) -> Tensor:
@@ -92,7 +92,7 @@ class ResidualMap:
         edges = self._edges
         finite = edges.nan_to_num(posinf=0.0, neginf=0.0)  # z·φ(z) is 0 there
         areas = normal_cdf(edges) - finite * normal_density(edges)
-        squares = self.scale.square() * (self._slopes * areas.diff(dim=1)).sum(1)
+        squares = self.scale.square() * (self._rates * areas.diff(dim=1)).sum(1)
         return (squares - self.mean.square()).sqrt()
 
     def crps(self, residuals: Tensor) -> Tensor:
@@ -103,20 +103,20 @@ class ResidualMap:
     def _squared_area(self, residuals: Tensor) -> Tensor:
         """∫ F² from −∞ to each residual."""
         z, piece = self._located(residuals)
-        offset = self._values - self._slopes * normal_cdf(self._ends)  # F = slope·Φ + offset in each piece
+        offset = self._values - self._rates * normal_cdf(self._ends)  # F = rate·Φ + offset in each piece
 
-        def integral(at: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
+        def integral(at: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
             # Φ² = (zΦ² + 2Φφ − Φ(√2 z)/√π)′ and Φ = (zΦ + φ)′; all but z vanish at −∞, where the offset is 0.
             low, near = normal_cdf(at), normal_density(at)
             at = at.nan_to_num(neginf=0.0)
             squares = at * low.square() + 2 * low * near - normal_cdf(math.sqrt(2) * at) / math.sqrt(math.pi)
-            return slopes.square() * squares + 2 * slopes * offsets * (at * low + near) + offsets.square() * at
+            return rates.square() * squares + 2 * rates * offsets * (at * low + near) + offsets.square() * at
 
-        whole = integral(self._ends[:, 1:], self._slopes[:, :-1], offset[:, :-1])
-        starts = integral(self._ends, self._slopes, offset)
+        whole = integral(self._ends[:, 1:], self._rates[:, :-1], offset[:, :-1])
+        starts = integral(self._ends, self._rates, offset)
         starts[:, 0] = 0.0
         before = torch.nn.functional.pad((whole - starts[:, :-1]).cumsum(1), (1, 0))
-        return self.scale * (integral(z, _at(self._slopes, piece), _at(offset, piece)) + _at(before - starts, piece))
+        return self.scale * (integral(z, _at(self._rates, piece), _at(offset, piece)) + _at(before - starts, piece))
 
     def _located(self, residuals: Tensor) -> tuple[Tensor, Tensor]:
         """z, and the piece that it lies in, [rows, outputs] each."""
@@ -137,8 +137,8 @@ class ResidualMap:
         return torch.nn.functional.pad(self.levels, (1, 0))
 
     @cached_property
-    def _slopes(self) -> Tensor:
-        """Slopes of R, [outputs, knots + 1]; 1 in pieces without width, where nothing is."""
+    def _rates(self) -> Tensor:
+        """Rates of change of R, [outputs, knots + 1]; 1 in pieces without width, where nothing is."""
         widths = _areas(self._edges)
         return torch.where(widths > 0, torch.nn.functional.pad(self._values, (0, 1), value=1.0).diff(dim=1), 1.0) / (
             torch.where(widths > 0, widths, 1.0)

@@ -90,6 +90,12 @@ class TensorList:
         self.sizes = (INT64 * self.count)(*sizes)
 
 
+def split(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of a vector with the names and shapes of `like`, in its order."""
+    pieces = vector.split([tensor.numel() for tensor in like.values()])
+    return {name: piece.view(like[name].shape) for name, piece in zip(like, pieces, strict=True)}
+
+
 def softplus_draw(means: TensorList, rho: Tensor, key: int) -> Tensor:
     """means + softplus(rho)·noise(key) as one vector."""
     out = torch.empty_like(rho)
@@ -156,7 +162,8 @@ class CompiledGradients:
         self, means: Mapping[str, nn.Parameter], rho: nn.Parameter, prior: tuple[float, float], kl_weight: float
     ) -> None:
         self.parameters = [*means.values(), rho]
-        self._names, self._tensors = tuple(means), [p.detach() for p in means.values()]
+        self._named = means
+        self._tensors = [p.detach() for p in means.values()]
         self._sizes = [p.numel() for p in self._tensors]
         self._means = TensorList(self._tensors, self._sizes)
         self._rho, self._kl_weight = rho.detach(), kl_weight
@@ -179,8 +186,7 @@ class CompiledGradients:
         return self._leaves(torch.addcmul(*self.moments(), eps))
 
     def _leaves(self, draw: Tensor) -> dict[str, Tensor]:
-        pieces = zip(self._names, draw.split(self._sizes), self._tensors, strict=True)
-        return {name: piece.view(like.shape).detach().requires_grad_() for name, piece, like in pieces}
+        return {name: piece.detach().requires_grad_() for name, piece in split(draw, self._named).items()}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """μ and σ as flat vectors, detached."""
@@ -188,7 +194,7 @@ class CompiledGradients:
 
     def add(self, drawn: Mapping[str, Tensor], by_std: Tensor | None = None) -> bool:
         """Add the gradients of the last draw's weights, and with the first those of the KL; returns whether any is."""
-        given = [drawn[name].grad for name in self._names]
+        given = [drawn[name].grad for name in self._named]
         if self._key is not None:
             self._add_draw(given, self._key)
             return any(gradient is not None for gradient in given)

@@ -110,7 +110,7 @@ class Skeleton(NotFollowed):
 
     # -- following the original -----------------------------------------------------------------------------------
 
-    def refresh(self, copies: str = "none", *, is_fixed: bool = False) -> None:
+    def refresh(self, copies: str = "none", *, training: bool | None = None, is_fixed: bool = False) -> None:
         """Take over the original's modes, attributes, hooks and tensors as they are now.
 
         Modules of a class with `replaces_buffers` never change a tensor in place, and it is always shared.
@@ -119,6 +119,7 @@ class Skeleton(NotFollowed):
             copies: Which tensors to copy instead of sharing them: `"none"`, `"parameters"` (trainable ones),
                 `"trained"` (what training changes: trainable parameters and buffers) or `"all"`. Gradients, where they
                 are switched on, reach the original's parameters through the copies.
+            training: The mode of the passes to come, if known: only that one is watched.
             is_fixed: Promises that nobody has changed the original since the last call: only what passes have assigned
                 to the copy is undone.
 
@@ -142,7 +143,7 @@ class Skeleton(NotFollowed):
             pair.buffers = dict(pair.copy.__dict__["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
-        if any(self._is_watched(mode) for mode in _MODES):
+        if any(self._is_watched(mode) for mode in (_MODES if training is None else (training,))):
             self._watch_first_passes()
 
     def share(self) -> None:

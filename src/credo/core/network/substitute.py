@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError, unknown
+from credo.core.network.isolation import NotIsolatedError
 
 Draw = Mapping[str, Tensor]
 
@@ -30,7 +31,11 @@ def parameters_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parame
 
 @contextmanager
 def substituted(
-    model: nn.Module, tensors: Draw, names: Mapping[str, tuple[str, ...]] | None = None
+    model: nn.Module,
+    tensors: Draw,
+    names: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    original: nn.Module | None = None,
 ) -> Iterator[nn.Module]:
     """The same network with `tensors` in the place of its parameters; undone on exit, also after an error.
 
@@ -41,6 +46,8 @@ def substituted(
         model: The network.
         tensors: Replacements by parameter or buffer name.
         names: `aliases(model)`, if known already: spares the search for tied weights.
+        original: The network that `model` is a private copy of. Raises NotIsolatedError if a pass gives its parameters
+            a gradient instead of `tensors`; so a loss that also calls the original is run again, with the draw in it.
     """
     if not tensors:
         yield model
@@ -48,6 +55,8 @@ def substituted(
     names = aliases(model) if names is None else names
     undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
     recurrent: dict[int, nn.RNNBase] = {}
+    unread = [] if original is None or original is model else [*parameters_at(original, tensors).values()]
+    before = [(p.grad, None if p.grad is None else p.grad._version) for p in unread]
     try:
         for name, tensor in tensors.items():
             if name not in names:
@@ -63,9 +72,14 @@ def substituted(
         _refresh_flat_weights(recurrent.values())
         yield model
     finally:
-        for own, key, original in reversed(undo):
-            own[key] = original
+        for own, key, replaced in reversed(undo):
+            own[key] = replaced
         _refresh_flat_weights(recurrent.values())
+    for parameter, (gradient, version) in zip(unread, before, strict=True):
+        now = parameter.grad
+        if now is not gradient or (now is not None and now._version != version):
+            parameter.grad = gradient if now is not gradient else None
+            raise NotIsolatedError
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module:

@@ -10,7 +10,6 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -50,9 +49,11 @@ from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
-from credo.methods.planning import planned_part, planned_temperature
+from credo.methods.planning import planned_noise, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
+# Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
+RATES: Rates = {"rho": 1e-2, "*": 1.5e-2}
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
@@ -81,7 +82,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
             `OPTIMIZERS`, or a function from parameters to an optimiser. A weight decay leaves ρ out.
         lr: Learning rate of an optimiser given by name, or rates by parameter name globs, among them `"rho"` and
-            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`.
+            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`; 1.5e-2, and 1e-2 for ρ, by default.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
@@ -113,7 +114,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         random: Random = "all",
         init: Init | Mapping[str, Any] | float = Init(),
         optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
-        lr: Rates = 1e-2,
+        lr: Rates = RATES,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -161,10 +162,11 @@ class BBB(GradientPosterior, GaussianPosterior):
     def draw(self) -> dict[str, Tensor]:
         """μ + σ·ε for every random parameter."""
         if isinstance(self.spread, SoftplusStd) and not torch.is_grad_enabled():
-            means = self.layout.pieces(parameters_at(self.model, self.layout.names))
-            generator = self.generator
-            if flat.fused([*means, self.rho]):
-                return self.layout.split(flat.softplus_draw(flat.TensorList(means), self.rho, flat.new_key(generator)))
+            generator, means = self.generator, parameters_at(self.model, self.layout.names)
+            pieces = [*means.values()] if self.layout.is_whole else self.layout.pieces(means)
+            if flat.fused([*pieces, self.rho]):
+                draw = flat.softplus_draw(flat.TensorList(pieces), self.rho, flat.new_key(generator))
+                return flat.split(draw, means) if self.layout.is_whole else self.layout.split(draw)
         return self.layout.split(torch.addcmul(*self._moments(), self._normal()))
 
     def mean(self) -> dict[str, Tensor]:
@@ -223,17 +225,13 @@ class BBB(GradientPosterior, GaussianPosterior):
     # -- training --------------------------------------------------------------------------------------------
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose temperature and first σ, if both were left open, for `epochs` epochs, however many `steps` they have.
-
-        The variance of a posterior is proportional to its temperature, which is low for few epochs: so is the first σ²,
-        for these epochs are too few to get rid of more noise.
-        """
+        """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
         if self.arguments["temperature"] is not None:
             return
         self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
         first = first_rho(self.rho)
         if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(math.sqrt(planned_part(epochs)))
+            self.scale_noise_(planned_noise(steps))
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
@@ -264,14 +262,22 @@ class BBB(GradientPosterior, GaussianPosterior):
                     self.process_group.begin_pass(self, index, draws)
                 weights = gradients.draw(generator)
             std = None if self.noise_name == "weights" else gradients.moments()[1].detach().requires_grad_()
-            data_term += fraction * self._pass(nll, net, weights, std, fraction, frozen=frozen)
+            backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
+            with frozen_statistics(net) if frozen else nullcontext():
+                if std is not None:
+                    loss = backward(self._noisy_nll(nll, net, weights, std))
+                else:
+                    # Backward with the draw still in place: checkpointed parts of a network run again there.
+                    with substituted(net, weights, self._aliases, original=self.model):
+                        loss = backward(nll(net))
+            data_term += fraction * loss
             if not gradients.add(weights, None if std is None else std.grad) and std is None:
                 self.guard.check_used(False)
             if not self.closed_form and index < draws:
                 # At the plain draws; without any, at draws of its own.
                 eps = self._normal() if is_attacked else gradients.eps
                 kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
-            del weights, std  # not held during the next pass
+            del weights, std, backward  # not held during the next pass
         if self.closed_form:
             kl = gradients.add_kl(self._closed_kl, kl_weight)
         squared_norm, normed = gradients.assign(), gradients.parameters
@@ -303,25 +309,6 @@ class BBB(GradientPosterior, GaussianPosterior):
         if prior and is_common and self.kept is None and flat.fused([*means.values(), self.rho]):
             return flat.CompiledGradients(means, self.rho, prior, kl_weight)
         return TorchGradients(means, self.rho, self.spread, self.layout)
-
-    def _pass(
-        self,
-        nll: Nll,
-        net: nn.Module,
-        weights: dict[str, Tensor],
-        std: Tensor | None,
-        fraction: float,
-        *,
-        frozen: bool,
-    ) -> float:
-        """The batch's NLL under one sample of the noise; adds `fraction` of its gradients by `weights` and `std`."""
-        backward = partial(self.optimizer_step.backward, at=self.steps, fraction=fraction, drawn=weights)
-        with frozen_statistics(net) if frozen else nullcontext():
-            if std is not None:
-                return backward(self._noisy_nll(nll, net, weights, std))
-            # Backward with the draw still in place: checkpointed parts of a network run again there.
-            with self._means_unread(weights), substituted(net, weights, self._aliases):
-                return backward(nll(net))
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
         return noisy_loss(

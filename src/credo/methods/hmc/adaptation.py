@@ -66,14 +66,14 @@ class Length:
     square: float = 0.0
     count: int = 0
 
-    def update(self, slope: float, *, least: float, most: float) -> None:
+    def update(self, gradient: float, *, least: float, most: float) -> None:
         """One step along the gradient by log T; T stays between `least` and `most`."""
-        if not math.isfinite(slope):
+        if not math.isfinite(gradient):
             return
         self.count += 1
-        self.square = 0.95 * self.square + 0.05 * slope**2
+        self.square = 0.95 * self.square + 0.05 * gradient**2
         size = math.sqrt(self.square / (1 - 0.95**self.count))
-        log_length = math.log(self.length) + (0.025 * slope / size if size > 0 else 0.0)
+        log_length = math.log(self.length) + (0.025 * gradient / size if size > 0 else 0.0)
         self.length = min(max(math.exp(log_length), least), most)
 
 
@@ -142,9 +142,9 @@ class Adaptation:
         """Take transition `index`, if it is one of warm-up."""
         if index >= self.warmup:
             return
-        slope = length_slope(before, move, self.scale, time=steps * self.step.step)
+        gradient = length_gradient(before, move, self.scale, time=steps * self.step.step)
         self.step.update(move.accept)
-        self.length.update(slope, least=self.step.step, most=self.quarter)
+        self.length.update(gradient, least=self.step.step, most=self.quarter)
         self.window.add(move.point.weights)
         if index + 1 in self.ends:
             self.scale = self.window.scale(self.scale)
@@ -181,7 +181,7 @@ class Adaptation:
         return cls(warmup, most_steps, widest, scale, step, length, window)
 
 
-def length_slope(before: Tensor, move: Move, scale: Tensor, *, time: float) -> float:
+def length_gradient(before: Tensor, move: Move, scale: Tensor, *, time: float) -> float:
     """∂/∂log t of ChEES, averaged over chains by their probability of acceptance.
 
     Args:
@@ -195,9 +195,9 @@ def length_slope(before: Tensor, move: Move, scale: Tensor, *, time: float) -> f
     weight = torch.where(is_finite, move.accept, 0.0)
     old, new = (before - before.mean(0)) / scale, (ends - ends.mean(0)) / scale
     change = new.square().sum(1) - old.square().sum(1)
-    slope = (time * change * (new * move.velocity).sum(1)).double()
+    gradient = (time * change * (new * move.velocity).sum(1)).double()
     total = float(weight.sum())
-    return float(torch.where(weight > 0, slope * weight, 0.0).sum()) / total if total > 0 else math.nan
+    return float(torch.where(weight > 0, gradient * weight, 0.0).sum()) / total if total > 0 else math.nan
 
 
 def halton(index: int) -> float:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credo.core.description import Description
+from credo.core.arguments import Renamed
+from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
@@ -36,6 +37,7 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.hmc.chains import Chains, Plan, RunSummary, Saver, digest, resumed_chains, run, start_chains
+from credo.methods.hmc.groups import RENAMED_SETTINGS, ChainSettings
 from credo.methods.hmc.potential import Data, Potential
 from credo.methods.hmc.starts import fresh_weights, trained, without_fresh_start
 from credo.methods.laplace.data_pass import checked_pair
@@ -65,13 +67,7 @@ class HMC(GradientPosterior):
         chains: Number of chains; they share passes, so some more cost little. At least 2.
         warmup: Transitions of each chain that tune the sampler and are thrown away.
         samples: Samples that are kept of all chains together, rounded up to as many from each.
-        thin: Transitions from one kept sample of a chain to the next.
-        start_steps: Steps of Adam over all data that take each chain from fresh weights (`reset_parameters`) to its
-            start.
-        target_accept: Probability of acceptance that the step size aims at: higher is slower, with fewer divergences.
-        max_steps: Most leapfrog steps of a transition. Warm-up would often choose more for networks, whose weights
-            move along directions that hardly change the function.
-        float64: Run the chains in double precision; samples are kept in the network's.
+        settings: How chains begin and move: a `ChainSettings`, or a mapping of its fields.
         prior: The prior of the random weights: an object, its description, or a Gaussian's standard deviation; None:
             a standard Gaussian.
         prior_precision: Precision of a Gaussian prior about zero instead, also by parameter name globs.
@@ -87,8 +83,10 @@ class HMC(GradientPosterior):
     averages_over_processes = False
     is_linearisable: ClassVar[bool] = False
     has_noise_scale: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
     _not_in_config = ("prior_precision",)
+    _renamed_arguments: ClassVar[Renamed] = RENAMED_SETTINGS
     samples: Tensor
     record: Tensor
 
@@ -100,11 +98,7 @@ class HMC(GradientPosterior):
         chains: int = 8,
         warmup: int = 500,
         samples: int = 400,
-        thin: int = 5,
-        start_steps: int = 500,
-        target_accept: float = 0.8,
-        max_steps: int = 128,
-        float64: bool = False,
+        settings: ChainSettings | Mapping[str, Any] = ChainSettings(),
         prior: Prior | Mapping[str, Any] | float | None = None,
         prior_precision: Value | None = None,
         temperature: float = 1.0,
@@ -115,18 +109,19 @@ class HMC(GradientPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        _check(temperature, target_accept, self.likelihood)
+        _check(temperature, self.likelihood)
+        chosen_settings = ChainSettings.of(settings)
         chains = checked_count("chains", chains, least=2, what="chains")
         kept = -(-checked_count("samples", samples, what="samples") // chains)
         self.plan = Plan(
             checked_count("warmup", warmup, what="transitions"),
             kept,
-            checked_count("thin", thin, what="transitions"),
-            float(target_accept),
-            checked_count("max_steps", max_steps, what="leapfrog steps"),
+            int(chosen_settings.thin),
+            float(chosen_settings.target_accept),
+            int(chosen_settings.max_steps),
         )
-        self.start_steps = checked_count("start_steps", start_steps, least=0, what="steps")
-        self.float64, self.temperature = bool(float64), float(temperature)
+        self.start_steps, self.float64 = int(chosen_settings.start_steps), bool(chosen_settings.float64)
+        self.temperature = float(temperature)
         chosen = parameters_at(model, random_names(model, random))
         self.layout = Layout(chosen, least=torch.float32, known=all_names(model))
         self.arguments["random"] = list(self.layout.names)
@@ -173,7 +168,10 @@ class HMC(GradientPosterior):
         for index in range(count):
             turn, place = divmod(index % (chains * kept), chains)
             chain = int(across[turn, place])
-            yield self.layout.split(self.samples[chain, within[chain, turn]].clone())
+            yield self._sample_at(chain, int(within[chain, turn]))
+
+    def _sample_at(self, chain: int, index: int) -> dict[str, Tensor]:
+        return self.layout.split(self.samples[chain, index].clone())
 
     # -- training of the network itself --------------------------------------------------------------------------
 
@@ -233,8 +231,8 @@ class HMC(GradientPosterior):
         self, loader: Iterable[Any], file: Path | None, every: int, on_transition: Callable[[Chains], None]
     ) -> None:
         data = self._data(loader)
-        with torch.no_grad(), self.snapshot() as frozen:
-            net, likelihood = frozen.eval().model, frozen.likelihood
+        with torch.no_grad(), self.snapshot(training=False) as frozen:
+            net, likelihood = frozen.model, frozen.likelihood
             layout = Layout(parameters_at(net, self.layout.names), least=self._dtype)
             energy = Potential(net, layout, likelihood, frozen.prior, data, self.temperature)
             saver = None if file is None else Saver(file, every, self._key(net, data), likelihood)
@@ -307,12 +305,12 @@ class HMC(GradientPosterior):
             part = found.divergences / found.transitions
             problems.append(
                 f"{found.divergences:.0f} of {found.transitions:.0f} transitions diverged ({part:.1%}): the chains "
-                "avoid regions where the posterior is narrow. Try target_accept=0.95, or float64=True"
+                "avoid regions where the posterior is narrow. Try settings={'target_accept': 0.95}, or float64"
             )
         if found.lowest_acceptance < _LEAST_ACCEPTANCE:
             problems.append(
                 f"a chain accepted {found.lowest_acceptance:.0%} of its transitions: it is stuck. Try a longer warmup, "
-                "or target_accept=0.95"
+                "or settings={'target_accept': 0.95}"
             )
         if alike:
             problems.append(
@@ -325,21 +323,20 @@ class HMC(GradientPosterior):
 
     def describe(self) -> Description:
         """Prior, temperature, and the kept samples."""
+        chains, kept, _ = self.samples.shape
         return Description(
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
             spread_count=self.samples.numel() if self.has_samples else 0,
-            chains=self.samples if self.has_samples else None,
+            chains=KeptChains(chains, kept, self._sample_at) if self.has_samples else None,
         )
 
 
-def _check(temperature: Any, target_accept: Any, likelihood: Likelihood) -> None:
+def _check(temperature: Any, likelihood: Likelihood) -> None:
     """Raise ValueError for arguments that are not possible."""
     if not is_number(temperature) or not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature!r} must be a positive number; 1 is the posterior itself.")
-    if not is_number(target_accept) or not 0 < target_accept < 1:
-        raise ValueError(f"target_accept={target_accept!r} must be a probability, such as 0.8.")
     if getattr(likelihood, "beta", 0.0):
         raise ValueError(f"beta={likelihood.beta} makes no likelihood, and so no posterior: HMC needs beta=0.")
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
-from credo.core.network.inputs import AnyInputs, split_batch
-from credo.core.support.loader_checks import read_quietly
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, split_batch
+from credo.core.posterior import Posterior
+from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
 
@@ -103,6 +104,25 @@ def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
     if not len(x) or len(x) != len(y):
         raise ValueError(f"A batch has {len(x)} inputs and {len(y)} targets: it needs as many, one at least.")
     return x, y
+
+
+@contextmanager
+def training_pass(
+    posterior: Posterior, loader: Iterable[Any], *, progress: bool, forward: Forward | None, target: Target | None
+) -> Iterator[Iterable[Any]]:
+    """The batches of a pass over the training data, which are remembered as trained on when they are read.
+
+    Args:
+        posterior: The posterior that passes over them.
+        loader: The training batches; those of this process if there are several.
+        progress: Show a progress bar in the first process, on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
+    """
+    check_batches(loader)
+    is_first = posterior.process_group is None or posterior.process_group.is_first
+    with shown(read_batches(loader, forward, target), progress=progress and is_first) as batches:
+        yield posterior._remembered(batches)
 
 
 @contextmanager

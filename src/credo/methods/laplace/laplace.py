@@ -23,7 +23,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
+from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
@@ -32,11 +32,10 @@ from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
-from credo.core.support.loader_checks import check_batches
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import Totals, pass_over, shown
+from credo.methods.laplace.data_pass import Totals, pass_over, training_pass
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
@@ -85,6 +84,7 @@ class Laplace(PriorChoice):
     """
 
     default_predictive: ClassVar[str] = "linear"
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2)}
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
@@ -164,8 +164,7 @@ class Laplace(PriorChoice):
             x: Inputs of one batch.
             diagonal: Give the variances [batch, outputs] alone, without ever making a matrix of the outputs.
         """
-        with self.snapshot() as frozen:
-            frozen.eval()
+        with self.snapshot(training=False) as frozen:
             return frozen._moments(x, diagonal)
 
     def _moments(self, x: AnyInputs, diagonal: bool) -> tuple[Tensor, Tensor]:
@@ -227,11 +226,8 @@ class Laplace(PriorChoice):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
-        is_first = self.process_group is None or self.process_group.is_first
-        with shown(loader, progress=progress and is_first) as batches:
-            self._find(self._remembered(batches))
+        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+            self._find(batches)
         seen = float(self.totals[0])
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warn(
@@ -290,7 +286,7 @@ class Laplace(PriorChoice):
         labels = torch.Generator(self.device).manual_seed(seed)
         with ExitStack() as stack:
             with torch.no_grad():  # copies that are no part of a graph
-                frozen = stack.enter_context(self.snapshot()).eval()
+                frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels)
             return pass_over(self.structure, passes, batches, group)

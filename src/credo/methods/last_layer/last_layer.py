@@ -21,7 +21,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, DataSizeWarning, NonFiniteError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
+from credo.core.network.inputs import AnyInputs, Forward, Target
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import all_names, join
 from credo.core.network.substitute import parameters_at
@@ -29,10 +29,9 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainabl
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
-from credo.core.support.loader_checks import check_batches
 from credo.core.support.user_warnings import warn
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import checked_pair, shown
+from credo.methods.laplace.data_pass import checked_pair, training_pass
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.last_layer.conjugate import LayerPrior
@@ -68,6 +67,7 @@ class LastLayer(GradientPosterior):
     """
 
     default_predictive: ClassVar[str] = "linear"
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2)}
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
@@ -145,8 +145,7 @@ class LastLayer(GradientPosterior):
             x: Inputs of one batch.
             diagonal: Give the variances [batch, outputs] alone.
         """
-        with self.snapshot() as frozen:
-            frozen.eval()
+        with self.snapshot(training=False) as frozen:
             outputs, features = frozen._features(x)
             outputs = outputs.reshape(len(x), -1)
             variances = torch.zeros_like(outputs)
@@ -186,11 +185,8 @@ class LastLayer(GradientPosterior):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
-        is_first = self.process_group is None or self.process_group.is_first
-        with shown(loader, progress=progress and is_first) as batches:
-            self._find(self._remembered(batches))
+        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+            self._find(batches)
         seen = float(self.gaussian.rows)
         if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
             warn(
@@ -240,7 +236,7 @@ class LastLayer(GradientPosterior):
         group = self.process_group
         with ExitStack() as stack:
             with torch.no_grad():  # copies that are no part of a graph
-                frozen = stack.enter_context(self.snapshot()).eval()
+                frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             return self.gaussian.gathered((frozen._examples(i, batch) for i, batch in enumerate(batches)), group)
 

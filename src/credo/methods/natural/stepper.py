@@ -23,7 +23,7 @@ from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
-from credo.core.network.substitute import parameters_at
+from credo.core.network.substitute import parameters_at, substituted
 from credo.core.optimizer_step import OptimizerStep
 from credo.core.optimizers import Rates
 from credo.core.per_example.hook_plan import PlanChangedError
@@ -162,6 +162,8 @@ class NaturalStepper(Posterior, ABC):
     averages_over_processes = True
     checks_first_draw: ClassVar[bool] = True
     """Whether the first step with noise compares the draw's loss with that of the mean."""
+    planned_prior_precision: ClassVar[float] = PRIOR_PRECISION
+    """The precision of the prior that `fit` chooses."""
     prior: Gaussian
     rates: float | Tensor
     step_draws = 1
@@ -247,7 +249,7 @@ class NaturalStepper(Posterior, ABC):
         if given["curvature"].decay is None:
             self._set_planned("curvature.decay", self._planned_decay(steps))
         if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
-            self._set_planned("prior_precision", PRIOR_PRECISION)
+            self._set_planned("prior_precision", self.planned_prior_precision)
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
         return planned_temperature(self.likelihood.task, epochs)
@@ -431,8 +433,10 @@ class NaturalStepper(Posterior, ABC):
             restored = likelihood_restored_on_error(
                 self.likelihood_step, first=first and not found.count, size=run.size
             )
-        trying, drawn = found.trying(leaves), self._with_draw(leaves, in_place)
-        with restored, trying, drawn as net, rows_checked(net, counted), self._estimating(run, net):
+        net, held = (self.model, self.guard.holding()) if in_place else (self._net, nullcontext())
+        drawn = substituted(net, leaves, self._aliases, original=self.model)
+        checked = nullcontext() if counted.weights is None else rows_checked(net, counted)
+        with restored, found.trying(leaves), drawn, held, checked, self._estimating(run, net):
             yield net, run
             run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
             if all(leaf.grad is None for leaf in leaves.values()):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credo.core.network.pruning_masks import masks_by_name
+from credo.core.network.pruning import masks_by_name
 from credo.core.posterior import Posterior
 
 
