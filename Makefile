@@ -45,5 +45,5 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Adding the tools of the tests …"
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev,export,integrations]'
 	touch $@

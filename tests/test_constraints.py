@@ -15,11 +15,13 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or sys.version_info[:2] != (3, 11), reason="the versions are those of Linux and Python 3.11"
 )
 ROOT = Path(__file__).parent.parent
+EXTRAS = ("dev", "export", "integrations")  # as in the Makefile
 
 
 def roots() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = [text for name in EXTRAS for text in project["optional-dependencies"][name]]
+    return [Requirement(text) for text in (*project["dependencies"], *extras)]
 
 
 def pins() -> dict[str, str]:
@@ -53,6 +55,10 @@ def test_all_that_is_installed_has_its_version() -> None:
 
 def test_nothing_else_has_one() -> None:
     assert set(pins()) - needed() == set()
+
+
+def test_the_makefile_installs_these_extras() -> None:
+    assert f".[{','.join(EXTRAS)}]" in (ROOT / "Makefile").read_text()
 
 
 def test_the_versions_are_ones_that_the_project_allows() -> None:

@@ -43,7 +43,7 @@ from credo.doctor import Diagnosis, Finding, diagnose
 from credo.evaluate import agreement, chain_study, conformal, ensemble_study, measure, sample_study
 from credo.exporting import export
 from credo.methods import *  # noqa: F403
-from credo.models import summary
+from credo.models import lora, merge_lora, summary
 from credo.predict import (
     ClassPrediction,
     DenseClassPrediction,
@@ -117,8 +117,10 @@ __all__ = [
     "frozen_statistics",
     "likelihoods",
     "load",
+    "lora",
     "measure",
     "merge",
+    "merge_lora",
     "ood_study",
     "optim",
     "per_example_squares",

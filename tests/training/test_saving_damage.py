@@ -80,7 +80,7 @@ def test_foreign_safetensors(metadata: dict[str, str] | None, path: Path) -> Non
         credo.load(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
+@pytest.mark.parametrize("version", [0, 4, "1", None])
 def test_another_format_version(version: Any, path: Path) -> None:
     forge(path, lambda about: about.update(format=version))
     with pytest.raises(credo.FileFormatError, match="this version reads 1"):

@@ -1,5 +1,6 @@
 """Networks by name: small standard ones, and those of the reproduced papers."""
 
+from credo.models.lora import LoRALayer, lora, merge_lora
 from credo.models.normalize import Normalize, input_statistics, normalized
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
@@ -8,12 +9,15 @@ from credo.models.weights import load_cifar_resnet_weights, load_named_weights
 __all__ = [
     "MODELS",
     "LayerSize",
+    "LoRALayer",
     "Normalize",
     "Summary",
     "build_model",
     "input_statistics",
     "load_cifar_resnet_weights",
     "load_named_weights",
+    "lora",
+    "merge_lora",
     "model_names",
     "normalized",
     "summary",

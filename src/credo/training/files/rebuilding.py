@@ -59,7 +59,9 @@ def check_sizes(path: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]
         tensors: Its tensors.
     """
     room = _PER_ENTRY * sum(tensor.numel() for tensor in tensors.values())
-    sizes = {name: math.prod(shape) for name, shape in about["architecture"]["shapes"].items()}
+    elsewhere = set(about["base"]["names"]) if "base" in about else set()  # in the caller's network, not in the file
+    shapes = about["architecture"]["shapes"]
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if name not in elsewhere}
     weights = sum(sizes.values())
     members, lengths = _members(about["posterior"]), _lengths(about["posterior"])
     lengths += _matrices(about["posterior"], sizes)
@@ -147,6 +149,10 @@ def _network(architecture: dict[str, Any], model: nn.Module | None, path: Path) 
 
 def _from_registry(architecture: dict[str, Any], path: Path) -> nn.Module:
     spec = architecture["spec"]
+    if architecture.get("adapters"):
+        raise FileFormatError(
+            f"{path} holds a network with adapters: pass model=, credo.lora(base, ...) with the same base."
+        )
     if spec is None:
         raise FileFormatError(
             f"{path} holds a network of class {architecture['class']}, which is not Credo's: "

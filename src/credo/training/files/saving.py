@@ -22,6 +22,7 @@ from credo.core.support.posterior_tensors import check_fit, tensors_of
 from credo.core.support.tensor_files import digest_of, read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names
+from credo.models.lora import base_tensors
 from credo.training.files.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
 from credo.training.files.sparse_format import pack, unpack_
 from credo.version import __version__
@@ -29,13 +30,17 @@ from credo.version import __version__
 FORMAT = 1
 # For pruned or compacted posteriors, which readers of format 1 would misread.
 PRUNED_FORMAT = 2
+# For networks with adapters, without the tensors of their base.
+ADAPTER_FORMAT = 3
 
 
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
     """Write weights, posterior, prior, buffers, calibration and the description to rebuild them; return the path.
 
-    Optimizer and generator states belong to checkpoints, not here. Equal posteriors give equal bytes, with the same
-    versions of Credo and torch. Beside a training in another thread, the file holds the state between two steps.
+    Of a network with adapters (`credo.lora`, PEFT) the frozen parameters are left out, and only their digest is
+    written: `load` needs the same base. Optimizer and generator states belong to checkpoints, not here. Equal
+    posteriors give equal bytes, with the same versions of Credo and torch. Beside a training in another thread, the
+    file holds the state between two steps.
 
     Args:
         posterior: Of a method in `METHODS`.
@@ -58,7 +63,7 @@ def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
     problems = unsound(posterior, whole)
     if problems:
         raise NonFiniteError(f"Not saved, since it could not be loaded: {listed(problems)}.")
-    return _copied(pack(posterior, whole)), {
+    about = {
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
         "torch": torch.__version__,
@@ -66,6 +71,24 @@ def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "architecture": _architecture(posterior.model),
         **_from_held_out(posterior),
     }
+    bases = _bases(posterior)
+    if about["format"] == FORMAT and len({digest_of(base) for base in bases.values()}) == 1 and all(bases.values()):
+        about["format"] = ADAPTER_FORMAT
+        base = next(iter(bases.values()))
+        about["base"] = {"names": sorted(base), "digest": digest_of(base)}
+        whole = {name: tensor for name, tensor in whole.items() if name not in _full_names(bases)}
+    return _copied(pack(posterior, whole)), about
+
+
+def _bases(posterior: Posterior) -> dict[str, dict[str, Tensor]]:
+    """Frozen tensors of networks with adapters, by the prefix of the network's names in the posterior."""
+    parts = [(path, part) for path, part in posterior.named_modules() if isinstance(part, Posterior)]
+    owners = [(path, part.model) for path, part in parts if "model" in part._modules]
+    return {f"{path}.model." if path else "model.": base_tensors(model) for path, model in owners}
+
+
+def _full_names(bases: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for prefix, base in bases.items() for name, tensor in base.items()}
 
 
 def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
@@ -77,7 +100,8 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
     Args:
         path: The file.
         model: A new instance of your own network, whose weights and dtypes are replaced (an ensemble gets copies);
-            None for networks of Credo's registry.
+            None for networks of Credo's registry. For a file of adapters: the same base with new adapters of the same
+            shapes, `credo.lora(base, ...)`. Raises FileFormatError if the base is another one.
         **changes: Constructor arguments that replace those in the file, such as `lr=`.
     """
     path = Path(path)
@@ -88,6 +112,8 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         tensors = current_names(posterior, tensors)
         if about["format"] == PRUNED_FORMAT:
             tensors = _unpacked(path, posterior, tensors)
+        if about["format"] == ADAPTER_FORMAT:
+            tensors = {**tensors, **_own_base(path, posterior, about["base"])}
         check_fit(path, posterior, tensors)
         adopt_dtypes_(posterior, {name: tensor.dtype for name, tensor in tensors.items()})
         _raise_if(path, unsound(posterior, tensors))
@@ -98,6 +124,24 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         posterior.conformal = conformal_from(about.get("conformal"))
         posterior.ledger = Ledger.from_list(about.get("ledger", ()))
     return posterior.eval()
+
+
+def _own_base(path: Path, posterior: Posterior, described: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The base tensors of the network that was given. Raises FileFormatError unless they are those of the file."""
+    bases = _bases(posterior)
+    for base in bases.values():
+        wrong = sorted({*base}.symmetric_difference(described["names"]))
+        if wrong:
+            raise FileFormatError(
+                f"{path} holds adapters of a network with other frozen parameters: {listed(wrong)}. Make model= as it "
+                "was made: credo.lora(base, target=..., train=...)."
+            )
+        if digest_of(base) != described["digest"]:
+            raise FileFormatError(
+                f"{path} holds adapters of another base network: the frozen parameters of model= have other values. "
+                "Load the weights it was trained on, then call credo.lora."
+            )
+    return _full_names(bases)
 
 
 def _raise_if(path: Path, problems: list[str]) -> None:
@@ -145,6 +189,7 @@ def _architecture(model: nn.Module) -> dict[str, Any]:
         "spec": getattr(model, "credo_spec", None),
         "shapes": {name: list(t.shape) for name, t in state.items()},
         **({"compact": True} if _is_compact(model) else {}),
+        **({"adapters": True} if base_tensors(model) else {}),
         "dtypes": {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()},
     }
 
@@ -168,10 +213,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise FileFormatError(f"{path} has a damaged description: {error}.") from error
     if not isinstance(about, dict):
         raise FileFormatError(f"{path} has a damaged description: not an object.")
-    if about.get("format") not in (FORMAT, PRUNED_FORMAT):
+    if about.get("format") not in (FORMAT, PRUNED_FORMAT, ADAPTER_FORMAT):
         raise FileFormatError(
-            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT} and "
-            f"{PRUNED_FORMAT}."
+            f"{path} has format {about.get('format')!r} (Credo {about.get('credo')}); this version reads {FORMAT}, "
+            f"{PRUNED_FORMAT} and {ADAPTER_FORMAT}."
         )
     if digest_of(tensors, header["credo"]) != header.get("digest"):
         raise FileFormatError(f"{path} was changed after it was written: its digest does not match.")
