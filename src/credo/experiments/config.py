@@ -26,6 +26,7 @@ from credo.experiments.options import (
     current_table,
     data_with_defaults,
     in_words,
+    is_unknown_code,
     likelihood_kind,
     means_none,
     method_options,
@@ -36,7 +37,8 @@ from credo.experiments.options import (
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
-from credo.models import build_model, input_statistics
+from credo.models import build_model, input_statistics, use_own_model
+from credo.models.own import is_own
 from credo.models.registry import model_options
 from credo.training.initial_weights import load_weights_, normalize_of
 
@@ -132,9 +134,11 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Apply `key=value` overrides to nested dicts."""
+    """Apply `key=value` overrides to nested dicts; a network of the user's own that one names is imported."""
     for text in assignments:
         keys, value = parse_assignment(text)
+        if keys == ["model", "name"] and is_own(value):
+            use_own_model(value)
         _assign(tables, keys, value, text)
     return tables
 
@@ -164,7 +168,8 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
     data, model = data_with_defaults(data), model_with_defaults(model)
-    _check_types("model", model, model_options(model["name"]))
+    if not is_unknown_code(model["name"]):
+        _check_types("model", model, model_options(model["name"]))
     _check_method(method)
     training = make_training(tables.get("training", {}))
     distributed = make_distributed(tables["distributed"]) if "distributed" in tables else None

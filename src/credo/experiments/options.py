@@ -19,11 +19,11 @@ from credo.core.posterior import Posterior
 from credo.data import Dataset
 from credo.data.registry import find_spec
 from credo.methods import METHODS, Ensemble
-from credo.models.registry import model_options
+from credo.models.own import OWN, is_own
+from credo.models.registry import OFFERED, model_options
 
 _MEMBERS = 5
 # Filled in by the experiment.
-_FOR_MODELS = {"inputs", "classes", "seed"}
 _FOR_METHODS = {"self", "model", "data_size"}
 # TOML has no null.
 NONE = "none"
@@ -39,11 +39,16 @@ def data_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The [model] section with every option of its network; inputs are normalised by their statistics by default."""
+    """The [model] section with every option of its network; inputs are normalised by their statistics by default.
+
+    Defaults of a network of the user's own are in its code.
+    """
+    if is_unknown_code(table["name"]):
+        return dict(table)
     options = model_options(table["name"])
     if "normalize" in options:
         table = {"normalize": AUTO, **table}
-    completed = _completed(table, options, without=_FOR_MODELS)
+    completed = dict(table) if is_own(table["name"]) else _completed(table, options, without=OFFERED)
     normalize = completed.get("normalize")
     if isinstance(normalize, str) and normalize != AUTO:
         raise ValueError(
@@ -53,6 +58,11 @@ def model_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
+def is_unknown_code(name: object) -> bool:
+    """Whether a network is named by its code, which nobody has asked to run: its options cannot be known."""
+    return is_own(name) and name not in OWN
+
+
 def own_normalize(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an experiment, with the network's own default if they lack `model.normalize`.
 
@@ -60,7 +70,7 @@ def own_normalize(tables: Mapping[str, Any]) -> dict[str, Any]:
     """
     model = tables.get("model", {})
     name = model.get("name", "mlp") if isinstance(model, Mapping) else None
-    option = model_options(name).get("normalize") if isinstance(name, str) else None
+    option = model_options(name).get("normalize") if isinstance(name, str) and not is_own(name) else None
     if option is None:  # what is wrong is raised when the experiment is made
         return dict(tables)
     return {**tables, "model": {"normalize": json.loads(json.dumps(option.default)), **model}}

@@ -1,6 +1,7 @@
 """Networks by name: small standard ones, and those of the reproduced papers."""
 
 from credo.models.normalize import Normalize, input_statistics, normalized
+from credo.models.own import use_own_model
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
 from credo.models.weights import load_cifar_resnet_weights, load_named_weights
@@ -17,4 +18,5 @@ __all__ = [
     "model_names",
     "normalized",
     "summary",
+    "use_own_model",
 ]

@@ -13,6 +13,7 @@ import typer
 from torch import Tensor
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.support.files import finite, write_json, write_text
 from credo.core.support.progress import make_progress
 from credo.data import as_float
@@ -50,6 +51,7 @@ def _command(
         ),
     ] = "raise",
     output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
     """Predict labels or values of new inputs with their uncertainty.
@@ -66,6 +68,7 @@ def _command(
         if output is not None and output.suffix not in (".json", ".csv"):
             raise ValueError(f"--output {output}: write to a .json or .csv file.")
         check_on_nonfinite(on_nonfinite)
+        use_model_of(model, folder)
         run = Run(folder)
         posterior, facts = run.posterior(), run.facts()
         x = _inputs(inputs, facts, mark=on_nonfinite == "mark")

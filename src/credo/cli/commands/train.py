@@ -15,6 +15,7 @@ from credo.cli.output import errors_explained, new_app, print_json, print_metric
 from credo.experiments.config import Experiment, Prepared, assigned, make_experiment, read_experiment
 from credo.experiments.distributed import first_here
 from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run, used_normalize
+from credo.models.own import is_own, own_model
 from credo.training import TrainingStopped
 
 app = new_app()
@@ -79,7 +80,11 @@ def _command(
         credo train method.name=bbb method.lr=0.003 training.epochs=50
         credo train experiment.toml training.seed=1 --run runs/seed1
         credo train table.csv data.target=price
+        credo train model.name=networks.py:build model.width=64
         torchrun --standalone --nproc-per-node 4 -m -- credo train experiment.toml --mc-groups 2
+
+    A network of your own is file.py:function or package.module:Class, and its code runs. It gets the options of
+    [model], and inputs (the shape of an example), classes and seed if it has arguments of these names.
 
     Sections: data, model, method, training, distributed; `credo list` shows the possible values. A star marks the best
     validation epoch so far.
@@ -97,6 +102,8 @@ def _command(
     }
     with errors_explained():
         experiment = _read([*(arguments or []), *(f"{k}={v}" for k, v in options.items() if v is not None)])
+        if is_own(experiment.model["name"]):
+            own_model(experiment.model["name"])  # raises if only a TOML file names it
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         run = Run(folder or default_folder(experiment))
@@ -183,5 +190,5 @@ def _hint(folder: Path) -> str:
 
 def default_folder(experiment: Experiment) -> Path:
     """runs/<data>-<model>-<method>."""
-    names = (experiment.data["name"], experiment.model["name"], experiment.method["name"])
-    return Path("runs") / "-".join(names)
+    model = Path(experiment.model["name"]).name.replace(":", "-")  # of your own: file.py:function
+    return Path("runs") / "-".join((experiment.data["name"], model, experiment.method["name"]))
