@@ -13,6 +13,15 @@ from torch import nn
 
 from credo.core.distributed.setup import distribute, join
 from credo.core.errors import CredoWarning, unknown
+from credo.core.likelihood import (
+    Bernoulli,
+    CensoredTimes,
+    GaussianNoise,
+    MixtureDensity,
+    Ordinal,
+    Quantiles,
+    make_likelihood,
+)
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
 from credo.core.support.user_warnings import warn
@@ -24,10 +33,11 @@ from credo.experiments.options import (
     check_likelihood,
     check_types,
     current_table,
+    data_for_likelihood,
     data_with_defaults,
     in_words,
     is_unknown_code,
-    likelihood_kind,
+    likelihood_for,
     means_none,
     method_options,
     method_with_defaults,
@@ -158,6 +168,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for key, value in tables.items():
         if key not in sections:
             text = unknown("section", key, sections)
+            text += " Write method.likelihood=…" if key == "likelihood" else ""
             raise ValueError(text if key != "continual" else f"{text} Use `credo continual` for a sequence of tasks.")
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
@@ -167,7 +178,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for section, table in (("data", data), ("model", model), ("method", method)):
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
-    data, model = data_with_defaults(data), model_with_defaults(model)
+    data, model = data_with_defaults(data_for_likelihood(data, method)), model_with_defaults(model)
     if not is_unknown_code(model["name"]):
         _check_types("model", model, model_options(model["name"]))
     _check_method(method)
@@ -220,10 +231,17 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def training_parts(dataset: Dataset, training: Training) -> tuple[Split, Split | None, Split | None]:
-    """The training examples, and those held out for validation and for conformal prediction; always the same ones."""
-    train, parts = dataset.train, []
+    """The training examples, and those held out for validation and for conformal prediction; always the same ones.
+
+    Data that have validation examples of their own hold out no others.
+    """
+    train = dataset.train
+    parts: list[Split | None] = []
     for name in ("validation", "conformal"):
         size = getattr(training, name)
+        if name == "validation" and size and dataset.validation is not None:
+            parts.append(dataset.validation)
+            continue
         count = int(size) if size >= 1 else round(size * len(dataset.train))
         if size and not 0 < count < len(train):
             raise ValueError(
@@ -275,6 +293,7 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     if options.get("likelihood") is None:
         options["likelihood"] = _likelihood(dataset)
+    options["likelihood"] = likelihood_for(options["likelihood"], dataset)
     check_likelihood(options["likelihood"], dataset)
     options = with_batches(METHODS[name], options, batches)
     with blamed_on("model", experiment.model):
@@ -301,9 +320,14 @@ def _likelihood(dataset: Dataset) -> dict[str, Any]:
 
 
 def _outputs(dataset: Dataset, likelihood: Any) -> int:
-    kind = likelihood_kind(likelihood)
+    made = make_likelihood(likelihood)
     if dataset.classes is not None:
-        return 1 if kind == "bernoulli" else dataset.classes
+        return 1 if isinstance(made, Bernoulli | Ordinal) else dataset.classes
     targets = dataset.train.y.shape[1]
-    doubled = isinstance(likelihood, Mapping) and likelihood.get("heteroscedastic", False)
-    return 2 * targets if doubled else targets
+    if isinstance(made, CensoredTimes):  # a time, and whether it was observed
+        return 1
+    if isinstance(made, MixtureDensity):
+        return targets * 3 * made.components
+    if isinstance(made, Quantiles):
+        return targets * len(made.levels)
+    return 2 * targets if isinstance(made, GaussianNoise) and made.heteroscedastic else targets
