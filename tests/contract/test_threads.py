@@ -71,6 +71,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "batch norm": norm,
 }
+CHAINS = {"thin": 1, "start_steps": 2, "max_steps": 4}
 METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "map": lambda net: MAP(net, data_size=24),
     "bbb": lambda net: BBB(net, data_size=24, init=0.1),
@@ -88,7 +89,7 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "laplace": lambda net: Laplace(net, data_size=24),
     "laplace diag": lambda net: Laplace(net, data_size=24, structure="diag", random="all", prior=1.0),
     "last-layer": lambda net: LastLayer(net, data_size=24),
-    "hmc": lambda net: HMC(net, data_size=24, chains=2, warmup=4, samples=4, thin=1, start_steps=2, max_steps=4),
+    "hmc": lambda net: HMC(net, data_size=24, chains=2, warmup=4, samples=4, settings=CHAINS),
 }
 POINTS = {"map", "ogn", "kfac"}
 X = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))

@@ -203,7 +203,10 @@ PASSES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "LastLayer.update_": (LastLayer, lambda posterior: posterior.update_(*BATCHES[0])),
     "SWAG.collect_": (SWAG, lambda posterior: posterior.collect_()),
     "SWAG.end_training_": (SWAG, lambda posterior: posterior.end_training_(BATCHES)),
-    "HMC.fit": (partial(HMC, chains=2, warmup=2, samples=2, start_steps=0, max_steps=2), lambda p: p.fit(BATCHES)),
+    "HMC.fit": (
+        partial(HMC, chains=2, warmup=2, samples=2, settings={"max_steps": 2}),
+        lambda p: p.fit(BATCHES),
+    ),
 }
 
 

@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from credo.core.support.attention import plain_attention
+from credo.core.kernels.attention import plain_attention
 
 
 def test_the_last_thread_to_leave_restores_the_kernels() -> None:

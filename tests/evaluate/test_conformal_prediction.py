@@ -16,7 +16,7 @@ from credo.core.held_out.conformal import conformal_from, coverage_of
 from credo.core.held_out.conformal_scores import aps_scores, rank_of, row_uniforms, rows_needed
 from credo.core.support.binomial import beta_quantile, binomial_cdf
 from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, set_metrics
-from credo.evaluate.raps import _sizes
+from credo.evaluate.guarantees.raps import _sizes
 
 
 def class_rows(count: int, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -350,3 +350,21 @@ def test_an_absent_class_does_not_stand_for_the_coverage_of_the_others() -> None
 def test_a_largest_error_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="max_error='a' must lie between 0 and 1"):
         risk_control(torch.full((4, 2), 0.5), torch.zeros(4, dtype=torch.long), torch.zeros(4), max_error="a")  # type: ignore[arg-type]
+
+
+def test_predictions_beside_a_new_choice_keep_their_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets of the posterior were switched off for everybody while it was chosen again."""
+    torch.manual_seed(0)
+    posterior = credo.BBB(torch.nn.Linear(3, 4), data_size=50)
+    x, y = torch.randn(50, 3), torch.arange(50) % 4
+    credo.conformal(posterior, [(x, y)])
+    kept = []
+
+    def between(net: torch.nn.Module, batch: Any) -> Any:
+        if not kept:
+            kept.append(posterior.conformal)
+        return net(batch[0])
+
+    credo.conformal(posterior, [(x, y)], alpha=0.2, forward=between)
+    assert kept[0] is not None
+    assert kept[0].alpha == 0.1

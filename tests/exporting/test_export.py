@@ -174,3 +174,20 @@ def test_a_mapping_of_inputs_names_the_way_out(tmp_path: Path) -> None:
     posterior = credo.MAP(nn.Linear(4, 3), data_size=10)
     with pytest.raises(TypeError, match=r"give \[batch\['a'\], batch\['b'\]\], ordered as in Linear\.forward"):
         credo.export(posterior, {"a": torch.zeros(2, 4), "b": torch.zeros(2, 4)}, tmp_path / "x.pt2")
+
+
+@pytest.mark.parametrize("kind", ["poisson", "student-t", "mixture-density", "multi-label", "ordinal", "pixels"])
+def test_targets_of_other_kinds(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network: nn.Module = nn.Linear(5, {"mixture-density": 9, "ordinal": 1}.get(kind, 2))
+    likelihood: Any = {"kind": kind, **({"classes": 4} if kind == "ordinal" else {})}
+    x = torch.randn(6, 5)
+    if kind == "pixels":
+        network, x, likelihood = nn.Conv2d(2, 3, 1), torch.randn(6, 2, 4, 4), credo.Categorical(class_dim=-3)
+    posterior = credo.BBB(network, data_size=20, init=0.1, likelihood=likelihood)
+    path = credo.export(posterior, x[:2], tmp_path / "m.pt2", draws=4, seed=3)
+    found = torch.export.load(path).module()(x)
+    wanted = credo.predict(posterior, x, draws=4, seed=3, shared_draws=True, strategy="loop")
+    first = "mean" if isinstance(wanted, credo.RegressionPrediction) else "probs"
+    for value, name in zip(found, (first, "total", "aleatoric", "epistemic"), strict=True):
+        torch.testing.assert_close(value, getattr(wanted, name), atol=2e-5, rtol=1e-4)

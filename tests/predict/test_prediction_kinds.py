@@ -297,3 +297,20 @@ def test_likelihoods_that_a_function_does_not_support_are_named() -> None:
         credo.calibrate(posterior, batches(y))
     with pytest.raises(TypeError, match="Poisson"):
         credo.diagnose(posterior, batches(y))
+
+
+@pytest.mark.parametrize("kind", cases())
+def test_predictions_print_as_tables(kind: str) -> None:
+    likelihood, y, outputs = cases()[kind]
+    found = credo.predict(credo.MAP(network(outputs), data_size=40, likelihood=likelihood), batches(y)[0][0])
+    lines = str(found).splitlines()
+    assert lines[0].split()[0] == "row"
+    assert len(lines[0].split()) > 2
+    assert len({len(line) for line in lines[:-1]}) == 1
+
+
+def test_maps_print_as_shares_of_positions() -> None:
+    logits = torch.zeros(1, 2, 3, 2, 2)
+    logits[:, :, 1, 0] = 9
+    found = make_moments([L.Categorical(class_dim=-3)], logits, None).result()
+    assert "50% 50% 0%" in str(found)

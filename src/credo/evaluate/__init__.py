@@ -19,8 +19,6 @@ from credo.evaluate.classification import (
     nll_each,
     nll_from_log_probs,
 )
-from credo.evaluate.conformal_metrics import interval_metrics, set_metrics
-from credo.evaluate.conformal_prediction import conformal
 from credo.evaluate.detection import (
     OOD_SCORES,
     Detection,
@@ -36,6 +34,8 @@ from credo.evaluate.ensembles import EnsembleStudy, ensemble_study
 from credo.evaluate.fidelity.agreement import Agreement, Measured, agreement
 from credo.evaluate.fidelity.chain_study import ChainStudy, chain_study
 from credo.evaluate.fidelity.chains import ess_bulk, ess_mean, ess_tail, split_rhat
+from credo.evaluate.guarantees.conformal import conformal
+from credo.evaluate.guarantees.metrics import interval_metrics, set_metrics
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
 from credo.evaluate.other_targets import concordance, mean_iou
 from credo.evaluate.regression import (

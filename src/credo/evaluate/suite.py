@@ -10,8 +10,8 @@ from torch import Tensor
 
 from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
-from credo.evaluate.conformal_metrics import interval_metrics, set_metrics
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
+from credo.evaluate.guarantees.metrics import interval_metrics, set_metrics
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
 from credo.evaluate.other_targets import concordance, label_metrics, position_metrics, quantile_metrics
 from credo.evaluate.predictive import coverage_of, crps_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from credo.core.errors import CredoError, unknown
 from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, GaussianNoise
+from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, MultiLabel
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_atomically
 from credo.core.support.validate import checked_count, checked_seed
@@ -108,8 +108,8 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
         seed: Seed of the draws.
     """
     likelihood = posterior.likelihood
-    if not isinstance(likelihood, ClassLikelihood | GaussianNoise):
-        raise TypeError(f"export supports class and Gaussian likelihoods, not {type(likelihood).__name__}.")
+    if not isinstance(likelihood, ClassLikelihood | GaussianNoise | DistributionLikelihood | MultiLabel):
+        raise TypeError(f"export cannot average {type(likelihood).__name__}, which has no mean or probabilities.")
     frozen = posterior.frozen_copy().eval()
     calibration = frozen.calibration or Calibration()
     if calibration.recalibration is not None and calibration.recalibration.map is not None:

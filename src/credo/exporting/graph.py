@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, Likelihood, MultiLabel
 from credo.core.network.inputs import output_tensor
 
 CLASS_OUTPUTS = ("probs", "total", "aleatoric", "epistemic")
@@ -46,7 +47,7 @@ class FixedDraws(nn.Module):
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of what `forward` returns."""
-        return CLASS_OUTPUTS if isinstance(self.likelihoods[0], ClassLikelihood) else VALUE_OUTPUTS
+        return CLASS_OUTPUTS if isinstance(self.likelihoods[0], ClassLikelihood | MultiLabel) else VALUE_OUTPUTS
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The prediction of one batch, four tensors."""
@@ -54,6 +55,8 @@ class FixedDraws(nn.Module):
         first = self.likelihoods[0]
         if isinstance(first, ClassLikelihood):
             return _class_summary(torch.stack([first.log_probs(one) for one in found]), self.calibration.temperature)
+        if isinstance(first, MultiLabel):
+            return _label_summary(torch.stack(found) / self.calibration.temperature)
         pairs = [self._moments(number, one) for number, one in enumerate(found)]
         return _value_summary(torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]))
 
@@ -64,6 +67,9 @@ class FixedDraws(nn.Module):
 
     def _moments(self, number: int, outputs: Tensor) -> tuple[Tensor, Tensor]:
         likelihood = self.likelihoods[number % len(self.likelihoods)]
+        if isinstance(likelihood, DistributionLikelihood):
+            mean, variance = likelihood.mean_and_variance(outputs)
+            return mean, variance.sqrt()
         assert isinstance(likelihood, GaussianNoise)
         mean, std = likelihood.moments(outputs)
         return mean, std * self.calibration.std_factor
@@ -76,6 +82,16 @@ def _class_summary(log_probs: Tensor, temperature: float) -> tuple[Tensor, ...]:
     probs = each.mean(0)
     total = -(probs * probs.clamp_min(1e-30).log()).sum(-1)
     aleatoric = -(each * log_probs.clamp_min(-1e4)).sum(-1).mean(0)
+    return probs, total, aleatoric, (total - aleatoric).clamp_min(0.0)
+
+
+def _label_summary(logits: Tensor) -> tuple[Tensor, ...]:
+    """As `_class_summary`, of each label by itself, of [draws, batch, labels]."""
+    each = logits.sigmoid()
+    probs = each.mean(0)
+    total = -(probs * probs.clamp_min(1e-30).log() + (1 - probs) * (1 - probs).clamp_min(1e-30).log())
+    yes, no = functional.logsigmoid(logits).clamp_min(-1e4), functional.logsigmoid(-logits).clamp_min(-1e4)
+    aleatoric = -(each * yes + (1 - each) * no).mean(0)
     return probs, total, aleatoric, (total - aleatoric).clamp_min(0.0)
 
 

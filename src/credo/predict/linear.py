@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from credo.core.kernels.attention import plain_attention
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
-from credo.core.support.attention import plain_attention
 from credo.predict.moments import summable
 
 # Covariances of function values that exist at once.

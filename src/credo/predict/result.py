@@ -57,7 +57,7 @@ class Prediction:
     def finite(self) -> Tensor:
         """Which rows have a prediction, [n]: the outputs of every draw for them are finite."""
         found: list[Tensor] = [getattr(self, name).isfinite().reshape(len(self), -1).all(-1) for name in self._checked]
-        return reduce(torch.logical_and, found)
+        return reduce(torch.logical_and, found, torch.ones(len(self), dtype=torch.bool))
 
     def __repr__(self) -> str:
         """Names and shapes, not the numbers."""
@@ -181,12 +181,14 @@ class RegressionPrediction(Prediction):
     upper: Tensor | None = None
 
     def _columns(self, count: int) -> dict[str, list[str]]:
-        cells = {name: _numbers(getattr(self, name)[:count]) for name in ("mean", "total", "aleatoric", "epistemic")}
+        cells = {
+            name: number_cells(getattr(self, name)[:count]) for name in ("mean", "total", "aleatoric", "epistemic")
+        }
         if self.lower is not None and self.upper is not None:
-            ends = zip(_numbers(self.lower[:count]), _numbers(self.upper[:count]), strict=True)
+            ends = zip(number_cells(self.lower[:count]), number_cells(self.upper[:count]), strict=True)
             cells["interval"] = [f"{low} to {high}" for low, high in ends]
         if self.targets is not None:
-            cells["target"] = _numbers(self.targets[:count])
+            cells["target"] = number_cells(self.targets[:count])
         return cells
 
     @property
@@ -248,7 +250,7 @@ def _set(labels: list[int]) -> str:
     return "{" + ", ".join(map(str, labels[:_ENTRIES_SHOWN])) + more + "}"
 
 
-def _numbers(values: Tensor) -> list[str]:
+def number_cells(values: Tensor) -> list[str]:
     """The numbers of each row, the first of many."""
     rows = values.reshape(len(values), -1)
     more = " …" if rows.shape[1] > _ENTRIES_SHOWN else ""

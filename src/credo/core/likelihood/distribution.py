@@ -42,6 +42,11 @@ class DistributionLikelihood(Likelihood):
         """
         return self.distribution(outputs).log_prob(y)
 
+    def mean_and_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the targets, [..., targets] each, by operations that a graph for export can hold."""
+        made = self.distribution(outputs)
+        return made.mean, made.variance
+
     def values(self, y: Tensor) -> Tensor:
         """The values that the distribution is of, among the columns of the targets: all of them."""
         return y

@@ -53,6 +53,11 @@ class StudentT(DistributionLikelihood):
         scale = self.log_scale.to(outputs).exp().expand_as(outputs)
         return _StudentDistribution(torch.full_like(outputs, self.df), outputs, scale, validate_args=False)
 
+    def mean_and_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The centre, and scale²·ν/(ν − 2)."""
+        variance = torch.exp(2 * self.log_scale.to(outputs)) * (self.df / (self.df - 2))
+        return outputs, variance.expand_as(outputs)
+
     @torch.no_grad()
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
         """Start a learned scale at 1.48 × the median distance from the median, which outliers do not move."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vjp, vmap
 
+from credo.core.kernels.attention import plain_attention
 from credo.core.network.inputs import AnyInputs, Inputs, output_tensor, run_network, tensors_of
-from credo.core.support.attention import plain_attention
 
 # Memory of the Jacobians that exist at once, and about that of the passes that make them.
 CHUNK_BYTES = 256 * 2**20

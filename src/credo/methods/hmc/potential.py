@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from credo.core.kernels.attention import plain_attention, plain_attention_modules
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import aliases, substituted
 from credo.core.prior import Prior
-from credo.core.support.attention import plain_attention, plain_attention_modules
 
 # Rows of the data, times chains, of one pass: bounds the memory of its activations.
 ROWS_AT_ONCE = 2**16

@@ -28,6 +28,16 @@ class DenseClassPrediction(ClassPrediction):
         finite = self.finite.view(-1, *[1] * (self.probs.dim() - 2))
         return self.probs.argmax(-1).masked_fill(~finite, -1)
 
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        classes = self.probs.shape[-1]
+        share = [
+            " ".join(f"{n:.0%}" for n in torch.bincount(row.flatten().clamp_min(0), minlength=classes) / row.numel())
+            for row in self.labels[:count]
+        ]
+        numbers = {name: getattr(self, name)[:count] for name in ("confidence", "total", "epistemic")}
+        means = {f"mean {name}": [f"{row.mean():.4f}" for row in values] for name, values in numbers.items()}
+        return {f"positions of class 0 to {classes - 1}": share, **means}
+
     def by_position(self) -> ClassPrediction:
         """The positions that count as rows of a `ClassPrediction`, for metrics: neighbours are not independent."""
         keep = torch.ones(self.probs.shape[:-1], dtype=torch.bool)

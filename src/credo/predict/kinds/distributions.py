@@ -185,15 +185,11 @@ class DistributionMoments(Moments):
             likelihoods=likelihoods,
         )
 
-    def _distributions(self) -> list[Distribution]:
-        """Of each draw."""
-        members = len(self.likelihoods)
-        return [self.likelihoods[i % members].distribution(one) for i, one in enumerate(widened(self.outputs))]
-
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, mean variance, and variance of the means."""
-        made = self._distributions()
-        means, variances = torch.stack([d.mean for d in made]), torch.stack([d.variance for d in made])
+        members = len(self.likelihoods)
+        pairs = [self.likelihoods[i % members].mean_and_variance(one) for i, one in enumerate(widened(self.outputs))]
+        means, variances = (torch.stack(each) for each in zip(*pairs, strict=True))
         number = torch.arange(len(means), device=means.device).view(-1, *[1] * (means.dim() - 1))
         used = number < self._each_count(means[0])
         count = self._each_count(means[0])

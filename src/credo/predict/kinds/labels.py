@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credo.predict.moments import Moments, widened
-from credo.predict.result import Prediction
+from credo.predict.result import Prediction, number_cells
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +26,12 @@ class MultiLabelPrediction(Prediction):
     aleatoric: Tensor
     epistemic: Tensor
     mc_error: Tensor
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        holding = [" ".join(map(str, row.nonzero().flatten().tolist())) or "none" for row in self.labels[:count]]
+        numbers = {name: getattr(self, name)[:count] for name in ("probs", "epistemic")}
+        cells = {name: number_cells(values) for name, values in numbers.items()}
+        return {"labels": holding, **cells}
 
     @property
     def total(self) -> Tensor:

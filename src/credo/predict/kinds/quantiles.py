@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credo.core.likelihood import Likelihood, Quantiles
 from credo.predict.moments import Moments, widened
-from credo.predict.result import Prediction
+from credo.predict.result import Prediction, number_cells
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +26,11 @@ class QuantilePrediction(Prediction):
     quantiles: Tensor
     epistemic: Tensor
     levels: tuple[float, ...] = ()
+
+    def _columns(self, count: int) -> dict[str, list[str]]:
+        return {
+            f"{level:g}": number_cells(self.quantiles[:count, ..., index]) for index, level in enumerate(self.levels)
+        }
 
     def quantile(self, level: float) -> Tensor:
         """The quantile [n, targets] of a level that was trained; linear between two of them.

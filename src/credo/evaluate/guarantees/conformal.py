@@ -30,7 +30,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
-from credo.evaluate.raps import choose_penalty, rows_for_choice, rows_to_choose
+from credo.evaluate.guarantees.raps import choose_penalty, rows_for_choice, rows_to_choose
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
 from credo.predict.run import checked_predictive
 
@@ -143,11 +143,9 @@ def _of_posterior(
     batches = list(batches) if isinstance(batches, Iterator) else batches
     digests = row_digests(batches)
     predicting["predictive"] = checked_predictive(posterior, predicting["predictive"], predicting["link"])
-    before, posterior.conformal = posterior.conformal, None  # sets are of no use here
-    try:
-        prediction: Prediction = predict(posterior, batches, **predicting)
-    finally:
-        posterior.conformal = before
+    plain = posterior.frozen_copy()
+    plain.conformal = None  # sets are of no use here
+    prediction: Prediction = predict(plain, batches, **predicting)
     way = {name: predicting[name] for name in ("draws", "predictive", "link", "tolerance")}
     found = replace(conformal(prediction, None, alpha, kind, **options), **way)
     posterior.ledger.record("conformal", digests)
