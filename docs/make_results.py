@@ -22,6 +22,8 @@ NAMES = (
     "answers-you-can-rely-on.md",
     "trained-network.md",
     "out-of-distribution.md",
+    "fidelity.md",
+    "samplers.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
@@ -81,5 +83,12 @@ if __name__ == "__main__":
     from benchmarks.after_training_table import write_tables
 
     write_tables(ROOT / "results/benchmarks/after-training")
+    from benchmarks.fidelity.table import write_tables as write_fidelity
+
+    write_fidelity(ROOT / "results/benchmarks/fidelity")
+    from benchmarks.cyclical import write_table
+
+    if (ROOT / "results/benchmarks/cyclical").exists():
+        write_table(ROOT / "results/benchmarks/cyclical")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -13,7 +13,7 @@ import typer
 from credo.cli.output import errors_explained, print_json, print_table, say
 from credo.core.distributed.setup import leave
 from credo.core.errors import unknown
-from credo.core.support.denormals import flush_denormals
+from credo.core.kernels.denormals import flush_denormals
 from credo.core.support.progress import make_progress
 from reproductions.figures import FIGURES
 from reproductions.jobs import Records

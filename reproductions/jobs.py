@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from credo.core.arguments import group_of
-from credo.core.support.denormals import flush_denormals
+from credo.core.kernels.denormals import flush_denormals
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
 from credo.data.registry import require_dataset

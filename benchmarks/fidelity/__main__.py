@@ -19,16 +19,16 @@ import torch
 
 import credo
 from benchmarks.fidelity.contenders import CONTENDERS, reference
-from benchmarks.fidelity.table import table
+from benchmarks.fidelity.table import make_tables, write_tables
 from benchmarks.fidelity.tasks import TASKS, Problem
 from benchmarks.report import Run as Record
-from benchmarks.report import count, names_of, say
+from benchmarks.report import count, names_of, say, table
 from credo.core.support.files import write_json
 from credo.evaluate import agreement, chain_study
 from credo.evaluate.fidelity.function_draws import function_draws
 
 FOLDER = Path("results/benchmarks/fidelity")
-DRAWS = 200
+DRAWS = 400
 REFERENCE = "HMC"
 
 
@@ -43,9 +43,10 @@ def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None
             continue
         problem = TASKS[name](seed)
         say(f"{name}: HMC, seed {seed}")
-        start = time.process_time()
-        truth = reference(problem, seed, folder / "chains" / f"{name}-{seed}.pt")
-        seconds = time.process_time() - start
+        file, start = folder / "chains" / f"{name}-{seed}.pt", time.process_time()
+        is_whole = not file.exists()  # the time of a run that continues is not that of all of it
+        truth = reference(problem, seed, file)
+        seconds = time.process_time() - start if is_whole else None
         for contender in wanted:
             say(f"{name}: {contender}, seed {seed}")
             rows[f"{contender}, seed {seed}"] = (
@@ -104,14 +105,14 @@ def chains(truth: credo.HMC, problem: Problem) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is asked for, and print the table of all records."""
+    """Run what is asked for, and make the tables of all records."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=names_of("task", TASKS), default=list(TASKS), metavar="NAMES")
     contenders = names_of("contender", CONTENDERS)
     parser.add_argument("--contenders", type=contenders, default=list(CONTENDERS), metavar="NAMES")
     parser.add_argument("--seeds", type=count, default=1, metavar="N")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where records are")
-    parser.add_argument("--table", action="store_true", help="print the table of the records alone")
+    parser.add_argument("--table", action="store_true", help="make the tables of the records alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.table:
@@ -119,7 +120,12 @@ def main() -> None:
             warnings.simplefilter("ignore", credo.CredoWarning)
             for name in options.tasks:
                 run_task(name, options.contenders, options.seeds, options.folder)
-    print(table(options.folder))
+                write_tables(options.folder)
+    write_tables(options.folder)
+    for found in make_tables(options.folder)["tables"].values():
+        if found["rows"]:
+            rows = {str(row[0]): ["" if cell is None else str(cell) for cell in row[1:]] for row in found["rows"]}
+            print(table(found["columns"][0], found["columns"][1:], rows))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Problem:
         noise: Standard deviation of a regression's targets, known to everybody; None for classes.
         between: Inputs in a gap of the training inputs, if there is one.
         chains: Arguments of the reference `HMC`.
+        steps: Steps of every training.
     """
 
     train: tuple[Tensor, Tensor]
@@ -38,6 +39,7 @@ class Problem:
     noise: float | None = None
     between: Tensor | None = None
     chains: dict[str, Any] | None = None
+    steps: int = 1500
 
     def network(self, seed: int) -> nn.Module:
         """A network with fresh weights."""
@@ -61,9 +63,9 @@ def gap(seed: int) -> Problem:
     middle = torch.linspace(-0.5, 0.5, 21).unsqueeze(1)
     on = load_gap(n=100, seed=seed + 2000).train
     test = (on.x.float(), on.y.float())
-    chains = {"chains": 16, "warmup": 300, "samples": 960, "settings": {"thin": 2, "max_steps": 128}}
+    chains = {"chains": 16, "warmup": 300, "samples": 1920, "settings": {"thin": 3, "max_steps": 128}}
     pairs = [(split.x.float(), split.y.float()) for split in (data.train, more.train)]
-    return Problem(pairs[0], pairs[1], test, (20,), 1, noise=0.1, between=middle, chains=chains)
+    return Problem(pairs[0], pairs[1], test, (20,), 1, noise=0.1, between=middle, chains=chains, steps=4000)
 
 
 def moons(seed: int) -> Problem:

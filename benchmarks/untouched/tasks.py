@@ -1,7 +1,7 @@
 """The development tasks: tables, images, sequences, text and a pretrained network, as a user would bring them.
 
-Tables are standardised, with the statistics of the training rows; every contender of a task sees the same rows, network
-and initial weights. A seed chooses the rows (or the noise, where data are made) and the initial weights.
+Tables are standardised, with the training rows' `input_statistics`; every contender of a task sees the same rows,
+network and initial weights. A seed chooses the rows (or the noise, where data are made) and the initial weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from credo.data import Split, load_dataset
-from credo.models import build_model
+from credo.models import build_model, input_statistics
 
 TABLE_STEPS = 800  # of a table's training, in epochs that are whole
 
@@ -67,8 +67,10 @@ def _table(x: np.ndarray, y: np.ndarray, seed: int, *, hidden: tuple[int, ...], 
     order = np.random.default_rng(seed).permutation(len(x))
     held = min(len(x) // 5, test or len(x))
     inside, outside = order[held:], order[:held]
-    scale = x[inside].std(0)
-    inputs = torch.from_numpy((x - x[inside].mean(0)) / np.where(scale > 0, scale, 1.0)).float()
+    statistics = input_statistics(torch.from_numpy(x[inside]))
+    assert statistics is not None  # no integers
+    mean, scale = map(np.asarray, statistics)
+    inputs = torch.from_numpy((x - mean) / scale).float()
     if y.dtype.kind == "f":
         targets = torch.from_numpy((y - y[inside].mean()) / y[inside].std()).float().reshape(len(y), -1)
         outputs = targets.shape[1]
@@ -149,6 +151,33 @@ def _clusters(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
         rows, 20, n_informative=8, n_classes=4, flip_y=0.1, random_state=int(rng.integers(2**31))
     )
     return x, y
+
+
+def _ripples(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Rings around the origin of a plane, with little noise."""
+    x = rng.uniform(-3, 3, (rows, 2))
+    radius = np.hypot(x[:, 0], x[:, 1])
+    return x, np.cos(3 * radius) * np.exp(-0.2 * radius) + 0.05 * rng.normal(size=rows)
+
+
+def _stairs(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A function with jumps."""
+    x = rng.uniform(-1, 1, (rows, 3))
+    return x, np.floor(3 * x[:, 0]) + 2.0 * ((x[:, 1] > 0.2) & (x[:, 2] < 0)) + 0.1 * rng.normal(size=rows)
+
+
+def _spheres(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Three classes by the distance from the origin."""
+    state = int(rng.integers(2**31))
+    x, y = datasets.make_gaussian_quantiles(n_samples=rows, n_features=6, n_classes=3, random_state=state)
+    return x, y
+
+
+def _counts(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of counts."""
+    x = rng.normal(size=(rows, 6))
+    rate = np.exp(1 + 0.8 * np.sin(x[:, 0]) + 0.5 * x[:, 1] * (x[:, 2] > 0))
+    return x, np.log1p(rng.poisson(rate))
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -320,6 +349,10 @@ TASKS: dict[str, Task] = {
     "digits": Task("digits, 1,438 rows, MLP 100-100", _bundled(datasets.load_digits, 100, 100)),
     "moons": Task("two moons, 300 rows, MLP 50-50", _made(300, _moons, 50, 50)),
     "clusters": Task("clusters, 2,000 rows, 10 % wrong labels, MLP 100", _made(2000, _clusters, 100)),
+    "ripples": Task("rings with little noise, 1,000 rows, MLP 50-50", _made(1000, _ripples, 50, 50)),
+    "stairs": Task("a function with jumps, 600 rows, MLP 50-50", _made(600, _stairs, 50, 50)),
+    "spheres": Task("nested spheres, 800 rows, MLP 50-50", _made(800, _spheres, 50, 50)),
+    "counts": Task("logarithms of counts, 400 rows, MLP 50", _made(400, _counts, 50)),
     "digit-images": Task("digits as images, 1,297 images, convnet", _digit_images),
     "mnist": Task(
         "MNIST, 2,000 images, convnet", _images("mnist", 2000, 10, lambda s: _small_convnet(1, 28, 10, s)), "mnist"

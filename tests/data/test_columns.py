@@ -42,6 +42,14 @@ def test_categories_are_centred_with_the_shares_of_the_training_rows_and_not_sca
     assert dataset.input_std[1:].tolist() == [1, 1, 1]
 
 
+def test_a_nearly_constant_column_keeps_every_training_value_within_ten_deviations(tmp_path):
+    rows = [(4 if i % 250 == 0 else 0, i % 7, i) for i in range(1000)]
+    dataset = load_dataset("csv", path=write(tmp_path, rows, header="rare,usual,y"))
+    assert float(dataset.train.x[:, 0].abs().max()) == pytest.approx(10.0)
+    assert dataset.train.x[:, 1].std(correction=0) == pytest.approx(1.0, abs=1e-5)
+    assert dataset.train.y.std(correction=0) == pytest.approx(1.0, abs=1e-5)
+
+
 def test_text_is_an_error_where_categories_are_not_wanted(tmp_path):
     with pytest.raises(ValueError, match=r"row 2, column 'color': 'red' .*data\.categories=auto"):
         load_dataset("csv", path=write(tmp_path, colored()), categories="raise")

@@ -9,7 +9,7 @@ import credo
 from credo.doctor.run_rules import run_rules
 from credo.evaluate.fidelity.chain_study import ChainStudy
 
-GOOD = ChainStudy(4, 100, 1.01, 1.0, 1.01, 300.0, 200.0, 1.0, 300.0)
+GOOD = ChainStudy(4, 100, 1.01, 1.02, 1.0, 1.01, 300.0, 200.0, 1.0, 300.0)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,9 @@ GOOD = ChainStudy(4, 100, 1.01, 1.0, 1.01, 300.0, 200.0, 1.0, 300.0)
         ({"rhat": 1.5, "rhat_within": 1.3}, ("chains-too-short", "alarm", {"samples": 800})),
         ({"rhat": 1.5, "rhat_within": 1.01}, ("chains-disagree", "alarm", {"chains": 8})),
         ({"ess_tail": 20.0}, ("few-samples", "note", {"samples": 800})),
+        ({"rhat": 1.5, "rhat_noise": 1.6, "ess_tail": 20.0}, ("few-samples", "note", {"samples": 800})),
+        ({"rhat": 1.7, "rhat_noise": 1.6, "rhat_within": 1.01}, ("chains-disagree", "alarm", {"chains": 8})),
+        ({"chains": 1, "rhat": 1.5, "rhat_within": 1.01}, ("chains-too-short", "alarm", {"samples": 200})),
     ],
 )
 def test_rules(changes: dict, wanted: tuple | None) -> None:

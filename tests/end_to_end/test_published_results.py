@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.after_training_table import TABLE, make_table
+from benchmarks.fidelity.table import make_tables
 from pages import ROOT
 
 from credo.evaluate import intervals
@@ -56,6 +57,15 @@ def test_a_published_table(study: str, name: str, tmp_path: Path, monkeypatch: p
     _, records = finish_table(table, name, folder, "cpu")
     assert {job: records[job] for job in run} == run
     assert json.loads((folder / table_file(name)).read_text(encoding="utf-8")) == published
+
+
+def test_the_tables_of_fidelity_are_those_of_its_records() -> None:
+    folder, page = ROOT / "results/benchmarks/fidelity", (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
+    published = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+    assert make_tables(folder) == published
+    for table in published["tables"].values():
+        for row in table["rows"]:
+            assert "| " + " | ".join("–" if cell is None else str(cell) for cell in row) + " |" in page
 
 
 def test_the_table_of_a_trained_network_is_that_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:

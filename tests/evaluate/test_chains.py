@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import credo
 from credo.evaluate import chain_study, ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.fidelity.chain_study import study
-from credo.evaluate.fidelity.chains import rank_normalised
+from credo.evaluate.fidelity.chains import rank_normalised, rhat_noise
 
 
 def autoregressive(rho: float, chains: int, draws: int, quantities: int, seed: int = 0) -> Tensor:
@@ -111,3 +111,62 @@ def test_the_study_of_a_posterior_is_that_of_its_samples() -> None:
     assert found.ess_log_likelihood == pytest.approx(float(ess_bulk(-losses)), rel=1e-3)
     assert (found.chains, found.draws) == (3, 8)
     assert chain_study(credo.MAP(nn.Linear(2, 3), data_size=12), x) is None
+
+
+@pytest.mark.parametrize(("chains", "draws", "quantities"), [(1, 12, 30), (4, 12, 30), (8, 50, 30)])
+def test_the_noise_of_rhat_is_what_independent_draws_stay_below(chains: int, draws: int, quantities: int) -> None:
+    """One study of a hundred may be above; 7 of 200 or more are so with probability 0.005."""
+    torch.manual_seed(0)
+    limit = rhat_noise(chains, draws, quantities)
+    largest = torch.stack([split_rhat(torch.randn(chains, draws, quantities)).max() for _ in range(200)])
+    assert int((largest > limit).sum()) < 7
+    assert float(largest.max()) > 1 + 0.5 * (limit - 1)  # and not far below it
+    assert rhat_noise(1, 4, quantities) == math.inf
+    assert rhat_noise(1, 3, quantities) == math.inf
+
+
+def sampler(seed: int, norm: bool = False, **options: object) -> credo.SGHMC:
+    torch.manual_seed(seed)
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(9))
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Linear(8, 2))
+    posterior = credo.SGHMC(net, data_size=24, seed=seed, schedule="constant", samples=16, **options)
+    return credo.fit(posterior, [(x, (x[:, 0] > 0).long())], epochs=64, progress=False)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_study_of_stochastic_gradient_samplers(norm: bool) -> None:
+    """One is a chain, an ensemble of them several; each sample has its own running statistics."""
+    members = [sampler(seed, norm, random=["0.weight", "2.*"]) for seed in (0, 1, 2)]
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
+    one, three = chain_study(members[0], x), chain_study(credo.Ensemble(members), x)
+    assert one is not None
+    assert three is not None
+    assert (one.chains, one.draws, three.chains, three.draws) == (1, 16, 3, 16)
+    with torch.no_grad():
+        predictions = torch.stack(
+            [
+                torch.stack(
+                    [
+                        torch.func.functional_call(part.model.eval(), part.sampled_weights.at(index), (x,)).softmax(-1)
+                        for index in range(16)
+                    ]
+                ).flatten(1)
+                for part in members
+            ]
+        )
+    assert three.rhat == pytest.approx(float(split_rhat(predictions).max()), rel=1e-3)
+    assert one.ess_bulk == pytest.approx(float(ess_bulk(predictions[:1]).min()), rel=1e-3)
+    assert chain_study(credo.SGHMC(nn.Linear(3, 2), data_size=24), x) is None
+
+
+def test_the_doctor_tells_an_ensemble_of_samplers_in_two_modes() -> None:
+    members = [sampler(seed) for seed in range(3)]
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(9))
+    rows = [(x, (x[:, 0] > 0).long())]
+    with torch.no_grad():
+        members[0].sampled_weights.weights *= -1.0
+    found = credo.diagnose(credo.Ensemble(members), rows)
+    assert {"chains-disagree", "chains-too-short"} & {finding.name for finding in found.findings}
+    assert found.measurements["chains"]["chains"] == 3
+    single = credo.diagnose(members[1], rows).measurements["chains"]
+    assert single["chains"] == 1

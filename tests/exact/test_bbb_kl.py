@@ -139,7 +139,7 @@ def test_prior_by_name_is_saved_and_rebuilt() -> None:
     state = torch.load(file, weights_only=True)
     assert {"prior.mean_vector", "prior.scale_vector"} <= set(state)
     # A new network, whose own weights are others: mean and scale must come from the file.
-    again = BBB(network(seed=5), data_size=20, prior=posterior.prior.config())
+    again = BBB(network(seed=5), data_size=20, prior=posterior.prior.config(), lr=0.1)
     again.load_state_dict(state)
     assert torch.equal(again.prior.mean, posterior.prior.mean)
     assert torch.equal(again.prior.std, posterior.prior.std)

@@ -65,6 +65,33 @@ def test_recovers_conjugate_regression(temperature: float) -> None:
     assert posterior.summary.divergences == 0
 
 
+def test_the_variances_of_a_gaussian_have_no_bias() -> None:
+    """1.2 million samples of five correlated weights: the whole covariance to 1 %, five standard errors or more.
+
+    The chains are independent but for what warm-up found, so the error is that of means over chains. With few chains
+    the same generator gives the same deviations from whatever start: runs are independent only with seeds of their own.
+    """
+    dim, count, kept = 5, 4000, 300
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.double))
+    precision = basis @ torch.diag(torch.logspace(0, 1, dim, dtype=torch.double)) @ basis.T
+
+    def energy(weights: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = weights @ precision
+        return 0.5 * (weights * gradient).sum(1), gradient
+
+    plan = Plan(warmup=120, kept=kept, thin=1, target_accept=0.8, max_steps=128)
+    samples = torch.zeros(count, kept, dim, dtype=torch.double)
+    start, scale = torch.zeros(count, dim, dtype=torch.double), torch.ones(dim, dtype=torch.double)
+    chains = start_chains(energy, start, scale, plan, samples, seed=0)
+    run(chains, energy, plan, on_transition=lambda chains: None, save=None)
+    white = samples @ torch.linalg.cholesky(precision)
+    by_chain = white.mT @ white / kept
+    assert float((by_chain.std(0) / math.sqrt(count)).max()) < 0.0025
+    assert float((by_chain.mean(0) - torch.eye(dim)).abs().max()) < 0.01
+    assert float(white.mean((0, 1)).abs().max()) < 0.01
+
+
 def small_energy(dtype: torch.dtype = torch.double) -> tuple[Potential, Tensor]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
@@ -182,7 +209,7 @@ def test_simulation_based_calibration_of_the_chains() -> None:
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:HMC")  # single divergences
 def test_simulation_based_calibration() -> None:
-    """The same through `HMC.fit`, each data set with chains of its own."""
+    """The same through `HMC.fit`, each data set with chains of its own; six processor minutes."""
     found, at = [], torch.tensor([[-0.5], [1.5]], dtype=torch.double)
     for index in range(160):
         torch.manual_seed(100 + index)
@@ -192,9 +219,8 @@ def test_simulation_based_calibration() -> None:
         x = torch.randn(6, 1, dtype=torch.double)
         truth, y = net(at).detach(), (net(x) + NOISE * torch.randn(6, 1, dtype=torch.double)).detach()
         noise = credo.GaussianNoise(NOISE)
-        posterior = credo.HMC(
-            net, data_size=6, chains=8, warmup=80, samples=64, settings={"thin": 8}, seed=index, likelihood=noise
-        )
+        lengths = {"chains": 8, "warmup": 80, "samples": 64, "settings": {"thin": 8, "start_steps": 50}}
+        posterior = credo.HMC(net, data_size=6, seed=index, likelihood=noise, **lengths)
         draws = posterior.fit([(x, y)]).iter_draws(63)
         outputs = torch.stack([torch.func.functional_call(net, draw, (at,)).detach() for draw in draws])
         found.append((outputs < truth).sum(0)[:, 0])

@@ -161,7 +161,7 @@ def test_compiled_and_torch_steps_are_the_same_without_noise(monkeypatch: pytest
     def trained() -> list[Tensor]:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 700), nn.LayerNorm(700), nn.Tanh(), nn.Linear(700, 2))
-        posterior = credo.SGHMC(net, data_size=9, burn_in=0.9)
+        posterior = credo.SGHMC(net, data_size=9, burn_in=0.9, cycles=1)
         posterior.plan_training_(steps=100, epochs=100)
         for _ in range(5):
             posterior.step(lambda net: net(torch.ones(4, 3)).square().mean())
@@ -223,6 +223,27 @@ def test_noise_only_after_the_burn_in_of_a_cycle() -> None:
     for _ in range(6):
         step(first)
     assert torch.equal(state, first.generator.get_state())  # no noise, so no random numbers
+
+
+def test_a_regression_has_noise_in_the_burn_in_of_a_cycle() -> None:
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        net = nn.Linear(2, 1)
+        posterior = credo.SGHMC(net, data_size=20, cycles=2, seed=seed, likelihood=credo.GaussianNoise(0.5))
+        posterior.plan_training_(steps=20, epochs=20)
+        posterior.step(lambda net: (net(torch.ones(3, 2)) ** 2).mean())
+        found.append(net.weight.detach().clone())
+    assert not torch.equal(*found)
+
+
+def test_a_training_too_short_for_two_cycles_has_a_constant_rate() -> None:
+    for given, burn_in, factors in ((None, 15, {1.0}), (1, 24, None)):
+        posterior = planned(steps=30, cycles=given)
+        assert posterior.cycles == 1
+        assert posterior.stages.burn_in_steps() == burn_in
+        rates = {posterior.lr_factor(step) for step in range(30)}
+        assert rates == factors or (factors is None and len(rates) == 30)
 
 
 def test_burn_in_counts_steps_whatever_the_number_of_tensors() -> None:

@@ -163,7 +163,12 @@ def test_an_unknown_name_gets_the_nearest(tables: dict[str, Any], message: str) 
         ({"training": {"milestones": 3}}, "training.milestones=3 must be a list"),
         ({"training": {"patience": "x"}}, "training.patience='x' must be a whole number"),
         ({"training": {"seed": "x"}}, "training.seed='x' must be a whole number"),
-        ({"training": {"epochs": 0}}, "training.epochs=0: at least 1"),
+        ({"training": {"epochs": -1}}, "training.epochs=-1: at least 0"),
+        ({"training": {"epochs": 0}}, "training.epochs=0: bbb needs training; these do not: map,"),
+        (
+            {"training": {"epochs": 0}, "method": {"name": "laplace"}},
+            "training.epochs=0 needs a trained network: set model.weights",
+        ),
         ({"training": {"warmup": 99.0}}, "warmup=99.0 must lie between 0 and epochs=20"),
         ({"training": {"schedule": "steps"}}, "needs milestones"),
         ({"method": {"name": "bbb", "lr": "x"}}, "method.lr='x' must be a number"),

@@ -72,8 +72,8 @@ def test_it_is_said_in_fit_and_in_torch_optimisers() -> None:
 @pytest.mark.parametrize(
     ("method", "advice"),
     [
-        ("map", "optimizer={'clip_norm': 1} or lr=0.0001"),
-        ("vogn", "damping=0.5 or lr=0.0005"),
+        ("map", "optimizer={'clip_norm': 1} or lr=0.0003"),
+        ("vogn", "damping=1 or lr=0.001"),
         ("noisy-kfac", "clip=0.0003 or damping=0.1"),
     ],
 )

@@ -172,3 +172,13 @@ def test_half_precision_networks_can_be_initialised() -> None:
 def test_bad_or_clashing_choices_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BBB(network(), data_size=1, **options)
+
+
+def test_by_default_the_std_is_learned_more_slowly_than_the_means() -> None:
+    posterior = BBB(network(), data_size=1)
+    groups = posterior.optimizer_step.optimizer.param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert rates[id(posterior.rho)] == 1e-2
+    assert {rates[id(p)] for p in posterior.model.parameters()} == {1.5e-2}
+    one_rate = BBB(network(), data_size=1, lr=1e-3)
+    assert [group["lr"] for group in one_rate.optimizer_step.optimizer.param_groups] == [1e-3]

@@ -100,7 +100,7 @@ def test_vogn_is_its_formula(name: str) -> None:
         credo.Curvature.of(options.get("curvature", {})),
     )
     beta, decay, s0 = momentum.decay, 0.999 if curvature.decay is None else curvature.decay, curvature.init
-    gamma, size, given = options.get("damping", 0.05), N, options.get("temperature", 1.0)
+    gamma, size, given = options.get("damping", 0.1), N, options.get("temperature", 1.0)
     start = given["start"] if isinstance(given, dict) else None
     m, s = {}, {n: torch.full_like(p, s0) for n, p in posterior.model.named_parameters()} if s0 else {}
     centre = posterior.layout.split(torch.zeros(posterior.layout.size) + posterior.prior.mean)

@@ -47,7 +47,7 @@ def test_samples_stay_evenly_spaced_in_bounded_memory(capacity: int) -> None:
 
 
 def test_a_draw_is_one_of_the_samples_and_a_prediction_uses_each_once() -> None:
-    posterior = trained()
+    posterior = trained(cycles=1)
     kept = posterior.sampled_weights
     assert posterior.collected == 8  # one cycle of 40 steps, of which eight are sampled
     rows = [posterior.vector.layout.flatten(posterior.draw()) for _ in range(20)]
@@ -124,7 +124,7 @@ def test_calibration_chooses_a_temperature_and_leaves_samples_alone() -> None:
 
 
 def test_several_chains_are_an_ensemble() -> None:
-    chains = credo.Ensemble([credo.SGHMC(network(seed), data_size=24, seed=seed) for seed in range(2)])
+    chains = credo.Ensemble([credo.SGHMC(network(seed), data_size=24, cycles=1, seed=seed) for seed in range(2)])
     credo.fit(chains, LOADER, epochs=20)
     assert [part.collected for part in chains.parts] == [8, 8]
     prediction = credo.predict(chains, X, draws=16)

@@ -118,6 +118,14 @@ def test_far_from_zero_and_constant_up_to_rounding():
     assert (mean[1], std[1]) == pytest.approx((1e6 + 0.5, 0.5), rel=1e-9)
 
 
+def test_a_nearly_constant_feature_keeps_every_training_value_within_ten_deviations():
+    x = torch.zeros(1000, 2, dtype=torch.float64)
+    x[0, 0], x[::2, 1] = 4.0, 1.0
+    mean, std = input_statistics(blocks(x))
+    assert (mean[0], std[0]) == pytest.approx((0.004, (4 - 0.004) / 10))  # its standard deviation is 0.126
+    assert std[1] == pytest.approx(0.5)
+
+
 def test_own_networks_get_it_as_a_first_layer():
     x = 50 + 20 * torch.rand(64, 3)
     net = torch.nn.Sequential(torch.nn.Linear(3, 2))

@@ -154,6 +154,16 @@ def test_standardised_inputs_make_units_irrelevant() -> None:
     assert raw.input_std_.tolist() == [1.0] * 4
 
 
+def test_a_nearly_constant_column_keeps_every_training_value_within_ten_deviations() -> None:
+    x = np.concatenate([X[:, :2], np.zeros((len(X), 1)), np.ones((len(X), 1))], 1)
+    x = np.concatenate([x] * (1 + 200 // len(X)))
+    x[0, 2] = 4.0
+    classifier = quick().fit(x, np.resize(Y, len(x)))
+    assert classifier.input_std_[2] == pytest.approx((4 - 4 / len(x)) / 10)
+    assert classifier.input_std_[:2] == pytest.approx(x[:, :2].std(0))
+    assert classifier.input_std_[3] == 1
+
+
 def test_clone_and_pickle_keep_what_they_should() -> None:
     classifier = quick(method_options={"noise": "flipout"}).fit(X, Y)
     copied = clone(classifier)

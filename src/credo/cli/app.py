@@ -122,7 +122,7 @@ for _name in moved.MOVED:
 def main() -> None:
     """Entry point of the console script."""
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        from credo.core.support.denormals import flush_denormals
+        from credo.core.kernels.denormals import flush_denormals
 
         flush_denormals()
     app()

@@ -35,6 +35,21 @@ class WeightState:
 
 
 @dataclass(frozen=True, eq=False)
+class KeptChains:
+    """Samples of Markov chains, each in the order in which it was visited.
+
+    Attributes:
+        count: Number of chains.
+        length: Samples of each.
+        at: `at(chain, index)` is a sample as `draw` returns one, with the running statistics that belong to it.
+    """
+
+    count: int
+    length: int
+    at: Callable[[int, int], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
 class Description:
     """Properties of one posterior (not of the parts of a mixture), cheap to make.
 
@@ -52,7 +67,7 @@ class Description:
         evidence: log p(D) in nats, computed when called; None if the method has none.
         scale_prior: Multiplies the prior's precision, and changes the posterior to that under the new prior; None where
             that needs another training.
-        chains: Kept samples of Markov chains, [chains, samples, weights] in `layout`; None: draws are no such samples.
+        chains: Kept samples of Markov chains; None: there are none, or draws are no such samples.
         state: Tensors beside the network's that have an entry for each weight, by attribute name.
     """
 
@@ -68,7 +83,7 @@ class Description:
     has_curvature: bool = True
     evidence: Callable[[], float] | None = None
     scale_prior: Callable[[float], Posterior] | None = None
-    chains: Tensor | None = None
+    chains: KeptChains | None = None
     state: Mapping[str, WeightState] = field(default_factory=dict)
 
 

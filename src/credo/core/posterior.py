@@ -69,6 +69,8 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     """Whether draws are the network's own parameters plus noise, so that it can be linearised at them."""
     has_noise_scale: ClassVar[bool] = True
     """Whether its noise may be scaled, so that `credo.calibrate` chooses a `noise_scale` beside the temperature."""
+    needs_training: ClassVar[bool] = True
+    """Whether a posterior of a trained network needs steps of its own; False: at most passes, in `end_training_`."""
 
     def __init__(
         self,

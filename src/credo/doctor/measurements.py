@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -136,13 +136,15 @@ def method_info(posterior: Posterior) -> MethodInfo:
         and not (likelihood.learn or likelihood.heteroscedastic),
         rate=about.rate,
         arguments=frozenset(argument_names(type(first))),
-        lr=_number(first.config().get("lr")),
-        default_lr=_number(parameters["lr"].default) if "lr" in parameters else None,
+        lr=_rate(first.config().get("lr")),
+        default_lr=_rate(parameters["lr"].default) if "lr" in parameters else None,
     )
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _rate(given: object) -> float | None:
+    """A learning rate, or that of all other parameters where rates are given by name."""
+    rate = given.get("*") if isinstance(given, Mapping) else given
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _statistics(found: Statistics, metric: str) -> dict[str, Any]:

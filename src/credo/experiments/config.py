@@ -183,8 +183,19 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
         _check_types("model", model, model_options(model["name"]))
     _check_method(method)
     training = make_training(tables.get("training", {}))
+    if training.epochs == 0:
+        _check_untrained(model, method)
     distributed = make_distributed(tables["distributed"]) if "distributed" in tables else None
     return Experiment(data, model, method_with_defaults(method), training, distributed)
+
+
+def _check_untrained(model: Mapping[str, Any], method: Mapping[str, Any]) -> None:
+    """Raise ValueError where an experiment without any epoch would be one without a trained network."""
+    if METHODS[method["name"]].needs_training:
+        possible = ", ".join(name for name, kind in METHODS.items() if not kind.needs_training)
+        raise ValueError(f"training.epochs=0: {method['name']} needs training; these do not: {possible}.")
+    if model.get("weights") is None:
+        raise ValueError("training.epochs=0 needs a trained network: set model.weights to a file or a run folder.")
 
 
 def _check_types(section: str, table: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:

@@ -168,9 +168,11 @@ def check_types(section: str, options: Mapping[str, Any], defaults: Mapping[str,
     Only where the default is a number, boolean or list.
     """
     for key, value in options.items():
-        wanted = _wanted(defaults.get(key))
+        default = defaults.get(key)
+        default = default.get("*") if isinstance(default, Mapping) else default  # numbers by parameter name globs
+        wanted = _wanted(default)
         # Values by name and groups of their own are tables; the constructor validates them.
-        if wanted and not isinstance(value, Mapping) and not _fits(value, defaults[key]):
+        if wanted and not isinstance(value, Mapping) and not _fits(value, default):
             raise ValueError(f"{section}.{key}={value!r} must be {wanted}; the default is {defaults[key]!r}.")
 
 

@@ -225,6 +225,8 @@ class Run:
     ) -> Iterator[EpochRecord]:
         training, posterior = experiment.training, prepared.posterior
         records: list[EpochRecord] = []
+        if training.epochs == 0:  # before what `training.calibrate` does
+            posterior.end_training_(prepared.loader)
         for record in shown(
             posterior,
             prepared.loader,

@@ -20,7 +20,7 @@ class Training:
     """The [training] section.
 
     Attributes:
-        epochs: Passes over the training data.
+        epochs: Passes over the training data; 0 leaves the given weights as they are.
         batch_size: Examples in a step, over all processes.
         schedule: Learning-rate schedule: `"cosine"`, `"constant"`, `"steps"` or `"plateau"`.
         milestones: Epochs at which `"steps"` lowers the rate.
@@ -84,9 +84,9 @@ def make_training(table: Mapping[str, Any]) -> Training:
             raise ValueError(unknown("training option", key, known))
     check_types("training", table, {**asdict(Training()), **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_NUMBERS, 1.0)})
     training = Training(**table)
-    for name in ("epochs", "batch_size"):
-        if getattr(training, name) < 1:
-            raise ValueError(f"training.{name}={getattr(training, name)}: at least 1.")
+    for name, least in (("epochs", 0), ("batch_size", 1)):
+        if getattr(training, name) < least:
+            raise ValueError(f"training.{name}={getattr(training, name)}: at least {least}.")
     if training.checkpoint_every is not None and training.checkpoint_every < 1:
         raise ValueError(f"training.checkpoint_every={training.checkpoint_every}: at least 1 step, or none.")
     if not 0 <= training.checkpoint_minutes < float("inf"):

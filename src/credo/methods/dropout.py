@@ -77,7 +77,7 @@ class MCDropout(Posterior):
         prior_precision: Value | None = None,
         random: Random = "all",
         optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
-        lr: Rates = 1e-3,
+        lr: Rates = 3e-3,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:

@@ -37,6 +37,7 @@ class MAP(GradientPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
 
     _not_in_config = ("prior_precision",)
@@ -51,7 +52,7 @@ class MAP(GradientPosterior):
         prior_precision: Value | None = None,
         random: Random = "all",
         optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
-        lr: Rates = 1e-3,
+        lr: Rates = 3e-3,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:

@@ -6,6 +6,8 @@ one, which learns faster, predicts better; and averages over past steps should s
 
 from __future__ import annotations
 
+import math
+
 # Temperatures of a long training. Noise in the weights at temperature 1 costs more accuracy than it gains in
 # calibration on usual data sets; of these labels are clean, "curated", which is evidence for each by several people
 # (Aitchison 2021), so that the posterior of classifiers is colder still.
@@ -17,6 +19,8 @@ LONG_TRAINING = 20.0
 # Averages of the curvature span this part of the training, within bounds in steps.
 AVERAGED_PART = 1 / 20
 FEWEST_AVERAGED, MOST_AVERAGED = 20.0, 1000.0
+# A long training begins with this part of the noise of a short one.
+LEAST_NOISE = 0.25
 
 
 def planned_temperature(task: str, epochs: float) -> float:
@@ -26,16 +30,19 @@ def planned_temperature(task: str, epochs: float) -> float:
         task: That of the likelihood, "regression" or "classification".
         epochs: Times that every example is seen.
     """
-    return TEMPERATURES.get(task, 1.0) * planned_part(epochs)
+    return TEMPERATURES.get(task, 1.0) * min(1.0, epochs / LONG_TRAINING)
 
 
-def planned_part(epochs: float) -> float:
-    """The temperature for so many epochs as a part of that of a long training.
+def planned_noise(steps: int) -> float:
+    """The first σ of a training as a part of that of a short one: less, if there is time for σ to grow back.
+
+    Noise keeps the means from learning sharp functions at first. σ is learned in logarithms, at a rate of 1e-2 and half
+    of it on average under the cosine schedule, so that it can grow by a factor of exp(steps/200).
 
     Args:
-        epochs: Times that every example is seen.
+        steps: Steps of the training.
     """
-    return min(1.0, epochs / LONG_TRAINING)
+    return max(LEAST_NOISE, math.exp(-steps / 200))
 
 
 def planned_decay(steps: int, part: float = AVERAGED_PART) -> float:

@@ -6,6 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from credo.core.support.input_scale import input_scale
+
 Stats = tuple[float | Sequence[float], float | Sequence[float]]
 # So many numbers are converted to float64 at once.
 _CHUNK = 2**20
@@ -102,7 +104,8 @@ def normalized(model: nn.Module, inputs: Tensor | Iterable[Any], *, axes: int | 
 def input_statistics(inputs: Tensor | Iterable[Any]) -> tuple[list[float], list[float]] | None:
     """Return (means, standard deviations) of the training inputs for each channel; None for integers (tokens).
 
-    Computed in float64, batch by batch. A constant channel has standard deviation 1.
+    Computed in float64, batch by batch. A constant channel has standard deviation 1; one that is nearly constant has as
+    much as keeps every training value within ten of them (`credo.core.support.input_scale`).
 
     Args:
         inputs: As in `normalized`: [n, channels, ...], or batches of them.
@@ -161,7 +164,8 @@ class _Moments:
         wrong = (~(self.mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if wrong:
             raise ValueError(f"inputs are NaN or infinite in channel {', '.join(map(str, wrong[:5]))}; clean the data.")
-        return torch.where(constant, self.low, self.mean).tolist(), torch.where(constant, 1.0, std).tolist()
+        scale = input_scale(std, (self.high - self.mean).maximum(self.mean - self.low))
+        return torch.where(constant, self.low, self.mean).tolist(), torch.where(constant, 1.0, scale).tolist()
 
 
 def _moments(inputs: Tensor | Iterable[Any], axes: int | None = None) -> _Moments:

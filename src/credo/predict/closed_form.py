@@ -186,7 +186,7 @@ class ClassForm(ClosedForm):
         entropies, means, variances = (torch.stack(each) for each in zip(*of_parts, strict=True))
         entropy = entropies.mean((0, 2))
         deviation = (entropies - entropy.view(-1, 1)).abs().mean((0, 2))
-        spread = variances.mean(0) + means.var(0, correction=0)
+        spread = variances[0] if parts == 1 else variances.mean(0) + means.var(0, correction=0)
         count = torch.full((rows,), parts * points.shape[1])
         return self.log_probs(values, temperature), Functions(entropy.cpu(), deviation.cpu(), spread.cpu(), count)
 

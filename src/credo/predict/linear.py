@@ -144,9 +144,12 @@ class FunctionLoop:
 def covariance_root(covariance: Tensor) -> Tensor:
     """A with A·Aᵀ = covariance, [batch, n, n] of any rank, in float64; NaN where the covariance is not finite."""
     wide = covariance.double()
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(wide)
+    if not bool(failed.any()) and math.isfinite(float(root.sum())):
+        return root
     finite = wide.isfinite().all(-1).all(-1).view(-1, 1, 1)
     wide = wide.where(finite, 0.0)
-    root: Tensor
     root, failed = torch.linalg.cholesky_ex(wide)
     singular = failed > 0
     if bool(singular.any()):

@@ -19,6 +19,7 @@ from credo.core.distributed.setup import distribute
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.likelihood import Likelihood
 from credo.core.posterior import Posterior
+from credo.core.support.input_scale import input_scale
 from credo.data import Batches, Split, split_validation
 from credo.evaluate import conformal
 from credo.methods import METHODS, Ensemble
@@ -116,7 +117,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self._check()
         self._seed = make_seed(self.random_state)
         self._dtype = x.dtype
-        self.input_mean_, self.input_std_ = statistics(x, standardize=self.standardize)
+        self.input_mean_, std = statistics(x, standardize=self.standardize)
+        farthest = np.abs(x - self.input_mean_).max(0) if self.standardize else np.zeros_like(std)
+        self.input_std_ = input_scale(torch.from_numpy(std), torch.from_numpy(farthest).to(torch.float64)).numpy()
         examples, held_out = self._split(Split(self._inputs(x), torch.from_numpy(y)))
         loader = Batches(examples, batch_size=self.batch_size, seed=self._seed)
         precision = torch.from_numpy(np.empty(0, x.dtype)).dtype

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import DataWarning
+from credo.core.support.input_scale import input_scale
 from credo.core.support.user_warnings import warn
 from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
@@ -216,7 +217,8 @@ def _standardise(
     empty = [columns.input_names[i] for i in mean.isnan().nonzero().flatten().tolist()]
     if empty:
         raise ValueError(f"{path}: {', '.join(empty)} has only gaps in the training rows. Remove the column")
-    std = torch.where(columns.is_number, std, torch.ones_like(std))
+    farthest = (train.x - mean).abs().nan_to_num(nan=0.0).amax(0)
+    std = torch.where(columns.is_number, input_scale(std, farthest), torch.ones_like(std))
     x_train, x_test = (standardised(part.x, mean, std) for part in (train, test))
     y_train, y_test, y_mean, y_std = train.y, test.y, None, None
     if class_names is None and not targets:

@@ -15,10 +15,11 @@ def chains(measured: Measurements) -> Iterator[Finding]:
     if found is None:
         return
     size = min(found.ess_bulk, found.ess_tail)
-    if not found.rhat <= limits.RHAT_WARNING:
+    if not found.rhat <= max(limits.RHAT_WARNING, found.rhat_noise):
         severity = "alarm" if found.rhat > limits.RHAT_ALARM else "warning"
-        text = f"{found.chains} chains disagree about predictions: R̂ is {found.rhat:.2f}, 1 where they agree"
-        if found.rhat_within <= limits.RHAT_WARNING:
+        who = "The two halves of the chain" if found.chains == 1 else f"{found.chains} chains"
+        text = f"{who} disagree about predictions: R̂ is {found.rhat:.2f}, 1 where they agree"
+        if found.chains > 1 and found.rhat_within <= limits.RHAT_WARNING:
             text += ". Each by itself has settled: the posterior has several modes."
             advice = "Run more chains and take them as a mixture: their weights are unknown. Longer chains hardly help."
             yield Finding("chains-disagree", severity, text, advice, _more(measured, "chains"))
@@ -26,7 +27,9 @@ def chains(measured: Measurements) -> Iterator[Finding]:
             text += ", and they still drift."
             yield Finding("chains-too-short", severity, text, "Run longer.", _longer(measured))
     elif size < limits.ESS_LEAST:
-        text = f"Some predictions have {size:.0f} effective samples: their intervals are rough."
+        text = f"Some predictions have {size:.0f} effective samples: their intervals are rough"
+        noise = found.rhat_noise
+        text += "." if noise <= limits.RHAT_ALARM else ", and too few to tell whether the chains have converged."
         yield Finding("few-samples", "note", text, "Run longer.", _longer(measured))
 
 

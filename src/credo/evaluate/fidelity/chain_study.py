@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, run_network
+from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
-from credo.evaluate.fidelity.chains import LEAST_DRAWS, ess_bulk, ess_tail, split_rhat
+from credo.evaluate.fidelity.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat_noise, split_rhat
 from credo.predict.run import evaluating
 
 # Samples of all chains that are run: more are thinned evenly.
@@ -24,6 +26,8 @@ class ChainStudy(NamedTuple):
         chains: Number of chains.
         draws: Samples of each that were used.
         rhat: Largest split-R̂ of any prediction; up to 1.01 chains agree.
+        rhat_noise: What that of as many independent samples is above in one study of a hundred: with few samples a
+            larger R̂ than 1.01 means nothing.
         rhat_median: The median over predictions.
         rhat_within: Median over predictions and chains of the split-R̂ of one chain by itself: whether each has settled
             where it is.
@@ -36,6 +40,7 @@ class ChainStudy(NamedTuple):
     chains: int
     draws: int
     rhat: float
+    rhat_noise: float
     rhat_median: float
     rhat_within: float
     ess_bulk: float
@@ -48,25 +53,27 @@ class ChainStudy(NamedTuple):
 def chain_study(posterior: Posterior, x: AnyInputs, y: Tensor | None = None) -> ChainStudy | None:
     """Diagnostics of the chains that a posterior keeps samples of; None if it keeps none, or fewer than 4 of a chain.
 
-    The members of an ensemble of samplers count as chains.
+    The members of an ensemble of samplers count as chains. One of `SGLD` or `SGHMC` is one chain, whose halves are
+    compared.
 
     Args:
-        posterior: Such as `HMC`, or an `Ensemble` of samplers.
+        posterior: Such as `HMC`, `SGHMC`, or an `Ensemble` of samplers.
         x: Inputs whose predictions are looked at, some tens or hundreds.
         y: Their targets, for the log-likelihood.
     """
-    stacks = [part.describe().chains for part in posterior.parts]
-    found = [stack for stack in stacks if stack is not None]
-    if len(found) < len(stacks) or min(stack.shape[1] for stack in found) < LEAST_DRAWS:
-        return None
-    chains = sum(len(stack) for stack in found)
-    draws = min(min(stack.shape[1] for stack in found), max(LEAST_DRAWS, MOST_SAMPLES // chains))
     values, likelihoods = [], []
     with evaluating(posterior, 0) as frozen:
-        for part, stack in zip(frozen.parts, found, strict=True):
-            chosen = torch.linspace(0, stack.shape[1] - 1, draws).round().long()
-            for chain in stack[:, chosen.to(stack.device)]:
-                one, two = _of_chain(part, chain, x.to(part.device), None if y is None else y.to(part.device))
+        described = [part.describe().chains for part in frozen.parts]
+        found = [chains for chains in described if chains is not None]
+        shortest = min((chains.length for chains in found), default=0)
+        if len(found) < len(described) or shortest < LEAST_DRAWS:
+            return None
+        draws = min(shortest, max(LEAST_DRAWS, MOST_SAMPLES // sum(chains.count for chains in found)))
+        for part, chains in zip(frozen.parts, found, strict=True):
+            chosen = torch.linspace(0, chains.length - 1, draws).round().int().tolist()
+            inputs, targets = x.to(part.device), None if y is None else y.to(part.device)
+            for chain in range(chains.count):
+                one, two = _of_chain(part, (chains.at(chain, index) for index in chosen), inputs, targets)
                 values.append(one)
                 likelihoods.append(two)
     return study(torch.stack(values), torch.stack(likelihoods))
@@ -89,6 +96,7 @@ def study(values: Tensor, log_likelihood: Tensor) -> ChainStudy:
         chains=values.shape[0],
         draws=values.shape[1],
         rhat=float(rhats.max()),
+        rhat_noise=rhat_noise(values.shape[0], values.shape[1], len(rhats)),
         rhat_median=float(rhats.median()),
         rhat_within=float(within.nanmedian()),
         ess_bulk=float(ess_bulk(usable).min()),
@@ -98,13 +106,12 @@ def study(values: Tensor, log_likelihood: Tensor) -> ChainStudy:
     )
 
 
-def _of_chain(part: Posterior, chain: Tensor, x: AnyInputs, y: Tensor | None) -> tuple[Tensor, Tensor]:
+def _of_chain(part: Posterior, chain: Iterable[Draw], x: AnyInputs, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Predictions [draws, quantities] and log-likelihoods [draws] of the samples of one chain."""
-    layout, likelihood = part.describe().layout, part.likelihood
-    assert layout is not None
+    likelihood = part.likelihood
     values, found = [], []
-    for flat in chain:
-        with part.sampled_in_place(layout.split(flat)) as net:
+    for draw in chain:
+        with part.sampled_in_place(draw) as net:
             outputs = run_network(net, x)
         values.append(likelihood.log_probs(outputs).exp() if isinstance(likelihood, ClassLikelihood) else outputs)
         found.append(torch.nan if y is None else -float(likelihood.nll(outputs, y)))

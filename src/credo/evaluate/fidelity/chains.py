@@ -52,6 +52,29 @@ def split_rhat(values: Tensor) -> Tensor:
     return torch.maximum(_rhat(rank_normalised(values)), _rhat(rank_normalised(folded)))
 
 
+def rhat_noise(chains: int, draws: int, quantities: int, alarms: float = 0.01) -> float:
+    """The largest split-R̂ of several quantities that independent draws exceed with a given probability, or less.
+
+    Means of halves with the same distribution have the variance of one draw over n times F, which has 2·chains − 1 and
+    2·chains·(n − 1) degrees of freedom, n = draws/2; its quantile is that of Paulson (1942). Infinite where draws are
+    too few to tell.
+
+    Args:
+        chains: Number of chains.
+        draws: Draws of each.
+        quantities: Number of quantities, of each of which values and distances from the median are looked at.
+        alarms: The probability, divided among the quantities.
+    """
+    count, length = 2 * chains, draws // 2
+    z = float(torch.special.ndtri(torch.tensor(1 - alarms / (2 * quantities), dtype=torch.double)))
+    a, b = 2 / (9 * (count - 1)), 2 / (9 * count * (length - 1)) if length > 1 else math.inf
+    below = (1 - b) ** 2 - b * z**2
+    if not (b < 1 and below > 0):
+        return math.inf
+    root = (1 - a) * (1 - b) + z * math.sqrt(max(a * (1 - b) ** 2 + b * (1 - a) ** 2 - a * b * z**2, 0.0))
+    return math.sqrt((length - 1 + (root / below) ** 3) / length)
+
+
 @_of_halves
 def ess_bulk(values: Tensor) -> Tensor:
     """Effective sample size for the middle of the distribution of each quantity; NaN as in `split_rhat`.

@@ -10,7 +10,6 @@ reparameterisation (Kingma et al. 2015) or by Flipout (Wen et al. 2018). The net
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -50,9 +49,11 @@ from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
-from credo.methods.planning import planned_part, planned_temperature
+from credo.methods.planning import planned_noise, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
+# Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
+RATES: Rates = {"rho": 1e-2, "*": 1.5e-2}
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
@@ -81,7 +82,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         optimizer: An `Optimizer`, a mapping such as `{"name": "sgd", "momentum": 0.9, "clip_norm": 1.0}`, a name of
             `OPTIMIZERS`, or a function from parameters to an optimiser. A weight decay leaves ρ out.
         lr: Learning rate of an optimiser given by name, or rates by parameter name globs, among them `"rho"` and
-            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`.
+            `"likelihood.*"`: `{"rho": 1e-2, "*": 1e-3}`; 1.5e-2, and 1e-2 for ρ, by default.
         likelihood: What the outputs mean: an object, its description or name; None: categorical.
         seed: Start of the posterior's own random numbers.
     """
@@ -113,7 +114,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         random: Random = "all",
         init: Init | Mapping[str, Any] | float = Init(),
         optimizer: Optimizer | Mapping[str, Any] | OptimizerFunction | str = Optimizer(),
-        lr: Rates = 1e-2,
+        lr: Rates = RATES,
         likelihood: Likelihood | Mapping[str, Any] | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -224,17 +225,13 @@ class BBB(GradientPosterior, GaussianPosterior):
     # -- training --------------------------------------------------------------------------------------------
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose temperature and first σ, if both were left open, for `epochs` epochs, however many `steps` they have.
-
-        The variance of a posterior is proportional to its temperature, which is low for few epochs: so is the first σ²,
-        for these epochs are too few to get rid of more noise.
-        """
+        """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
         if self.arguments["temperature"] is not None:
             return
         self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
         first = first_rho(self.rho)
         if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(math.sqrt(planned_part(epochs)))
+            self.scale_noise_(planned_noise(steps))
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)

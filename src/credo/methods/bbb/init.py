@@ -30,8 +30,8 @@ class Init(Group):
 
     Attributes:
         mean: `"keep"` the network's weights, also pretrained ones, or draw them: `"prior"`, `"he"`, or a std.
-        std: First σ. None: 0.02, small enough not to drown the signal of usual initialisations; less where `fit`
-            chooses a low temperature for few epochs.
+        std: First σ. None: 0.02, small enough not to drown the signal of usual initialisations; `fit` begins long
+            trainings with less.
         relative_std: First σ as a fraction of |μ|, for pretrained networks.
         rho: First ρ (log α for a relative spread), or mean and std of a normal.
     """

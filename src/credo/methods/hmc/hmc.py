@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
-from credo.core.description import Description
+from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
@@ -83,6 +83,7 @@ class HMC(GradientPosterior):
     averages_over_processes = False
     is_linearisable: ClassVar[bool] = False
     has_noise_scale: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_SETTINGS
@@ -167,7 +168,10 @@ class HMC(GradientPosterior):
         for index in range(count):
             turn, place = divmod(index % (chains * kept), chains)
             chain = int(across[turn, place])
-            yield self.layout.split(self.samples[chain, within[chain, turn]].clone())
+            yield self._sample_at(chain, int(within[chain, turn]))
+
+    def _sample_at(self, chain: int, index: int) -> dict[str, Tensor]:
+        return self.layout.split(self.samples[chain, index].clone())
 
     # -- training of the network itself --------------------------------------------------------------------------
 
@@ -319,12 +323,13 @@ class HMC(GradientPosterior):
 
     def describe(self) -> Description:
         """Prior, temperature, and the kept samples."""
+        chains, kept, _ = self.samples.shape
         return Description(
             prior=self.prior,
             layout=self.layout,
             temperature=self.temperature,
             spread_count=self.samples.numel() if self.has_samples else 0,
-            chains=self.samples if self.has_samples else None,
+            chains=KeptChains(chains, kept, self._sample_at) if self.has_samples else None,
         )
 
 

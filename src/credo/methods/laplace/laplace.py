@@ -84,6 +84,7 @@ class Laplace(PriorChoice):
     """
 
     default_predictive: ClassVar[str] = "linear"
+    needs_training: ClassVar[bool] = False
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2)}
     _not_in_config = ("prior_precision",)
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER

@@ -162,6 +162,8 @@ class NaturalStepper(Posterior, ABC):
     averages_over_processes = True
     checks_first_draw: ClassVar[bool] = True
     """Whether the first step with noise compares the draw's loss with that of the mean."""
+    planned_prior_precision: ClassVar[float] = PRIOR_PRECISION
+    """The precision of the prior that `fit` chooses."""
     prior: Gaussian
     rates: float | Tensor
     step_draws = 1
@@ -247,7 +249,7 @@ class NaturalStepper(Posterior, ABC):
         if given["curvature"].decay is None:
             self._set_planned("curvature.decay", self._planned_decay(steps))
         if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
-            self._set_planned("prior_precision", PRIOR_PRECISION)
+            self._set_planned("prior_precision", self.planned_prior_precision)
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
         return planned_temperature(self.likelihood.task, epochs)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from credo.core.description import Description
+from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoWarning, NonFiniteError, unknown
 from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at
@@ -82,7 +82,7 @@ class StochasticGradientSampler(GradientPosterior):
         self.every = 1 if every is None else checked_count("every", every, what="steps")
         self.cycles = 1 if cycles is None else checked_count("cycles", cycles)
         self.schedule, self.length = schedule, 0
-        self.burn_in = _BURN_IN[schedule == "cyclical"] if burn_in is None else _steps_or_fraction(burn_in)
+        self.burn_in = None if burn_in is None else _steps_or_fraction(burn_in)
         self.temperature = 1.0 if temperature is None else float(temperature)
         self.vector = ParameterVector(self.model, random)
         self.arguments["random"] = list(self.vector.random)
@@ -130,6 +130,8 @@ class StochasticGradientSampler(GradientPosterior):
     def plan_training_(self, *, steps: int, epochs: float) -> None:
         """Choose `cycles`, `every` and `temperature`, if they were left open, and collect anew.
 
+        A cyclical training that has no room for a second cycle gets a constant rate.
+
         Args:
             steps: Steps of the training.
             epochs: Times that every example is seen.
@@ -139,6 +141,9 @@ class StochasticGradientSampler(GradientPosterior):
         given = self.arguments
         if given["cycles"] is None:
             self._set_planned("cycles", self._planned_cycles(steps, epochs))
+            if self.schedule == "cyclical" and self.cycles == 1:
+                # At the end of a single cycle the rate is so small that its samples are one network.
+                self._set_planned("schedule", "constant")
         if given["temperature"] is None:
             self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
         if given["every"] is None:
@@ -159,8 +164,9 @@ class StochasticGradientSampler(GradientPosterior):
     @property
     def stages(self) -> Stages:
         """Which steps are burn-in, and which samples are kept."""
-        cycles = self.cycles if self.schedule == "cyclical" else 1
-        return Stages(self.schedule, self.length, cycles, self.burn_in, self.every)
+        is_cyclical = self.schedule == "cyclical"
+        burn_in = _BURN_IN[is_cyclical] if self.burn_in is None else self.burn_in
+        return Stages(self.schedule, self.length, self.cycles if is_cyclical else 1, burn_in, self.every)
 
     def lr_factor(self, step: int) -> float:
         """The factor of the sampler's own schedule in a `step`, or `lr_scale` where it has none or no plan."""
@@ -216,7 +222,8 @@ class StochasticGradientSampler(GradientPosterior):
             self._squared_norms,
             rate=self.lr_factor(step),
             variance=self.temperature / self.data_size,
-            noisy=samples or not stages.is_cyclical,
+            # A network that fits a few rows exactly takes a learned noise of the targets down with it.
+            noisy=samples or not stages.is_cyclical or self.likelihood.task == "regression",
             prior=(mean, pull),
             adapts=not samples,
             generator=self.generator,
@@ -271,9 +278,15 @@ class StochasticGradientSampler(GradientPosterior):
     # -- inspection and state ----------------------------------------------------------------------------------
 
     def describe(self) -> Description:
-        """Prior and temperature, and the numbers of all samples."""
-        count = self.sampled_weights.stored_numbers()
-        return Description(prior=self.prior, layout=self.layout, temperature=self.temperature, spread_count=count)
+        """Prior and temperature, and the samples: one chain."""
+        kept = self.sampled_weights
+        return Description(
+            prior=self.prior,
+            layout=self.layout,
+            temperature=self.temperature,
+            spread_count=kept.stored_numbers(),
+            chains=KeptChains(1, len(kept), lambda chain, index: kept.at(index)) if len(kept) else None,
+        )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also the length of the planned training."""

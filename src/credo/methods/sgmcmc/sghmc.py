@@ -35,9 +35,10 @@ class SGHMC(StochasticGradientSampler):
         every: Steps from one sample to the next; None: planned by `fit` to give `samples` of them, otherwise 1.
         burn_in: Steps before samples are kept, or the fraction of the training that they are; with cycles, of each of
             them. None: 0.8 of each cycle, or 0.5 of a training without cycles. The preconditioner adapts in it alone.
-        schedule: `"cyclical"`, ½(1 + cos) in each cycle and noise only after its burn-in; `"constant"`; `"decay"`,
-            (1 + k/b)^−0.55 to a tenth; None: that of `fit` or `lr_scale`.
-        cycles: Number of cycles; None: planned by `fit`, up to 4 of at least 10 epochs.
+        schedule: `"cyclical"`, ½(1 + cos) in each cycle, for classes with noise only after its burn-in; `"constant"`;
+            `"decay"`, (1 + k/b)^−0.55 to a tenth; None: that of `fit` or `lr_scale`.
+        cycles: Number of cycles; None: planned by `fit`, up to 4 of at least 10 epochs. A training too short for two
+            has a constant rate.
         temperature: T: the likelihood counts 1/T times; 1 is the Bayes posterior, less is colder. None: planned by
             `fit` as for the other methods, otherwise 1.
         friction: α, which the velocity loses in each step; momentum SGD with 0.9 has 0.1.
