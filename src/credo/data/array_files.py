@@ -74,7 +74,10 @@ def load_arrays(
         None if names is None else len(names),
         class_names=names,
         validation=scaled.get("_validation"),
-        **scales,
+        input_mean=scales.get("input_mean"),
+        input_std=scales.get("input_std"),
+        target_mean=scales.get("target_mean"),
+        target_std=scales.get("target_std"),
     )
 
 

@@ -211,8 +211,8 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
     if isinstance(prediction, QuantilePrediction):
         return _as_rows({f"q{100 * level:g}": prediction.quantile(level) for level in prediction.levels})
     if isinstance(prediction, MultiLabelPrediction):
-        keys = ("labels", "total", "aleatoric", "epistemic", "probs")
-        return _as_rows({key: getattr(prediction, key) for key in keys})
+        by_label = ("labels", "total", "aleatoric", "epistemic", "probs")
+        return _as_rows({key: getattr(prediction, key) for key in by_label})
     assert isinstance(prediction, ClassPrediction)
     names = facts["class_names"]
     columns = zip(

@@ -116,7 +116,9 @@ class DistributionPrediction(RegressionPrediction):
             mean: Mean of the targets, float64.
             std: Their standard deviation.
         """
-        return replace(rescaled(self, mean, std), target_mean=mean, target_std=std)
+        found = rescaled(self, mean, std)
+        assert isinstance(found, DistributionPrediction)
+        return replace(found, target_mean=mean, target_std=std)
 
     def _values(self) -> Tensor:
         if self.targets is None:
