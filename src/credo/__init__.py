@@ -1,154 +1,49 @@
 """Bayesian neural networks for any torch module: calibrated probabilities and honest uncertainty.
 
 A posterior is a module around your untouched network; it can draw weights, make one update step, and predict.
+
+The names are those of `credo.api`, which is imported, and torch with it, when the first of them is used: `credo
+--version` and the completion of a command line need neither.
 """
 
-from typing import Any
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from credo import likelihoods, methods, optim, priors
-from credo.calibration import calibrate, recalibrate
-from credo.continual.gaussian_algebra import compare, merge
-from credo.core.distributed.process_group import ProcessGroup
-from credo.core.distributed.setup import distribute
-from credo.core.errors import (
-    CalibrationWarning,
-    CheckpointWarning,
-    CredoError,
-    CredoWarning,
-    DataSizeWarning,
-    DataWarning,
-    DivergenceWarning,
-    ExampleCountWarning,
-    FewRowsWarning,
-    FileFormatError,
-    LostProcessError,
-    NonFiniteError,
-    PredictiveWarning,
-    ReusedRowsWarning,
-    UnsupportedModelError,
-)
-from credo.core.example_counts import Counted
-from credo.core.held_out.calibration import Calibration
-from credo.core.held_out.conformal import ConformalIntervals, ConformalSets
-from credo.core.held_out.ledger import Ledger
-from credo.core.held_out.recalibration import Recalibration
-from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
-from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
-from credo.core.per_example.api import per_example_squares
-from credo.core.posterior import GaussianPosterior, Posterior, Terms
-from credo.core.prior import Prior
-from credo.core.support.user_warnings import warn
-from credo.detection import OodComparison, OodDetector, OodStudy, compare_scores, ood_study
-from credo.doctor import Diagnosis, Finding, diagnose
-from credo.evaluate import agreement, chain_study, conformal, ensemble_study, measure, sample_study
-from credo.exporting import export
-from credo.methods import *  # noqa: F403
-from credo.models import lora, merge_lora, summary
-from credo.predict import (
-    ClassPrediction,
-    DenseClassPrediction,
-    DistributionPrediction,
-    MultiLabelPrediction,
-    Predictor,
-    QuantilePrediction,
-    RegressionPrediction,
-    predict,
-    predictor,
-)
-from credo.training import describe, fit, load, save, train, tune
-from credo.version import __version__
+from credo.version import __version__ as __version__
 
-__all__ = [
-    "Bernoulli",
-    "Calibration",
-    "CalibrationWarning",
-    "Categorical",
-    "CheckpointWarning",
-    "ClassPrediction",
-    "ConformalIntervals",
-    "ConformalSets",
-    "Counted",
-    "CredoError",
-    "CredoWarning",
-    "DataSizeWarning",
-    "DataWarning",
-    "DenseClassPrediction",
-    "Diagnosis",
-    "DistributionPrediction",
-    "DivergenceWarning",
-    "ExampleCountWarning",
-    "FewRowsWarning",
-    "FileFormatError",
-    "Finding",
-    "GaussianNoise",
-    "GaussianPosterior",
-    "Ledger",
-    "Likelihood",
-    "LostProcessError",
-    "MultiLabelPrediction",
-    "NonFiniteError",
-    "OodComparison",
-    "OodDetector",
-    "OodStudy",
-    "Posterior",
-    "PredictiveWarning",
-    "Predictor",
-    "Prior",
-    "ProcessGroup",
-    "QuantilePrediction",
-    "Recalibration",
-    "RegressionPrediction",
-    "ReusedRowsWarning",
-    "Terms",
-    "UnsupportedModelError",
-    "__version__",
-    "agreement",
-    "calibrate",
-    "chain_study",
-    "compare",
-    "compare_scores",
-    "conformal",
-    "describe",
-    "diagnose",
-    "distribute",
-    "ensemble_study",
-    "export",
-    "fit",
-    "frozen_statistics",
-    "likelihoods",
-    "load",
-    "lora",
-    "measure",
-    "merge",
-    "merge_lora",
-    "ood_study",
-    "optim",
-    "per_example_squares",
-    "predict",
-    "predictor",
-    "priors",
-    "recalibrate",
-    "refresh_statistics",
-    "sample_study",
-    "save",
-    "summary",
-    "train",
-    "tune",
-]
-__all__ += methods.__all__
+if TYPE_CHECKING:
+    from credo.api import *  # noqa: F403
 
-_RENAMED = {
-    "Gaussian": (priors.Gaussian, "credo.priors.Gaussian"),
-    "LayerL2": (priors.LayerL2, "credo.priors.LayerL2"),
-    "ScaleMixture": (priors.ScaleMixture, "credo.priors.ScaleMixture"),
-    "Team": (ProcessGroup, "credo.ProcessGroup"),
-}
+
+class _Package(ModuleType):
+    """`credo.predict` is the function: importing the folder of that name does not replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "predict" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Names of 0.1, until 0.3."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module 'credo' has no attribute {name!r}")
-    thing, new = _RENAMED[name]
-    warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning)
+    missing = AttributeError(f"module 'credo' has no attribute {name!r}")
+    if name.startswith("__") and name != "__all__":  # what Python itself looks for
+        raise missing
+    api = import_module("credo.api")
+    if not hasattr(api, "RENAMED"):  # this thread is importing it, and asks for a submodule
+        raise missing
+    globals().update({one: getattr(api, one) for one in api.__all__}, __all__=api.__all__)
+    if name in globals():
+        return globals()[name]
+    if name not in api.RENAMED:
+        raise missing
+    thing, new = api.RENAMED[name]
+    api.warn(f"credo.{name} is now {new}; the old name goes in 0.3.", DeprecationWarning)
     return thing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("credo.api").__all__})

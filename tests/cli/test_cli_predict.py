@@ -111,7 +111,9 @@ def test_output_files(call: Call, digits_run: Path, pixels: Any) -> None:
     call("predict", digits_run, "x.npy", "--output", "rows.csv")
     with Path("rows.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    assert list(table[0]) == ["index", "label", "confidence", "total", "aleatoric", "epistemic", "draws"]
+    keys = ["index", "label", "confidence", "total", "aleatoric", "epistemic", "draws"]
+    assert list(table[0]) == [*keys, *(f"p({k})" for k in range(10))]
+    assert [[float(row[f"p({k})"]) for k in range(10)] for row in table] == [row["probs"] for row in whole]
     assert [float(row["confidence"]) for row in table] == [row["confidence"] for row in whole]
 
 

@@ -92,7 +92,7 @@ def test_tables_that_do_not_fit(refused: Refused, gap_run: Path, text: str, mess
 
 def test_files_that_are_not_there(refused: Refused, digits_run: Path, tmp_path: Path) -> None:
     assert "There is no file nothing.npz" in refused("predict", digits_run, "nothing.npz")
-    assert "cannot be read as numbers" in refused("predict", digits_run, tmp_path)
+    assert "has no images: there is no file that ends with .png" in refused("predict", digits_run, tmp_path)
     (tmp_path / "page.md").write_text("# No numbers\n")
     message = refused("predict", digits_run, tmp_path / "page.md")
     assert "from .npy, .npz or .csv" in message
@@ -106,7 +106,7 @@ def test_files_that_are_not_there(refused: Refused, digits_run: Path, tmp_path: 
     [
         (("--draws", "0"), "draws=0"),
         (("--tolerance", "-1"), "tolerance=-1.0 must be positive"),
-        (("--output", "rows.xls"), "--output rows.xls: write to a .json or .csv file"),
+        (("--output", "rows.xls"), "--output rows.xls: write to a .csv, .json or .npz file"),
     ],
 )
 def test_bad_options(refused: Refused, digits_run: Path, options: tuple[str, ...], message: str) -> None:

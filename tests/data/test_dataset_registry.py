@@ -28,7 +28,7 @@ def empty_machine(monkeypatch, tmp_path):
 def test_names():
     made = ["digits", "moons", "blobs", "gap", "photo-patches"]
     images = ["mnist", "fashion-mnist", "kmnist", "notmnist", "cifar10", "cifar100"]
-    assert dataset_names() == list(DATASETS) == [*made, *images, "csv"]
+    assert dataset_names() == list(DATASETS) == [*made, *images, "csv", "arrays", "images"]
 
 
 def test_an_unknown_name_gets_the_nearest_one():

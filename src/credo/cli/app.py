@@ -1,34 +1,57 @@
-"""The `credo` command. Only the module of the command that runs is imported."""
+"""The `credo` command. Only the module of the command that runs is imported, and torch only with one."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from credo.cli import moved
-from credo.core.distributed.setup import leave
-from credo.core.kernels.denormals import flush_denormals
 from credo.version import __version__
 
-# Each command and its module in `credo.cli.commands`, in the order of the help.
+# Each command, in the order of the help: its module in `credo.cli.commands`, and the first line of its help.
 COMMANDS = {
-    "list": "listing",
-    "data": "data",
-    "train": "train",
-    "calibrate": "calibrate",
-    "evaluate": "evaluate",
-    "predict": "predict",
-    "export": "export",
-    "prune": "prune",
-    "attack": "attack",
-    "continual": "continual",
-    "doctor": "doctor",
-    "summary": "summary",
-    "report": "report",
-    "demo": "demo",
+    "list": ("listing", "List methods, models, data sets and everything else that an experiment can name."),
+    "data": ("data", "List the available data sets, verify their files, or download one."),
+    "train": ("train", "Train a network in a run folder, or resume an interrupted run."),
+    "calibrate": (
+        "calibrate",
+        "Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.",
+    ),
+    "evaluate": (
+        "evaluate",
+        "Evaluate a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.",
+    ),
+    "predict": ("predict", "Predict labels or values of new inputs with their uncertainty."),
+    "export": (
+        "export",
+        "Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.",
+    ),
+    "prune": ("prune", "Prune a run: set its least informative weights to exactly zero, permanently."),
+    "attack": (
+        "attack",
+        "Attack the test inputs of a run, measure the remaining accuracy, and store the attacked inputs.",
+    ),
+    "continual": (
+        "continual",
+        "Learn a sequence of tasks without forgetting the earlier ones, or resume an interrupted sequence.",
+    ),
+    "doctor": ("doctor", "Diagnose a run: what is wrong with it, if anything, and which argument to change."),
+    "summary": (
+        "summary",
+        "Count the weights and nodes of a network by layer; nodes are the inputs of linear and convolutional layers.",
+    ),
+    "report": (
+        "report",
+        "Compare runs in one self-contained HTML file: metrics with intervals, figures, examples, findings.",
+    ),
+    "demo": (
+        "demo",
+        "Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.",
+    ),
 }
 
 # In the help of all commands, an unindented line must follow the examples: typer would indent those less otherwise.
@@ -46,15 +69,17 @@ Every command has --help with examples, and --json for scripts.
 
 
 class _LazyGroup(TyperGroup):
-    """Import the module of a command when it is run, or when the help lists it."""
+    """Import the module of a command when it is run; to list it, its name and first line are enough."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "commands": {**dict.fromkeys(COMMANDS), **(options.get("commands") or {})}})
+        listed: dict[str, Any] = {name: TyperCommand(name, help=about) for name, (_, about) in COMMANDS.items()}
+        super().__init__(**{**options, "commands": {**listed, **(options.get("commands") or {})}})
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        return typer.main.get_command(import_module(f"credo.cli.commands.{COMMANDS[cmd_name]}").app)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = typer.main.get_command(import_module(f"credo.cli.commands.{COMMANDS[name][0]}").app)
+        return name, command, rest
 
 
 app = typer.Typer(
@@ -64,7 +89,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 success, 1 failure at run time, 2 invalid input, 130 interrupted, 143 terminated (SIGTERM). "
     "CREDO_DEBUG=1 shows tracebacks.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
@@ -77,6 +101,8 @@ def _version(wanted: bool) -> None:
 
 
 def _done(result: Any, **options: Any) -> None:
+    from credo.core.distributed.setup import leave
+
     leave()
 
 
@@ -95,5 +121,8 @@ for _name in moved.MOVED:
 
 def main() -> None:
     """Entry point of the console script."""
-    flush_denormals()
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        from credo.core.kernels.denormals import flush_denormals
+
+        flush_denormals()
     app()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from credo.core.errors import unknown
 from credo.data import sources
+from credo.data.array_files import load_arrays
 from credo.data.files import DatasetSpec, data_folder, require_files
+from credo.data.image_folders import load_images
 from credo.data.splits import Dataset
 from credo.data.tables.reading import load_csv
 from credo.data.toys import load_blobs, load_digits, load_gap, load_moons, load_photo_patches
@@ -27,6 +29,10 @@ DATASETS: dict[str, DatasetSpec] = {
     "cifar10": sources.CIFAR10,
     "cifar100": sources.CIFAR100,
     "csv": DatasetSpec("Your own table: path=..., target=...", "regression", load_csv),
+    "arrays": DatasetSpec("Your own .npz or .npy file: path=...", "classification", load_arrays),
+    "images": DatasetSpec(
+        "Your own images, a folder for each class: path=..., size=...", "classification", load_images
+    ),
 }
 
 

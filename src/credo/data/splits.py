@@ -45,7 +45,7 @@ class Dataset:
     Tables are standardised with statistics of the training split: a prediction `p` is `p * target_std + target_mean` in
     the table's units, a new row enters the model as `(row - input_mean) / input_std`. These four are float64, and so
     must be what they are applied to, since a column may lie far from zero. `classes` is None for regression; `columns`
-    describes how cells of a table become inputs.
+    describes how cells of a table become inputs. `validation` are examples that the data themselves set aside for it.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Dataset:
     input_std: Tensor | None = None
     class_names: tuple[str, ...] | None = None
     columns: Columns | None = None
+    validation: Split | None = None
 
     @property
     def input_names(self) -> tuple[str, ...] | None:

@@ -13,6 +13,15 @@ from torch import nn
 
 from credo.core.distributed.setup import distribute, join
 from credo.core.errors import CredoWarning, unknown
+from credo.core.likelihood import (
+    Bernoulli,
+    CensoredTimes,
+    GaussianNoise,
+    MixtureDensity,
+    Ordinal,
+    Quantiles,
+    make_likelihood,
+)
 from credo.core.posterior import Posterior
 from credo.core.support.json_files import read_toml
 from credo.core.support.user_warnings import warn
@@ -24,9 +33,11 @@ from credo.experiments.options import (
     check_likelihood,
     check_types,
     current_table,
+    data_for_likelihood,
     data_with_defaults,
     in_words,
-    likelihood_kind,
+    is_unknown_code,
+    likelihood_for,
     means_none,
     method_options,
     method_with_defaults,
@@ -36,7 +47,8 @@ from credo.experiments.options import (
 from credo.experiments.toml import dump_toml, parse_assignment
 from credo.experiments.training import Training, make_training
 from credo.methods import METHODS, Ensemble
-from credo.models import build_model, input_statistics
+from credo.models import build_model, input_statistics, use_own_model
+from credo.models.own import is_own
 from credo.models.registry import model_options
 from credo.training.initial_weights import load_weights_, normalize_of
 
@@ -132,9 +144,11 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def assigned(tables: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Apply `key=value` overrides to nested dicts."""
+    """Apply `key=value` overrides to nested dicts; a network of the user's own that one names is imported."""
     for text in assignments:
         keys, value = parse_assignment(text)
+        if keys == ["model", "name"] and is_own(value):
+            use_own_model(value)
         _assign(tables, keys, value, text)
     return tables
 
@@ -154,6 +168,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for key, value in tables.items():
         if key not in sections:
             text = unknown("section", key, sections)
+            text += " Write method.likelihood=…" if key == "likelihood" else ""
             raise ValueError(text if key != "continual" else f"{text} Use `credo continual` for a sequence of tasks.")
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} must be a section: [{key}] in TOML, {key}.name=… on the command line.")
@@ -163,8 +178,9 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for section, table in (("data", data), ("model", model), ("method", method)):
         if not isinstance(table["name"], str):
             raise ValueError(f"{section}.name={table['name']!r} must be a name; `credo list` shows them.")
-    data, model = data_with_defaults(data), model_with_defaults(model)
-    _check_types("model", model, model_options(model["name"]))
+    data, model = data_with_defaults(data_for_likelihood(data, method)), model_with_defaults(model)
+    if not is_unknown_code(model["name"]):
+        _check_types("model", model, model_options(model["name"]))
     _check_method(method)
     training = make_training(tables.get("training", {}))
     if training.epochs == 0:
@@ -226,10 +242,17 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def training_parts(dataset: Dataset, training: Training) -> tuple[Split, Split | None, Split | None]:
-    """The training examples, and those held out for validation and for conformal prediction; always the same ones."""
-    train, parts = dataset.train, []
+    """The training examples, and those held out for validation and for conformal prediction; always the same ones.
+
+    Data that have validation examples of their own hold out no others.
+    """
+    train = dataset.train
+    parts: list[Split | None] = []
     for name in ("validation", "conformal"):
         size = getattr(training, name)
+        if name == "validation" and size and dataset.validation is not None:
+            parts.append(dataset.validation)
+            continue
         count = int(size) if size >= 1 else round(size * len(dataset.train))
         if size and not 0 < count < len(train):
             raise ValueError(
@@ -281,6 +304,7 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     options["seed"] = options.get("seed", experiment.training.seed) + MEMBER_SEEDS * index
     if options.get("likelihood") is None:
         options["likelihood"] = _likelihood(dataset)
+    options["likelihood"] = likelihood_for(options["likelihood"], dataset)
     check_likelihood(options["likelihood"], dataset)
     options = with_batches(METHODS[name], options, batches)
     with blamed_on("model", experiment.model):
@@ -307,9 +331,14 @@ def _likelihood(dataset: Dataset) -> dict[str, Any]:
 
 
 def _outputs(dataset: Dataset, likelihood: Any) -> int:
-    kind = likelihood_kind(likelihood)
+    made = make_likelihood(likelihood)
     if dataset.classes is not None:
-        return 1 if kind == "bernoulli" else dataset.classes
+        return 1 if isinstance(made, Bernoulli | Ordinal) else dataset.classes
     targets = dataset.train.y.shape[1]
-    doubled = isinstance(likelihood, Mapping) and likelihood.get("heteroscedastic", False)
-    return 2 * targets if doubled else targets
+    if isinstance(made, CensoredTimes):  # a time, and whether it was observed
+        return 1
+    if isinstance(made, MixtureDensity):
+        return targets * 3 * made.components
+    if isinstance(made, Quantiles):
+        return targets * len(made.levels)
+    return 2 * targets if isinstance(made, GaussianNoise) and made.heteroscedastic else targets

@@ -72,8 +72,9 @@ def started_data(experiment: Experiment, begun: Experiment | None) -> Experiment
         begun: The run that it resumes, if any; what its target is was decided then.
     """
     data = dict(experiment.data)
-    if "path" in data:
-        data["path"] = str(Path(data["path"]).expanduser().absolute())
+    for key in ("path", "targets"):
+        if data.get(key) is not None:
+            data[key] = str(Path(data[key]).expanduser().absolute())
     if begun is not None and data.get("task") == "auto":
         data["task"] = begun.data.get("task", "auto")
     return replace(experiment, data=data)
@@ -224,7 +225,7 @@ def _settings(experiment: Experiment, folder: Path) -> dict[str, Any]:
     settings = _flat(tomllib.loads(experiment.to_toml()))
     if "data.path" in settings:  # the same table is elsewhere when a run was moved along with it
         paths = table_paths(settings["data.path"], folder)
-        settings["data.path"] = str(next((path for path in paths if path.is_file()), paths[0]))
+        settings["data.path"] = str(next((path for path in paths if path.exists()), paths[0]))
     if settings.get("data.task") == "auto":
         # Earlier versions wrote "regression"; both mean the same, since text targets cannot be a regression.
         settings["data.task"] = "regression"

@@ -19,16 +19,18 @@ from credo.core.posterior import Posterior
 from credo.data import Dataset
 from credo.data.registry import find_spec
 from credo.methods import METHODS, Ensemble
-from credo.models.registry import model_options
+from credo.models.own import OWN, is_own
+from credo.models.registry import OFFERED, model_options
 
 _MEMBERS = 5
 # Filled in by the experiment.
-_FOR_MODELS = {"inputs", "classes", "seed"}
 _FOR_METHODS = {"self", "model", "data_size"}
 # TOML has no null.
 NONE = "none"
 # Value of model.normalize: mean and standard deviation of the training inputs.
 AUTO = "auto"
+# Likelihoods whose targets have units of their own: whole numbers from 0, positive times, 0 or 1.
+_OWN_UNITS = ("poisson", "negative-binomial", "censored-times", "multi-label")
 Options = Mapping[str, inspect.Parameter]
 
 
@@ -39,11 +41,16 @@ def data_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The [model] section with every option of its network; inputs are normalised by their statistics by default."""
+    """The [model] section with every option of its network; inputs are normalised by their statistics by default.
+
+    Defaults of a network of the user's own are in its code.
+    """
+    if is_unknown_code(table["name"]):
+        return dict(table)
     options = model_options(table["name"])
     if "normalize" in options:
         table = {"normalize": AUTO, **table}
-    completed = _completed(table, options, without=_FOR_MODELS)
+    completed = dict(table) if is_own(table["name"]) else _completed(table, options, without=OFFERED)
     normalize = completed.get("normalize")
     if isinstance(normalize, str) and normalize != AUTO:
         raise ValueError(
@@ -53,6 +60,11 @@ def model_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
+def is_unknown_code(name: object) -> bool:
+    """Whether a network is named by its code, which nobody has asked to run: its options cannot be known."""
+    return is_own(name) and name not in OWN
+
+
 def own_normalize(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an experiment, with the network's own default if they lack `model.normalize`.
 
@@ -60,7 +72,7 @@ def own_normalize(tables: Mapping[str, Any]) -> dict[str, Any]:
     """
     model = tables.get("model", {})
     name = model.get("name", "mlp") if isinstance(model, Mapping) else None
-    option = model_options(name).get("normalize") if isinstance(name, str) else None
+    option = model_options(name).get("normalize") if isinstance(name, str) and not is_own(name) else None
     if option is None:  # what is wrong is raised when the experiment is made
         return dict(tables)
     return {**tables, "model": {"normalize": json.loads(json.dumps(option.default)), **model}}
@@ -191,14 +203,56 @@ def check_likelihood(likelihood: Any, dataset: Dataset) -> None:
     kind = likelihood_kind(likelihood)
     if not isinstance(kind, str) or kind not in LIKELIHOODS:
         return  # raised when it is built
-    advice = "Leave likelihood out: the default fits the data."
-    if LIKELIHOODS[kind].task != dataset.task:
-        hint = " For classes in a table set data.task=classification." if dataset.classes is None else ""
+    if kind in _OWN_UNITS and dataset.target_mean is not None:
+        raise ValueError(f"likelihood={kind} needs targets that are not standardised: leave out data.standardise.")
+    if kind == "multi-label" and (dataset.classes is not None or dataset.train.y.shape[1] < 2):
         raise ValueError(
-            f"likelihood={kind} is for {LIKELIHOODS[kind].task}, the data for {dataset.task}. {advice}{hint}"
+            "likelihood=multi-label needs 0 or 1 for each of several labels: an .npz file with y [rows, labels]."
         )
+    if kind == "censored-times" and (dataset.classes is not None or dataset.train.y.shape[1] != 2):
+        raise ValueError(
+            "likelihood=censored-times needs a time, and whether it was observed: an .npz file with y [rows, 2]."
+        )
+    advice = "Leave likelihood out: the default fits the data."
+    if data_task(kind) != dataset.task:
+        hint = " For classes in a table set data.task=classification." if dataset.classes is None else ""
+        raise ValueError(f"likelihood={kind} is for {data_task(kind)}, the data for {dataset.task}. {advice}{hint}")
     if kind == "bernoulli" and dataset.classes != 2:
         raise ValueError(f"likelihood=bernoulli is for two classes, but the data have {dataset.classes}. {advice}")
+
+
+def data_for_likelihood(data: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """The [data] section with what the likelihood of a method means for targets, where it is left open.
+
+    Counts, times and labels are not standardised; numbers are classes if the likelihood is one of classes.
+
+    Args:
+        data: The [data] section, with what was given.
+        method: The [method] section.
+    """
+    one = method.get("of", {}) if method.get("name") == "ensemble" else method
+    kind = likelihood_kind(one.get("likelihood")) if isinstance(one, Mapping) else None
+    options = inspect.signature(find_spec(data["name"]).load).parameters
+    if not isinstance(kind, str) or kind not in LIKELIHOODS:
+        return dict(data)
+    chosen: dict[str, Any] = {}
+    if "standardise" in options and kind in _OWN_UNITS:
+        chosen["standardise"] = "inputs"
+    if "task" in options and data.get("task", "auto") == "auto":
+        chosen["task"] = data_task(kind)
+    return {**data, **{key: value for key, value in chosen.items() if data.get(key, "auto") == "auto"}}
+
+
+def data_task(kind: str) -> str:
+    """Whether targets of a likelihood are classes, one for each row; all others are numbers."""
+    return "classification" if LIKELIHOODS[kind].task == "classification" else "regression"
+
+
+def likelihood_for(likelihood: Any, dataset: Dataset) -> Any:
+    """A likelihood with the number of classes of the data, where it needs it."""
+    if likelihood_kind(likelihood) != "ordinal" or dataset.classes is None:
+        return likelihood
+    return {"classes": dataset.classes, **(likelihood if isinstance(likelihood, Mapping) else {"kind": "ordinal"})}
 
 
 def likelihood_kind(likelihood: Any) -> Any:

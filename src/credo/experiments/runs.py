@@ -121,24 +121,25 @@ class Run:
     def dataset(self) -> Dataset:
         """Load the data of the run; a table that is no longer where it was is looked for beside the run, and here."""
         data = dict(self.experiment().data)
-        if "path" in data:
-            data["path"] = self._table(data["path"])
+        for key in ("path", "targets"):
+            if data.get(key) is not None:
+                data[key] = self._found(data[key])
         if data.get("task") == "auto" and (self.folder / MODEL).exists():  # what it was when the run was trained
             data["task"] = "regression" if self.facts()["class_names"] is None else "classification"
         return load_dataset(**data)
 
-    def _table(self, path: str) -> Path:
+    def _found(self, path: str) -> Path:
         first, *others = table_paths(path, self.folder)
-        if first.is_file():
+        if first.exists():
             return first
-        found = next((other for other in others if other.is_file()), None)
+        found = next((other for other in others if other.exists()), None)
         if found is None:
             tried = ", ".join(map(str, dict.fromkeys(other.parent for other in others)))
             raise DataMissingError(
-                f"The table of {self.folder} is not at {first}, nor is there a {first.name} in {tried}. Put it into "
+                f"The data of {self.folder} are not at {first}, nor is there a {first.name} in {tried}. Put it into "
                 f"one of these, or correct data.path in {self.folder / CONFIG}."
             )
-        warn(f"The table is not at {first} any more: reading {found}.", DataWarning)
+        warn(f"The data are not at {first} any more: reading {found}.", DataWarning)
         return found
 
     def training_batches(self, batch_size: int = 512) -> Any:

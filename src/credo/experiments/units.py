@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credo.data import Dataset
 from credo.data.tables.columns import standardised
-from credo.predict import Prediction, RegressionPrediction, rescaled
+from credo.predict import DistributionPrediction, Prediction, QuantilePrediction, RegressionPrediction, rescaled
 
 _SCALES = ("input_mean", "input_std", "target_mean", "target_std")
 
@@ -41,9 +41,11 @@ def in_target_units(prediction: Prediction, scales: Dataset | Mapping[str, Any])
         scales: The data of the run, or its `data_facts`.
     """
     mean, std = _scale(scales, "target")
-    if not isinstance(prediction, RegressionPrediction) or mean is None or std is None:
+    if mean is None or std is None:
         return prediction
-    return rescaled(prediction, mean, std)
+    if isinstance(prediction, DistributionPrediction | QuantilePrediction):
+        return prediction.in_units(mean, std)
+    return rescaled(prediction, mean, std) if isinstance(prediction, RegressionPrediction) else prediction
 
 
 def _scale(scales: Dataset | Mapping[str, Any], kind: str) -> tuple[Tensor | None, Tensor | None]:

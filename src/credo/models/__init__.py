@@ -2,6 +2,7 @@
 
 from credo.models.lora import LoRALayer, lora, merge_lora
 from credo.models.normalize import Normalize, input_statistics, normalized
+from credo.models.own import use_own_model
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
 from credo.models.weights import load_cifar_resnet_weights, load_named_weights
@@ -21,4 +22,5 @@ __all__ = [
     "model_names",
     "normalized",
     "summary",
+    "use_own_model",
 ]

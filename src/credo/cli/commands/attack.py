@@ -34,6 +34,7 @@ from credo.cli.attack_options import (
     target_of,
 )
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.posterior import Posterior
 from credo.core.support.progress import make_progress
 from credo.data import Dataset, as_float
@@ -117,6 +118,7 @@ def _command(
         Path | None,
         typer.Option(help="File for the attacked inputs. Default: in RUN/attacks, named after the options."),
     ] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Attack the test inputs of a run, measure the remaining accuracy, and store the attacked inputs.
@@ -137,6 +139,7 @@ def _command(
         options = attack_options(attack, given)
         threat = threat or default_threat(attack)
         draws = draws_of(threat, draws)
+        use_model_of(model, folder)
         run = Run(folder)
         posterior, dataset = run.posterior(), run.dataset()
         if dataset.classes is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.experiments.calibration import calibrate_run
 from credo.experiments.runs import MODEL, Run
 
@@ -41,6 +42,7 @@ def _command(
             "beta; for regression auto, std-scale or quantile.",
         ),
     ] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.
@@ -57,6 +59,7 @@ def _command(
     cross-fitting finds no gain, the run stays as it is. `credo train … training.calibrate=true` does it at once.
     """
     with errors_explained():
+        use_model_of(model, folder)
         run = Run(folder)
         record = calibrate_run(run, rows=rows.value, draws=draws, seed=seed, recalibration=recalibrate)
         if as_json:

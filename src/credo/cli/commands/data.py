@@ -69,7 +69,7 @@ def _download(name: str | None, root: Path | None) -> None:
 def _location(status: DatasetStatus) -> str:
     if status.folder is not None:
         return str(status.folder)
-    return "your own file: data.path=…" if status.name == "csv" else "bundled"
+    return "your own: data.path=…" if status.name in ("csv", "arrays", "images") else "bundled"
 
 
 def _state(status: DatasetStatus) -> str:

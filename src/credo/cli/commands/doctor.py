@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from credo.cli.output import EXIT_FAILED, errors_explained, new_app, print_json, print_table, say_stored
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.support.progress import make_progress
 from credo.doctor import STAGES, Diagnosis, Finding
 from credo.doctor.diagnose import OnStage
@@ -50,6 +51,7 @@ def _command(
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with code 1 if a finding is at least this severe. Default: always 0.")
     ] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     old: Annotated[Path | None, typer.Option("--twin", hidden=True, help="The name of --baseline in 0.1.")] = None,
 ) -> None:
@@ -65,6 +67,7 @@ def _command(
     The exit code is 0 whatever is found, unless --fail-on is given.
     """
     with errors_explained():
+        use_model_of(model, folder)
         run = Run(folder)
         with _progress() as on_stage:
             plain = baseline or old

@@ -10,6 +10,7 @@ import typer
 from credo.attacks import AttackSet, load_attack_set
 from credo.cli.ood_options import HELP, checked_scores, print_scores
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, print_table, say, say_stored
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.cli.reliable_answers import abstention, choose_sets
 from credo.core.distributed.setup import join
 from credo.core.posterior import Posterior
@@ -65,6 +66,7 @@ def _command(
     max_error: Annotated[
         float | None, typer.Option(help="Abstain so that answers are wrong at most this often, with 95 % confidence.")
     ] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
@@ -95,6 +97,7 @@ def _command(
     probabilities. Under torchrun, batches are divided among the processes, and results do not depend on their number.
     """
     with errors_explained():
+        use_model_of(model, folder)
         run = Run(folder, join() if started_by_torchrun() else None)
         first = run.process_group is None or run.process_group.is_first
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)

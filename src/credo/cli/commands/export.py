@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.data import as_float
 from credo.data.tables.columns import Columns
 from credo.experiments.runs import Run
@@ -25,6 +26,7 @@ def _command(
     draws: Annotated[int, typer.Option(help="Networks in the file; its size grows with them.")] = 16,
     mean: Annotated[bool, typer.Option("--mean", help="The network at the mean alone, without draws.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.
@@ -38,6 +40,7 @@ def _command(
     The file is compared with torch before the command ends. ONNX needs `pip install 'credo[export]'`.
     """
     with errors_explained():
+        use_model_of(model, folder)
         run = Run(folder)
         posterior, split = run.posterior(), run.dataset().test
         example = as_float(split.x[:_EXAMPLES])

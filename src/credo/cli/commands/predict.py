@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,12 @@ import typer
 from torch import Tensor
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
-from credo.core.support.files import finite, write_json, write_text
+from credo.cli.own_model import OwnModel, use_model_of
+from credo.core.support.files import finite, write_atomically, write_json, write_text
 from credo.core.support.progress import make_progress
 from credo.data import as_float
 from credo.data.formats.arrays import read_array
+from credo.data.image_folders import SUFFIXES, image_files, read_images
 from credo.data.tables.columns import Columns
 from credo.data.tables.new_rows import read_rows
 from credo.data.tables.reading import read_table
@@ -24,20 +27,34 @@ from credo.evaluate import RiskControl
 from credo.experiments.conformal import stored_abstention
 from credo.experiments.runs import Run
 from credo.experiments.units import in_target_units, network_inputs
-from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
+from credo.predict import (
+    ClassPrediction,
+    MultiLabelPrediction,
+    Prediction,
+    QuantilePrediction,
+    RegressionPrediction,
+    predict,
+)
 from credo.predict.run import check_on_nonfinite
 
 app = new_app()
 
 _MOST_ROWS = 20
 _COARSE = 0.01
+# Rows of numbers have the ends of the central interval with this probability.
+_INTERVAL = 0.9
 
 
 @app.command("predict")
 def _command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
     inputs: Annotated[
-        Path, typer.Argument(metavar="INPUTS", help="Inputs: .npz (array x, or the only array), .npy, or a .csv table.")
+        Path,
+        typer.Argument(
+            metavar="INPUTS",
+            help="Inputs: .npz (array x, or the only array), .npy, a .csv table, an image, a folder of images, or - "
+            "for a table on stdin.",
+        ),
     ],
     draws: Annotated[int, typer.Option(help="Weight draws (the maximum, with --tolerance).")] = 32,
     tolerance: Annotated[
@@ -49,7 +66,8 @@ def _command(
             help="Rows with NaN or infinite inputs or outputs: 'raise' an error, or 'mark' them with an empty label."
         ),
     ] = "raise",
-    output: Annotated[Path | None, typer.Option(help="Also write all rows to this .json or .csv file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write all rows to this .csv, .json or .npz file.")] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
     """Predict labels or values of new inputs with their uncertainty.
@@ -58,27 +76,34 @@ def _command(
 
         credo predict runs/first images.npz --output answers.csv
         credo predict runs/houses new.csv --draws 100 --json
+        credo predict runs/pets photos/ --output answers.npz
+        cat new.csv | credo predict runs/houses - --output answers.csv
 
     Integers in an image array are pixels 0-255 and are divided by 255; floats are used unchanged. For a run on a CSV
-    table give the raw columns with a header; they are standardised as in training.
+    table give the raw columns with a header; they are standardised as in training. Images are resized to the size of
+    training. The file of --output also has the probabilities of all classes.
     """
     with errors_explained():
-        if output is not None and output.suffix not in (".json", ".csv"):
-            raise ValueError(f"--output {output}: write to a .json or .csv file.")
+        if output is not None and output.suffix not in (".json", ".csv", ".npz"):
+            raise ValueError(f"--output {output}: write to a .csv, .json or .npz file.")
         check_on_nonfinite(on_nonfinite)
+        use_model_of(model, folder)
         run = Run(folder)
         posterior, facts = run.posterior(), run.facts()
-        x = _inputs(inputs, facts, mark=on_nonfinite == "mark")
+        files = image_files(inputs)
+        x = _images(files, facts) if files else _inputs(inputs, facts, mark=on_nonfinite == "mark")
         with make_progress() as bar:
             task = bar.add_task("predicting", total=len(x), text="")
             options: dict[str, Any] = {"draws": draws, "tolerance": tolerance, "on_nonfinite": on_nonfinite}
             prediction = predict(posterior, x, **options, on_batch=lambda count: bar.advance(task, count))
         rows = _rows(in_target_units(prediction, facts), facts)
+        if files:
+            rows = [{"index": row["index"], "file": str(file), **row} for row, file in zip(rows, files, strict=True)]
         abstention = stored_abstention(run)
         if abstention is not None:
             _abstain(rows, *abstention, draws)
         if output is not None:
-            _write(output, rows)
+            _write(output, rows, facts["class_names"])
             say(f"{len(rows)} rows written to {output}")
         if as_json:
             print_json(rows)
@@ -94,14 +119,19 @@ def _inputs(path: Path, facts: dict[str, Any], *, mark: bool) -> Tensor:
 
     With `mark`, missing values become infinite, so that their rows are marked.
     """
-    if not path.exists():
+    lines = None
+    if str(path) == "-":
+        path, lines = Path("stdin"), sys.stdin.read().splitlines(keepends=True)
+    elif not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
+    elif path.is_dir():
+        raise ValueError(f"{path} has no images: there is no file that ends with {', '.join(SUFFIXES)}.")
     columns = facts.get("columns")
     if "columns" not in facts and facts["input_mean"] is not None:
         _warn_of_old_version(facts, path)
-    if path.suffix != ".csv" or columns is None:
-        return network_inputs(_fit_shape(_read(path, mark=mark), facts, path), facts)
-    values, notes = read_rows(path, Columns.from_dict(columns), mark=mark)
+    if (path.suffix != ".csv" and lines is None) or columns is None:
+        return network_inputs(_fit_shape(_read(path, lines, mark=mark), facts, path), facts)
+    values, notes = read_rows(path, Columns.from_dict(columns), mark=mark, lines=lines)
     for note in notes:
         say(note)
     return network_inputs(values, facts)
@@ -121,8 +151,19 @@ def _warn_of_old_version(facts: dict[str, Any], path: Path) -> None:
             )
 
 
-def _read(path: Path, *, mark: bool) -> Tensor:
-    array = _read_csv(path, mark) if path.suffix == ".csv" else read_array(path)
+def _images(files: list[Path], facts: dict[str, Any]) -> Tensor:
+    """Images in the size and the colours of the training data."""
+    shape = tuple(facts["input_shape"])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError(
+            f"{files[0]} is an image; the run needs inputs of shape {shape}, such as arrays in .npz files."
+        )
+    return as_float(read_images(files, size=(shape[1], shape[2]), grayscale=shape[0] == 1))
+
+
+def _read(path: Path, lines: list[str] | None, *, mark: bool) -> Tensor:
+    is_table = path.suffix == ".csv" or lines is not None
+    array = _read_csv(path, lines, mark) if is_table else read_array(path)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{path} holds {array.dtype} values; inputs must be floats, or integers from 0 to 255.")
     if mark and array.dtype.kind == "f":
@@ -137,8 +178,8 @@ def _read(path: Path, *, mark: bool) -> Tensor:
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _read_csv(path: Path, mark: bool) -> np.ndarray[Any, Any]:
-    values: np.ndarray[Any, Any] = read_table(path).numbers(mark=mark).numpy()
+def _read_csv(path: Path, lines: list[str] | None, mark: bool) -> np.ndarray[Any, Any]:
+    values: np.ndarray[Any, Any] = read_table(path, lines=lines).numbers(mark=mark).numpy()
     return values
 
 
@@ -167,6 +208,11 @@ def _fit_shape(x: Tensor, facts: dict[str, Any], path: Path) -> Tensor:
 def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(prediction, RegressionPrediction):
         return _value_rows(prediction)
+    if isinstance(prediction, QuantilePrediction):
+        return _as_rows({f"q{100 * level:g}": prediction.quantile(level) for level in prediction.levels})
+    if isinstance(prediction, MultiLabelPrediction):
+        by_label = ("labels", "total", "aleatoric", "epistemic", "probs")
+        return _as_rows({key: getattr(prediction, key) for key in by_label})
     assert isinstance(prediction, ClassPrediction)
     names = facts["class_names"]
     columns = zip(
@@ -220,20 +266,45 @@ def _cell(value: Any) -> Any:
 
 def _value_rows(prediction: RegressionPrediction) -> list[dict[str, Any]]:
     keys = ("mean", "total", "aleatoric", "epistemic", *(() if prediction.lower is None else ("lower", "upper")))
-    values = {key: getattr(prediction, key) for key in keys}
-    single = prediction.mean.shape[1] == 1
-    lists = {key: (value[:, 0] if single else value).tolist() for key, value in values.items()}
-    count = len(prediction)
-    return [{"index": i, **{key: column[i] for key, column in lists.items()}} for i in range(count)]
+    low, high = prediction.interval(_INTERVAL)
+    return _as_rows({**{key: getattr(prediction, key) for key in keys}, "q5": low, "q95": high})
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def _as_rows(values: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """One dict per row, with a number where there is one, else a list."""
+    lists = [(v[:, 0] if v.dim() == 2 and v.shape[1] == 1 else v).tolist() for v in values.values()]
+    rows = zip(*lists, strict=True)
+    return [{"index": i, **dict(zip(values, row, strict=True))} for i, row in enumerate(rows)]
+
+
+def _write(path: Path, rows: list[dict[str, Any]], names: list[str] | None) -> None:
+    """JSON; an archive with an array for each column; or a table, with a column for the probability of each class."""
     if path.suffix == ".json":
         write_json(path, rows)
+        return
+    if path.suffix == ".npz":
+        arrays = {key: _array([row[key] for row in rows]) for key in rows[0]}
+        if names is not None:
+            arrays["class_names"] = np.array(names)
+        write_atomically(path, lambda temporary: _save_arrays(temporary, arrays))
         return
     text = io.StringIO()
     writer = csv.writer(text)
     keys = [key for key in rows[0] if key != "probs"]
-    writer.writerow(keys)
-    writer.writerows([_cell(row[key]) for key in keys] for row in rows)
+    classes = list(names or range(len(rows[0].get("probs", ()))))
+    writer.writerow([*keys, *(f"p({name})" for name in classes)])
+    writer.writerows([*(_cell(row[key]) for key in keys), *map(finite, row.get("probs", ()))] for row in rows)
     write_text(path, text.getvalue())
+
+
+def _array(column: list[Any]) -> np.ndarray[Any, Any]:
+    """Numbers, NaN for none, or text, empty for none; sets of classes are text."""
+    if any(value == [] or (isinstance(value, list) and isinstance(value[0], str)) for value in column):
+        column = [_cell(value) for value in column]
+    is_text = any(isinstance(value, str) for value in column)
+    return np.array([("" if is_text else np.nan) if value is None else value for value in column])
+
+
+def _save_arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.experiments.pruning import SWEEP, prune_run, sweep_run
 from credo.experiments.runs import Run
 
@@ -60,6 +61,7 @@ def _command(
         typer.Option(metavar="RATES", help="Only evaluate these rates, such as 0,0.5,0.75, without writing a run."),
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the test metrics.")] = 32,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prune a run: set its least informative weights to exactly zero, permanently.
@@ -74,6 +76,7 @@ def _command(
     Nothing is retrained. A pruned run works like any other with `credo evaluate` and `credo predict`.
     """
     with errors_explained():
+        use_model_of(model, folder)
         run = Run(folder)
         options: dict[str, Any] = {"by": by, "scope": scope, "structure": structure}
         if threshold is not None and (rate is not None or sweep is not None):

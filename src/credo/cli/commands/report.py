@@ -12,6 +12,7 @@ import typer
 
 from credo.cli.ood_options import HELP, checked_scores
 from credo.cli.output import errors_explained, new_app, print_json, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.support.progress import make_progress
 from credo.experiments.folders import REPORT, is_sequence, sequence_result
 from credo.report import Content, gather, write_report
@@ -42,6 +43,7 @@ def _command(
     doctor: Annotated[
         bool | None, typer.Option("--doctor/--no-doctor", help="Include the findings of the doctor. Default: doctor.")
     ] = None,
+    model: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report's numbers as JSON.")] = False,
 ) -> None:
     """Compare runs in one self-contained HTML file: metrics with intervals, figures, examples, findings.
@@ -72,6 +74,7 @@ def _command(
             return
         draws, examples = _DRAWS if draws is None else draws, _EXAMPLES if examples is None else examples
         doctor, out = doctor is not False, out or Path(REPORT)
+        use_model_of(model, *runs)
         with shown_progress() as on_progress:
             sets: dict[str, Any] = {"ood": ood or (), "ood_scores": checked_scores(ood_scores, ood)}
             content = gather(runs, **sets, draws=draws, title=title, doctor=doctor, on_progress=on_progress)

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
+from credo.cli.own_model import OwnModel, use_model_of
 from credo.data.tables.columns import Columns
 from credo.experiments.runs import Run
 from credo.experiments.toml import parse_assignment
@@ -28,6 +29,7 @@ def _command(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Options of the network, such as classes=100.")
     ] = None,
+    own: OwnModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count the weights and nodes of a network by layer; nodes are the inputs of linear and convolutional layers.
@@ -42,6 +44,9 @@ def _command(
     no memory for its weights.
     """
     with errors_explained():
+        if own is not None and not Path(model).is_dir():
+            raise ValueError(f"--model {own} is for a run; {model} is none. Omit --model.")
+        use_model_of(own, Path(model))
         found = _sizes(model, options or [])
         if as_json:
             print_json(found.to_dict())

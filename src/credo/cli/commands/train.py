@@ -12,12 +12,17 @@ import typer
 
 from credo.cli.notes import chosen_notes, epochs_notes, normalize_notes, table_notes
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, say
+from credo.data.image_folders import image_files
 from credo.experiments.config import Experiment, Prepared, assigned, make_experiment, read_experiment
 from credo.experiments.distributed import first_here
 from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run, used_normalize
+from credo.models.own import is_own, own_model
 from credo.training import TrainingStopped
 
 app = new_app()
+
+# Data of your own by the ending of their file.
+_FORMS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".npz": "arrays", ".npy": "arrays"}
 
 CheckpointEvery = Annotated[int | None, typer.Option(help="Checkpoint every N steps (training.checkpoint_every).")]
 CheckpointMinutes = Annotated[
@@ -58,7 +63,8 @@ def _command(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[EXPERIMENT.toml | TABLE.csv] [KEY=VALUE]…", help="A TOML file or a table, and settings."
+            metavar="[EXPERIMENT.toml | DATA] [KEY=VALUE]…",
+            help="A TOML file, or your data: a .csv table, an .npz or .npy file, a folder of images; and settings.",
         ),
     ] = None,
     folder: Annotated[Path | None, typer.Option("--run", help="Run folder. Default: runs/DATA-MODEL-METHOD.")] = None,
@@ -79,7 +85,12 @@ def _command(
         credo train method.name=bbb method.lr=0.003 training.epochs=50
         credo train experiment.toml training.seed=1 --run runs/seed1
         credo train table.csv data.target=price
+        credo train photos/ data.size=32 model.name=lenet5
+        credo train model.name=networks.py:build model.width=64
         torchrun --standalone --nproc-per-node 4 -m -- credo train experiment.toml --mc-groups 2
+
+    A network of your own is file.py:function or package.module:Class, and its code runs. It gets the options of
+    [model], and inputs (the shape of an example), classes and seed if it has arguments of these names.
 
     Sections: data, model, method, training, distributed; `credo list` shows the possible values. A star marks the best
     validation epoch so far.
@@ -97,6 +108,8 @@ def _command(
     }
     with errors_explained():
         experiment = _read([*(arguments or []), *(f"{k}={v}" for k, v in options.items() if v is not None)])
+        if is_own(experiment.model["name"]):
+            own_model(experiment.model["name"])  # raises if only a TOML file names it
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         run = Run(folder or default_folder(experiment))
@@ -153,12 +166,27 @@ def _read(arguments: list[str]) -> Experiment:
     files = [a for a in arguments if "=" not in a]
     if len(files) > 1:
         raise ValueError(f"At most one TOML file, got {', '.join(files)}. Write settings as key=value.")
-    if files and Path(files[0]).is_dir():
-        raise ValueError(f"{files[0]} is a folder; give a TOML file, or only key=value pairs. {_hint(Path(files[0]))}")
     settings = [a for a in arguments if "=" in a]
-    if files and Path(files[0]).suffix in (".csv", ".tsv", ".txt"):
-        return make_experiment(assigned({"data": {"name": "csv", "path": files[0]}}, settings))
+    if files and _is_image_folder(Path(files[0])):
+        return make_experiment(assigned({"data": {"name": "images", "path": files[0]}}, settings))
+    if files and Path(files[0]).is_dir():
+        raise ValueError(
+            f"{files[0]} is a folder; give a TOML file, data of your own, or only key=value pairs. "
+            f"{_hint(Path(files[0]))}"
+        )
+    if files and Path(files[0]).suffix in _FORMS:
+        return make_experiment(assigned({"data": {"name": _FORMS[Path(files[0]).suffix], "path": files[0]}}, settings))
     return read_experiment(Path(files[0]) if files else None, settings)
+
+
+def _is_image_folder(path: Path) -> bool:
+    """Whether a folder has folders with images, itself or in its folder `train`."""
+    folder = path / "train" if (path / "train").is_dir() else path
+    return (
+        folder.is_dir()
+        and not (path / CONFIG).exists()
+        and any(map(image_files, filter(Path.is_dir, folder.iterdir())))
+    )
 
 
 def _hint(folder: Path) -> str:
@@ -183,5 +211,5 @@ def _hint(folder: Path) -> str:
 
 def default_folder(experiment: Experiment) -> Path:
     """runs/<data>-<model>-<method>."""
-    names = (experiment.data["name"], experiment.model["name"], experiment.method["name"])
-    return Path("runs") / "-".join(names)
+    model = Path(experiment.model["name"]).name.replace(":", "-")  # of your own: file.py:function
+    return Path("runs") / "-".join((experiment.data["name"], model, experiment.method["name"]))

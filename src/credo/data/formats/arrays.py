@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,14 +24,33 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     Never runs code from the file. Raises DataCorruptError if it is damaged or holds more than 2 GiB of numbers: a
     compressed archive of a few megabytes can hold any number of them.
     """
+    with _explained(path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            return _read(file)
+        with zipfile.ZipFile(file) as archive, archive.open(_chosen(archive)) as member:
+            return _read(member)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Return all arrays of an .npz archive by name, or that of an .npy file as `x`; as careful as `read_array`."""
+    with _explained(path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            return {"x": _read(file)}
+        found = {}
+        with zipfile.ZipFile(file) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    found[name.removesuffix(".npy")] = _read(member)
+        return found
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
         require_file(path)
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                file.seek(0)
-                return _read(file)
-            with zipfile.ZipFile(file) as archive, archive.open(_chosen(archive)) as member:
-                return _read(member)
+        yield
     except Exception as error:  # damaged headers raise errors of many types
         raise DataCorruptError(f"{path} cannot be read as numbers, from .npy, .npz or .csv: {error}") from error
 

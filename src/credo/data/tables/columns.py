@@ -14,6 +14,7 @@ from torch import Tensor
 
 Categories = Literal["auto", "raise"]
 Gaps = Literal["raise", "mean"]
+Standardise = Literal["all", "inputs"]
 GAPS = ("", "nan", "na", "n/a", "null", "?")
 # So many different texts are categories even in a short table.
 _FEW = 10

@@ -11,7 +11,9 @@ from credo.data.tables.columns import Columns
 from credo.data.tables.reading import Table, read_table
 
 
-def read_rows(path: Path, columns: Columns, *, mark: bool = False) -> tuple[Tensor, list[str]]:
+def read_rows(
+    path: Path, columns: Columns, *, mark: bool = False, lines: list[str] | None = None
+) -> tuple[Tensor, list[str]]:
     """Return inputs `float64 [rows, inputs]`, not yet standardised, and notes for the user.
 
     With a header, columns are found by name in any order, and one named like the target is left out. Without a header,
@@ -21,10 +23,11 @@ def read_rows(path: Path, columns: Columns, *, mark: bool = False) -> tuple[Tens
         path: The new table.
         columns: Those of the training table.
         mark: Mark gaps that are not filled as infinite instead of raising.
+        lines: The lines of a table that is in no file; `path` is then what messages call it.
     """
     # Without names and numbers, a header cannot be told from a row of categories.
     header = False if not columns.has_header and all(c.categories for c in columns.inputs) else None
-    table = read_table(path, header=header, names=columns.names if columns.has_header else ())
+    table = read_table(path, header=header, names=columns.names if columns.has_header else (), lines=lines)
     if not table.rows:
         raise ValueError(f"{path} holds no input.")
     by_name = table.has_header and columns.has_header

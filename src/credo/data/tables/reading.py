@@ -16,10 +16,22 @@ from credo.core.support.input_scale import input_scale
 from credo.core.support.user_warnings import warn
 from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.splits import Dataset, Split, Task, split_validation
-from credo.data.tables.columns import Categories, Cell, Column, Columns, Gaps, as_number, make_column, standardised
+from credo.data.tables.columns import (
+    Categories,
+    Cell,
+    Column,
+    Columns,
+    Gaps,
+    Standardise,
+    as_number,
+    make_column,
+    standardised,
+)
 from credo.data.tables.targets import TableTask, make_targets
 
-_CHOICES = {"task": ("auto", *get_args(Task)), "categories": get_args(Categories), "gaps": get_args(Gaps)}
+_CHOICES = {"task": ("auto", *get_args(Task)), "categories": get_args(Categories), "gaps": get_args(Gaps)} | {
+    "standardise": get_args(Standardise)
+}
 
 
 def load_csv(
@@ -33,6 +45,7 @@ def load_csv(
     gaps: Gaps = "raise",
     header: bool | None = None,
     delimiter: str | None = None,
+    standardise: Standardise = "all",
 ) -> Dataset:
     """Load a table, split it at random and standardise it with statistics of the training rows.
 
@@ -54,8 +67,10 @@ def load_csv(
             the target always raises.
         header: Whether the first row holds names; by default if none of its cells is a number.
         delimiter: By default a comma, semicolon, tab or spaces, guessed from the first line.
+        standardise: "all", or "inputs" to leave the targets of a regression as they are, such as counts.
     """
-    for name, value in (("task", task), ("categories", categories), ("gaps", gaps)):
+    chosen = {"task": task, "categories": categories, "gaps": gaps, "standardise": standardise}
+    for name, value in chosen.items():
         if value not in _CHOICES[name]:
             raise ValueError(f"{name}={value!r}: possible are {', '.join(map(repr, _CHOICES[name]))}")
     path = Path(path).expanduser()
@@ -75,7 +90,7 @@ def load_csv(
     names, y = make_targets(table.column(column), task)
     train, test = split_validation(Split(x, y), size=test_fraction, seed=seed, stratify=names is not None)
     _check_seen(columns, train.x, test.x)
-    return _checked(_standardise(path, train, test, columns, names), path)
+    return _checked(_standardise(path, train, test, columns, names, standardise == "all"), path)
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,12 @@ class Table:
 
 
 def read_table(
-    path: Path, *, header: bool | None = None, delimiter: str | None = None, names: Collection[str] = ()
+    path: Path,
+    *,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    names: Collection[str] = (),
+    lines: list[str] | None = None,
 ) -> Table:
     """Read the file's cells, stripped; blank lines are skipped, rows of different lengths raise.
 
@@ -115,12 +135,15 @@ def read_table(
         header: Whether the first row holds names; by default if none of its cells is a number.
         delimiter: By default guessed from the first line.
         names: Without `header`, a first row that contains all of these is a header, too: names may be numbers.
+        lines: The lines of a table that is in no file; `path` is then what messages call it.
     """
-    if not path.is_file():
+    if lines is None and not path.is_file():
         raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
-            rows = _rows(list(file), delimiter)
+        if lines is None:
+            with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
+                lines = list(file)
+        rows = _rows(lines, delimiter)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataCorruptError(
             f"{path} cannot be read as a table of text: {error}. Tables are CSV files in UTF-8; save it as one."
@@ -188,9 +211,9 @@ def _check_seen(columns: Columns, train: Tensor, test: Tensor) -> None:
 
 
 def _standardise(
-    path: Path, train: Split, test: Split, columns: Columns, class_names: tuple[str, ...] | None
+    path: Path, train: Split, test: Split, columns: Columns, class_names: tuple[str, ...] | None, targets: bool
 ) -> Dataset:
-    mean, std = _moments(train.x)
+    mean, std = moments(train.x)
     empty = [columns.input_names[i] for i in mean.isnan().nonzero().flatten().tolist()]
     if empty:
         raise ValueError(f"{path}: {', '.join(empty)} has only gaps in the training rows. Remove the column")
@@ -198,8 +221,10 @@ def _standardise(
     std = torch.where(columns.is_number, input_scale(std, farthest), torch.ones_like(std))
     x_train, x_test = (standardised(part.x, mean, std) for part in (train, test))
     y_train, y_test, y_mean, y_std = train.y, test.y, None, None
-    if class_names is None:
-        y_mean, y_std = _moments(train.y)
+    if class_names is None and not targets:
+        y_train, y_test = train.y.float(), test.y.float()
+    elif class_names is None:
+        y_mean, y_std = moments(train.y)
         y_train, y_test = (standardised(part.y, y_mean, y_std) for part in (train, test))
     return Dataset(
         path.stem,
@@ -229,10 +254,10 @@ def _checked(dataset: Dataset, path: Path) -> Dataset:
     return dataset
 
 
-def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+def moments(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each column without its gaps; NaN if there is nothing else."""
     if values.isnan().any():
-        each = [_moments(column[~column.isnan(), None]) for column in values.T]
+        each = [moments(column[~column.isnan(), None]) for column in values.T]
         return torch.cat([mean for mean, _ in each]), torch.cat([std for _, std in each])
     if len(values) == 0:
         return values.sum(0) * torch.nan, values.sum(0) * torch.nan

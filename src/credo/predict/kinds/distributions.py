@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 from credo.core.likelihood import DistributionLikelihood, Likelihood
 from credo.core.likelihood.distribution import cdf_of, is_discrete, quantile_by_bisection
 from credo.predict.moments import Moments, widened
-from credo.predict.result import RegressionPrediction
+from credo.predict.result import RegressionPrediction, rescaled
 
 # The CRPS is computed between the quantiles of this level and its complement, on either side of the target by so many
 # points, or by a sum over the counts between them, if there are no more than so many.
@@ -31,11 +31,14 @@ class DistributionPrediction(RegressionPrediction):
 
     `aleatoric`² is the mean variance of the draws' distributions, `epistemic`² the variance of their means. `outputs`
     [n, draws, …] are those of each draw, NaN beyond `draws_used`; `likelihoods` make distributions of them, those of an
-    ensemble's members in turn.
+    ensemble's members in turn. Targets that were standardised for training are `target_std` times those of these
+    distributions, plus `target_mean`.
     """
 
     outputs: Tensor | None = None
     likelihoods: tuple[DistributionLikelihood, ...] = ()
+    target_mean: Tensor | None = None
+    target_std: Tensor | None = None
 
     @property
     def is_discrete(self) -> bool:
@@ -51,6 +54,8 @@ class DistributionPrediction(RegressionPrediction):
         if y.shape != self.mean.shape:
             raise ValueError(f"y has shape {list(y.shape)}, the mean {list(self.mean.shape)}: they must be equal.")
         value, found = y.double(), torch.zeros(self.mean.shape, dtype=torch.double)
+        if self.target_mean is not None and self.target_std is not None:
+            value = (value - self.target_mean) / self.target_std
         for made, share in self._members():
             found += (share * torch.nan_to_num(cdf_of(made, value))).sum(0)
         return found
@@ -103,6 +108,17 @@ class DistributionPrediction(RegressionPrediction):
                     found = self.cdf(left + (right - left) * (float(node) + 1) / 2)
                     total += float(weight) / 2 * (right - left) * (found if below else 1 - found).square()
         return total.reshape(len(total), -1).mean(1)
+
+    def in_units(self, mean: Tensor, std: Tensor) -> DistributionPrediction:
+        """The same in the units of targets before they were standardised, (target − mean)/std.
+
+        Args:
+            mean: Mean of the targets, float64.
+            std: Their standard deviation.
+        """
+        found = rescaled(self, mean, std)
+        assert isinstance(found, DistributionPrediction)
+        return replace(found, target_mean=mean, target_std=std)
 
     def _values(self) -> Tensor:
         if self.targets is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,22 @@ class QuantilePrediction(Prediction):
             level: Between 0 and 1.
         """
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def in_units(self, mean: Tensor, std: Tensor) -> QuantilePrediction:
+        """The same in the units of targets before they were standardised, (target − mean)/std.
+
+        Args:
+            mean: Mean of the targets, float64.
+            std: Their standard deviation.
+        """
+        targets, density, wide = self.targets, self.log_likelihood, std.unsqueeze(-1)
+        return replace(
+            self,
+            targets=None if targets is None else targets * std + mean,
+            log_likelihood=None if density is None else density - std.log().sum(),
+            quantiles=self.quantiles * wide + mean.unsqueeze(-1),
+            epistemic=self.epistemic * wide,
+        )
 
     def pinball(self) -> Tensor:
         """Pinball loss of each row at each level, the mean over targets, [n, levels]."""

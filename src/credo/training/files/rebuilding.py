@@ -25,6 +25,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.methods import METHODS, Ensemble
 from credo.models import build_model
+from credo.models.own import OWN, is_own
 
 # Of a pruned weight one bit is stored.
 _PER_ENTRY = 8
@@ -153,11 +154,16 @@ def _from_registry(architecture: dict[str, Any], path: Path) -> nn.Module:
         raise FileFormatError(
             f"{path} holds a network with adapters: pass model=, credo.lora(base, ...) with the same base."
         )
-    if spec is None:
+    if spec is None or (is_own(spec["name"]) and spec["name"] not in OWN):
+        by_name = "" if spec is None else f"On the command line: --model {spec['name']}, which runs its code."
         raise FileFormatError(
             f"{path} holds a network of class {architecture['class']}, which is not Credo's: "
-            "pass model=, a new instance of it."
+            f"pass model=, a new instance of it. {by_name}".rstrip()
         )
+    if is_own(spec["name"]):
+        model = _registered(spec)  # raises unless the caller asked for its code
+        _fit_(model, architecture, path)
+        return model
     with torch.device("meta"), _AtMost(len(architecture["shapes"]), path):
         sketch = _registered(spec)
     _fit_(sketch, architecture, path)
