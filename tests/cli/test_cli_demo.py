@@ -60,4 +60,4 @@ def test_demo_does_not_take_runs_with_other_settings(
     monkeypatch.setattr(demo, "_METHODS", {"map": demo._METHODS["map"]})
     call("demo", "--folder", "mine")
     monkeypatch.setattr(demo, "_METHODS", {"map": {"name": "map", "lr": 0.5}})
-    assert "method.lr is 0.001 there, 0.5 now" in refused("demo", "--folder", "mine")
+    assert "method.lr is 0.003 there, 0.5 now" in refused("demo", "--folder", "mine")

@@ -26,7 +26,10 @@ def test_json_is_what_the_library_finds_and_what_the_folder_keeps(call: Call, di
     assert set(printed) == {"verdict", "findings", "measurements", "layers"}
 
 
-def test_a_hardly_trained_run_is_no_success(call: Call, digits_run: Path) -> None:
+def test_a_hardly_trained_run_is_no_success(call: Call) -> None:
+    digits_run = Path("slow")
+    short = ("model.hidden=[16]", "training.epochs=1", "training.batch_size=256", "--draws", 4)
+    call("train", *short, "method.lr=1e-4", "--run", digits_run)
     result = call("doctor", digits_run, *QUICK)
     for part in ("Not healthy", "alarm", "not-learned", "→", "mean weights", "fc1.weight", "collapsed to the prior"):
         assert part in result.stdout

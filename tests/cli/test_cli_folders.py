@@ -97,7 +97,8 @@ def command_in(message: str) -> list[str]:
 
 def test_a_finished_run_as_a_file(call: Call, refused: Refused, digits_run: Path) -> None:
     message = refused("train", digits_run)
-    assert f"{digits_run} is a folder; give a TOML file, or only key=value pairs. This run is finished." in message
+    wanted = "is a folder; give a TOML file, data of your own, or only key=value pairs. This run is finished."
+    assert f"{digits_run} {wanted}" in message
     call("train", *command_in(message))
     assert recorded(Path("NEW")).model["weights"] == str(digits_run)
 

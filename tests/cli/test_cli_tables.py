@@ -68,7 +68,7 @@ def test_columns_are_found_by_name(call: Call, refused: Refused, table_run: Path
     Path("new.csv").write_text("50,0\n60,1\n")
     assert swapped == with_target.stdout == call("predict", table_run, "new.csv", "--json").stdout
     assert "the column 'y' of new.csv is the target and is ignored" in with_target.stderr
-    assert Path("rows.csv").read_text().startswith("index,mean,total,aleatoric,epistemic\n")
+    assert Path("rows.csv").read_text().startswith("index,mean,total,aleatoric,epistemic,q5,q95\n")
     Path("new.csv").write_text("a,c\n50,0\n")
     assert "the header lacks 'b' and has the unknown 'c'" in refused("predict", table_run, "new.csv")
     Path("new.csv").write_text("50,0,7\n")

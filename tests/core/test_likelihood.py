@@ -129,7 +129,7 @@ def test_learned_noise_is_recovered_by_bbb_and_saved() -> None:
         posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
     # Five standard errors as above; the posterior's own spread (0.01) adds under 0.1 %.
     assert posterior.likelihood.config()["std"] == pytest.approx(0.3, abs=0.034)
-    again = BBB(nn.Linear(1, 1), data_size=1000, likelihood=posterior.likelihood.config())
+    again = BBB(nn.Linear(1, 1), data_size=1000, lr=0.05, likelihood=posterior.likelihood.config())
     again.load_state_dict(posterior.state_dict())
     assert torch.equal(again.likelihood.noise_rho, posterior.likelihood.noise_rho)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from builds import conv, dropping, normed
 from forks import run
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ def regression(index: int) -> Posterior:
 
 def laplace(index: int) -> Posterior:
     posterior = Laplace(normed(index, SINGLE), data_size=18, prior_precision=1.0, seed=index)
+    if dist.is_initialized():
+        distribute(posterior, independent=True)  # every process has all the data
     return posterior.fit(batches(posterior), progress=False)
 
 

@@ -117,7 +117,7 @@ def test_the_model_file_is_enough_when_the_data_is_gone(tmp_path: Path, small: S
 def test_a_missing_table_is_named(tmp_path: Path, small: Small, table: Path) -> None:
     run = trained(tmp_path / "run", linear(small, table))
     table.unlink()
-    with pytest.raises(FileNotFoundError, match=r"is not at .*table\.csv, nor is there a table\.csv in"):
+    with pytest.raises(FileNotFoundError, match=r"are not at .*table\.csv, nor is there a table\.csv in"):
         run.dataset()
 
 

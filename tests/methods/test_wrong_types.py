@@ -101,11 +101,11 @@ def test_load_says_how_to_give_a_likelihood_of_ones_own(tmp_path: Path) -> None:
             return F.poisson_nll_loss(outputs, y)
 
         def config(self) -> dict[str, Any]:
-            return {"kind": "poisson"}
+            return {"kind": "visits"}
 
     path = credo.save(bbb(likelihood=Poisson()), tmp_path / "p.safetensors")
     with pytest.raises(
-        ValueError, match=r"p\.safetensors .* likelihood 'poisson', which is not Credo's: pass likelihood="
+        ValueError, match=r"p\.safetensors .* likelihood 'visits', which is not Credo's: pass likelihood="
     ):
         credo.load(path, model=nn.Linear(3, 2))
     assert isinstance(credo.load(path, model=nn.Linear(3, 2), likelihood=Poisson()).likelihood, Poisson)

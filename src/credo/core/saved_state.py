@@ -118,4 +118,10 @@ class Saved(ThreadSafe):
         optimizer = self._optimizer()
         if optimizer and state["optimizer"] is not None:
             # A copy: torch's optimisers keep the tensors they are given and would share them with whoever made them.
+            saved, own = len(state["optimizer"]["param_groups"]), len(optimizer.param_groups)
+            if saved != own:
+                raise ValueError(
+                    f"The saved state has {saved} groups of parameters with learning rates, this posterior {own}: "
+                    "give it the lr= and optimizer= of the one that was saved."
+                )
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

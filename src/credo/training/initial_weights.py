@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from credo.core.errors import CredoWarning, FileFormatError, UnsupportedModelError
 from credo.core.posterior import Posterior
 from credo.core.support.tensor_files import read_safetensors, read_torch_file
+from credo.core.support.user_warnings import warn
 from credo.data.files import data_roots
 from credo.models.registry import model_options
 from credo.models.weights import load_cifar_resnet_weights
@@ -96,11 +96,10 @@ def _renamed(given: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str)
     shapes = [own[key].shape for key in names]
     if set(names) == set(given) or shapes != [tensor.shape for tensor in given.values()]:
         return {**scaling, **given}
-    warnings.warn(
+    warn(
         f"model.weights={where} has other names than the network ({next(iter(given))}, not {names[0]}). All shapes "
         "agree, so its tensors are taken in order: check that the accuracy is what it was.",
         CredoWarning,
-        stacklevel=3,
     )
     return {**scaling, **dict(zip(names, given.values(), strict=True))}
 

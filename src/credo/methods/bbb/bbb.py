@@ -53,7 +53,8 @@ from credo.methods.planning import planned_noise, planned_temperature
 
 NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 # Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
-RATES: Rates = {"rho": 1e-2, "*": 1.5e-2}
+_MEAN_RATE = 1.5e-2
+RATES: Rates = {"rho": 1e-2, "*": _MEAN_RATE}
 Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
@@ -138,6 +139,8 @@ class BBB(GradientPosterior, GaussianPosterior):
         mean = self.layout.flatten(parameters).detach()
         self.rho = nn.Parameter(initial_rho(self.spread, mean, init, self.generator, self.layout))
         self._by_weight: set[str] = set()
+        if lr == RATES and callable(Optimizer.of(optimizer).name):
+            lr = _MEAN_RATE  # a function gives its groups rates of its own
         self.optimizer_step = OptimizerStep(trainable(self), optimizer, lr, locate=self._locate, undecayed=("rho",))
 
     @classmethod

@@ -72,7 +72,7 @@ def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         **_from_held_out(posterior),
     }
     bases = _bases(posterior)
-    if about["format"] == FORMAT and len({digest_of(base) for base in bases.values()}) == 1 and all(bases.values()):
+    if about["format"] == FORMAT and all(bases.values()) and len({digest_of(base) for base in bases.values()}) == 1:
         about["format"] = ADAPTER_FORMAT
         base = next(iter(bases.values()))
         about["base"] = {"names": sorted(base), "digest": digest_of(base)}
