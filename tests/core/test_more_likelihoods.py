@@ -337,3 +337,11 @@ def test_own_distribution_needs_one_method() -> None:
     low, high = prediction.interval(0.9)
     assert bool((low < prediction.mean).all())
     assert bool((prediction.mean < high).all())
+
+
+@pytest.mark.parametrize(
+    ("base", "needed"), [(DistributionLikelihood, "distribution"), (credo.likelihoods.ClassLikelihood, "log_probs")]
+)
+def test_what_a_likelihood_of_your_own_lacks_is_named(base: type[Likelihood], needed: str) -> None:
+    with pytest.raises(TypeError, match=needed):
+        type("Own", (base,), {})()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -18,7 +19,7 @@ NOISE_RATE = 0.03
 Random: TypeAlias = Callable[[Tensor, str], Tensor]
 
 
-class Likelihood(nn.Module):
+class Likelihood(nn.Module, ABC):
     """Distribution of the target given the outputs of one network.
 
     A class of your own needs `nll_each`, or `nll` if its examples cannot be told apart; derive it from
