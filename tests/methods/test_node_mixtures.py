@@ -11,7 +11,7 @@ from credo.core.errors import UnsupportedModelError
 from credo.data import load_dataset
 from credo.experiments.corruption_study import shift_study
 from credo.methods import Ensemble, NodeBNN
-from credo.methods.node.elbo_terms import bound_terms, mean_terms
+from credo.methods.node.elbo_terms import add_bound_gradients_, bound_terms, mean_terms
 from credo.models import build_model
 
 
@@ -104,3 +104,21 @@ def test_a_study_of_shift_says_how_many_networks_were_drawn() -> None:
     posterior = NodeBNN(build_model("mlp", inputs=(1, 8, 8), classes=10, hidden=[8], seed=0), data_size=9, components=4)
     found = shift_study(posterior, digits.test, kinds=("contrast",), severities=(1,), examples=20, draws=2)
     assert found["draws"] == 4
+
+
+@pytest.mark.parametrize("weight", [1.5, 0.0])
+@pytest.mark.parametrize("components", [1, 2, 4])
+def test_the_gradients_of_the_bound_are_autograds(components: int, weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, rho = (
+        torch.randn(components, 30, generator=generator, dtype=torch.double).requires_grad_() for _ in range(2)
+    )
+    std = torch.nn.functional.softplus(rho)
+    minimised, kl = bound_terms(mean, std, 0.3, 0.7, [slice(None)])
+    expected = torch.autograd.grad(weight * minimised, (mean, rho))
+    with torch.no_grad():
+        found = tuple(torch.ones_like(mean) for _ in range(2))
+        values = add_bound_gradients_(mean, std, 0.3, 0.7, weight, *found, rho)
+    for ours, autograds in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, 1 + autograds, rtol=1e-10, atol=1e-10)
+    assert [float(value) for value in values] == pytest.approx([minimised.item(), kl.item()], rel=1e-12)

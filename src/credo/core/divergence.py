@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import Number
 from credo.core.errors import DivergenceWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import substituted
@@ -81,7 +82,7 @@ def _limit(start: float) -> float:
     return start + ABOVE_START * max(abs(start), 1.0)
 
 
-def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], Tensor]) -> None:
+def compare_draw(posterior: Posterior, drawn: Number, nll: Callable[[nn.Module], Tensor]) -> None:
     """After the forward passes of the first noisy step, warn if the loss is far above the mean network's.
 
     Costs one forward pass without gradients, unless the loss is small already; inputs, buffers (running statistics)
@@ -97,6 +98,7 @@ def compare_draw(posterior: Posterior, drawn: float, nll: Callable[[nn.Module], 
     posterior._watch.compared = True
     if getattr(posterior, "attack", None) is not None:  # its passes use the worst weights near a draw
         return
+    drawn = float(drawn)
     if not drawn > DRAW_NATS * (1 - 1 / DRAW_ABOVE_MEAN):  # no mean loss, even a negative one, can be so much better
         return
     mean = _loss_at(posterior, nll)

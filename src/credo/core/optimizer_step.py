@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import Later, Number
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
+from credo.core.kernels import flat
 from credo.core.network.batchnorm import statistics_kept_on_error
 from credo.core.network.flat_layout import Layout
 from credo.core.network.references import NotFollowed
@@ -49,6 +51,7 @@ class OptimizerStep(NotFollowed):
         self.clip_norm = given.clip_norm
         self.locate = locate
         self._process_group: ProcessGroup | None = None
+        self.defers = False  # numbers of this step are read later, and it is checked together with others
         self._pruned: dict[str, Tensor] = {}
         self.optimizer = make_optimizer(given, self._groups(given, lr, undecayed), next(iter(_each(lr))))
         for group in self.optimizer.param_groups:
@@ -97,7 +100,7 @@ class OptimizerStep(NotFollowed):
 
     def backward(
         self, loss: object, *, at: int, fraction: float = 1.0, drawn: Mapping[str, Tensor] | None = None
-    ) -> float:
+    ) -> Number:
         """Add the gradients of `fraction` of the loss; returns the loss.
 
         Args:
@@ -107,15 +110,21 @@ class OptimizerStep(NotFollowed):
             drawn: Weights that were put into the network. Raises UnsupportedModelError if their gradients are sparse.
         """
         value = loss if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad else scalar_loss(loss)
-        number = value.item()
+        number = self.read(value)
         self.check(number, at=at)
-        (value if fraction == 1 else value * fraction).backward()
+        value.backward(flat.one(value.device, value.dtype) if fraction == 1 else torch.full_like(value, fraction))
         if drawn is not None:
             check_dense({name: weight.grad for name, weight in drawn.items()})
         return number
 
-    def check(self, loss: float, *, at: int) -> None:
+    def read(self, value: Tensor) -> Number:
+        """The number in a tensor: now, or when somebody looks at it, if this step is not to wait for the device."""
+        return Later(value.detach()) if self.defers else value.item()
+
+    def check(self, loss: Number, *, at: int) -> None:
         """Raise NonFiniteError for a NaN or infinite loss before anything has changed; distributed, on all ranks."""
+        if self.defers or isinstance(loss, Later):
+            return
         if self._process_group is not None and self._process_group.defers:
             self._process_group.record_nonfinite(loss)
         else:
@@ -130,10 +139,10 @@ class OptimizerStep(NotFollowed):
         self,
         *,
         at: int,
-        losses: Sequence[float] = (),
+        losses: Sequence[Number] = (),
         squared_norm: float = 0.0,
         normed: Collection[nn.Parameter] = (),
-    ) -> Sequence[float]:
+    ) -> Sequence[Any]:
         """Do all of an update that may fail: average, check and clip the gradients, without changing a parameter.
 
         Args:
@@ -147,9 +156,10 @@ class OptimizerStep(NotFollowed):
         check_dense({name: p.grad for name, p in self.parameters.items()})
         if self._process_group is not None and self._process_group.defers:
             squared_norm, normed = 0.0, ()  # of this process' gradients alone
-            losses = self._process_group.average_step_([], losses or (0.0,), [*self.parameters.values()])
+            numbers = [float(loss) for loss in losses] or [0.0]
+            losses = self._process_group.average_step_([], numbers, [*self.parameters.values()])
             for loss in losses:
-                self._check_finite(loss, at)
+                self._check_finite(float(loss), at)
         for parameter in self.parameters.values():
             if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
                 # Fused optimisers walk both in the order of memory.
@@ -160,6 +170,10 @@ class OptimizerStep(NotFollowed):
         grads = [p.grad for p in self.parameters.values() if p.grad is not None and id(p) not in known]
         if not grads and not known:
             raise RuntimeError("No parameter has a gradient: the loss does not depend on the network.")
+        if self.defers:
+            if self.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clip_norm)
+            return losses
         norm = math.hypot(math.sqrt(squared_norm), total_norm(grads))
         if not math.isfinite(norm):
             raise NonFiniteError(f"{self._culprit()} is not finite at step {at}; {_ADVICE}")
@@ -240,7 +254,9 @@ class GradientPosterior(Posterior):
         if self.prior is not None:
             loss = scalar_loss(data_term) + self._penalty()
         self.optimizer_step.clear()  # what the loss itself may have left
-        total, data = self.optimizer_step.backward(loss, at=self.steps), data_term.item()
+        total = data = self.optimizer_step.backward(loss, at=self.steps)
+        if self.prior is not None:
+            data = self.optimizer_step.read(data_term)
         del loss, data_term  # and the graph with them
         total, data = self.optimizer_step.ready(at=self.steps, losses=(total, data))
         return Terms(loss=total, nll=data, penalty=total - data)
@@ -269,6 +285,7 @@ class GradientPosterior(Posterior):
         has_statistics = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.model.modules())
         statistics = statistics_kept_on_error(self.model) if has_statistics else nullcontext()
         with statistics, self.optimizer_step.guarded(self.process_group):
+            self.optimizer_step.defers = self._checks.is_open
             if examples is not None or weights is not None:
                 nll = weighed(nll, Counted(examples, weights), self.process_group)
             yield partial(self._update, self._gradients(nll))

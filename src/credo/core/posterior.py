@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import DeferredChecks
+from credo.core.deferred import Terms as Terms
 from credo.core.description import Description
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import Counted
@@ -30,20 +31,6 @@ from credo.core.training_hooks import TrainingHooks
 Nll = Callable[[nn.Module], Tensor]
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What one step minimised: loss = nll + penalty.
-
-    `nll` is a mean over examples, `penalty` the prior's part (temperature·weight·KL/data_size for a variational
-    method, −log p(w)/data_size for a point estimate), `kl` the KL itself in nats, None where there is none.
-    """
-
-    loss: float
-    nll: float
-    penalty: float = 0.0
-    kl: float | None = None
-
-
 class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     """A distribution over the weights of `model`, whose own parameters are its mean (or the point weights).
 
@@ -59,8 +46,6 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     """
 
     likelihood: Likelihood
-    noise_scale: float = 1.0
-    """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Arguments that are worth tuning, with the lowest and highest value that `credo.tune` tries."""
     default_predictive: ClassVar[str] = "weights"
@@ -89,7 +74,7 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
         self.data_size, self.seed = int(data_size), checked_seed(seed)
         self.steps, self.lr_scale = 0, 1.0
         self.planned: dict[str, Any] = {}
-        self._watch = TrainingWatch()
+        self._watch, self._checks = TrainingWatch(), DeferredChecks()
         self.ledger = Ledger()
         self._aliases = aliases(model)
         self.register_buffer("kept", None)
@@ -97,36 +82,9 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
 
     # -- the distribution --------------------------------------------------------------------------------------
 
-    @property
-    def parts(self) -> list[Posterior]:
-        """The posteriors that this one is an equal mixture of; itself, if it is none."""
-        return [self]
-
-    @property
-    def is_random(self) -> bool:
-        """Whether there is more than its parts to draw; a point estimate is not random."""
-        return True
-
-    def whole_draws(self, wanted: int) -> int:
-        """How many draws to make where `wanted` are asked for: the same number from every part, one if not random."""
-        count = len(self.parts)
-        return -(-wanted // count) * count if self.is_random else count
-
     @abstractmethod
     def draw(self) -> dict[str, Tensor]:
         """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
-
-    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
-        for _ in range(count):
-            draw = self.draw()
-            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
-
-    def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
-        scale = self.noise_scale
-        means = dict(self.model.named_parameters())
-        return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
 
     def function_moments(self, x: AnyInputs, *, diagonal: bool = False) -> tuple[Tensor, Tensor]:
         """Moments of the network's outputs, linearised at the mean, for each input by itself, where a method has them.

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from credo.core.arguments import Renamed, as_json, recorded
+from credo.core.deferred import DeferredChecks
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal, conformal_from
+from credo.core.held_out.evidence import AutoEvidence
 from credo.core.held_out.ledger import Ledger
 from credo.core.thread_safety import ThreadSafe, exclusively
 
@@ -25,7 +27,10 @@ class Saved(ThreadSafe):
     """Arguments that were left open, with the values that `fit` has chosen."""
     conformal: Conformal | None = None
     """What `credo.conformal` chose, which predictions apply last of all, after `calibration`."""
+    evidence: AutoEvidence | None = None
+    """What `credo.auto` tried, and why it chose this posterior; files keep it."""
     ledger: Ledger
+    _checks: DeferredChecks
     _calibration: Calibration | None = None
     _not_in_config: ClassVar[tuple[str, ...]] = ()
     """Arguments that only initialise: what they gave is in the tensors."""
@@ -94,6 +99,8 @@ class Saved(ThreadSafe):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What continuing needs beyond tensors by name: generator, step count, optimiser, uses of held-out rows."""
+        if not self.guard.is_private:
+            self._checks.settle(self)  # type: ignore[arg-type]
         optimizer = self._optimizer()
         return {
             "generator": self.generator.get_state(),

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from credo.core.deferred import DeferredChecks
 from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped
 from credo.core.errors import CalibrationWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
-from credo.core.network.substitute import Draw, substituted
+from credo.core.network.substitute import NOTHING, Draw, substituted
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_seed
 
@@ -159,11 +161,12 @@ class Guard(NotFollowed):
             raise NotIsolatedError
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
-        """While open, draws and steps raise RuntimeError: the network itself holds a draw, and is no mean."""
+    def holding(self, noise: AbstractContextManager[Any] = NOTHING) -> Iterator[None]:
+        """While open, so is `noise`, and draws and steps raise RuntimeError: the network itself holds a draw."""
         before, self.holds_draw = self.holds_draw, True
         try:
-            yield
+            with noise:
+                yield
         finally:
             self.holds_draw = before
 
@@ -253,7 +256,14 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
         if self.guard.checked_for != processes:
             check_alone(self)
             self.guard.checked_for = processes
-        return method(self, *args, **options)
+        may_defer = self.can_defer_checks and (self.device.type != "cpu" or "CREDO_CHECKS" in os.environ)
+        if not may_defer or method.__name__ != "step":
+            return method(self, *args, **options)
+        self._checks.begin(self)
+        try:
+            return method(self, *args, **options)
+        finally:
+            self._checks.is_open = False
 
     return checked
 
@@ -291,6 +301,10 @@ class ThreadSafe(nn.Module):
 
     model: nn.Module
     seed: int
+    can_defer_checks: ClassVar[bool]
+    _checks: DeferredChecks
+    noise_scale: float = 1.0
+    """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
     _generator: torch.Generator
     _aliases: Any
 
@@ -312,17 +326,47 @@ class ThreadSafe(nn.Module):
         """A copy as of any module, of the state between two steps. A pickle has no lock: take it of such a copy."""
         me: Any = self
         with self.guard.exclusive(me):
+            me.settle_checks()
             new = memo[id(self)] = type(self).__new__(type(self))
             new.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         return new
 
+    # -- draws ----------------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> list[Posterior]:
+        """The posteriors that this one is an equal mixture of; itself, if it is none."""
+        return [self]  # type: ignore[list-item]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether there is more than its parts to draw; a point estimate is not random."""
+        return True
+
+    def whole_draws(self, wanted: int) -> int:
+        """How many draws to make where `wanted` are asked for: the same number from every part, one if not random."""
+        count = len(self.parts)
+        return -(-wanted // count) * count if self.is_random else count
+
     @abstractmethod
-    def draw(self) -> dict[str, torch.Tensor]:
-        """Weights of one network, by parameter name."""
+    def draw(self) -> dict[str, Tensor]:
+        """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
+
+    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
+        for _ in range(count):
+            draw = self.draw()
+            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
+
+    def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
+        scale = self.noise_scale
+        means = dict(self.model.named_parameters())
+        return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
 
     def activation_noise(self) -> AbstractContextManager[Any]:
         """Activation noise that belongs to a pass while open; none by default."""
-        return nullcontext()
+        return NOTHING
 
     # -- random numbers -------------------------------------------------------------------------------------------
 
@@ -384,10 +428,12 @@ class ThreadSafe(nn.Module):
             yield self if training is None else self.train(training)
             return
         with self.guard.exclusive(me):
+            me.settle_checks()
+            generators = [(part, part.generator) for part in self.guard.parts(me)]
             skeleton = self.guard.take(me, copies, training)
             if skeleton is not None:
-                for part in self.guard.parts(me):
-                    skeleton.copy_of(part)._generator = part.generator
+                for part, generator in generators:
+                    skeleton.copy_of(part)._generator = generator
                 if seed is not None:
                     skeleton.module.reseed_(seed)
         if skeleton is None:
@@ -430,6 +476,7 @@ class ThreadSafe(nn.Module):
         """
         me: Any = self
         with self.guard.exclusive(me):
+            me.settle_checks()
             skeleton = self.guard.take(me, "all")
             if skeleton is None:
                 return copy.deepcopy(self)
@@ -468,10 +515,8 @@ class ThreadSafe(nn.Module):
         with self.snapshot(copies=copies) as private, private.sampled_in_place(draw) as net:
             yield net
 
-    @contextmanager
-    def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
+    def sampled_in_place(self, draw: Draw | None = None) -> AbstractContextManager[nn.Module]:
         """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
-        weights = self.draw() if draw is None else draw
-        held = nullcontext() if self.guard.is_private else self.guard.holding()
-        with self.activation_noise(), held, substituted(self.model, weights, self._aliases):
-            yield self.model
+        weights, noise = self.draw() if draw is None else draw, self.activation_noise()
+        beside = noise if self.guard.is_private else self.guard.holding(noise)
+        return substituted(self.model, weights, self._aliases, beside=beside)

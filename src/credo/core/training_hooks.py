@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from credo.core.deferred import DeferredChecks, LaterTerms, Terms
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import TrainingWatch
 from credo.core.held_out.ledger import Ledger
-
-if TYPE_CHECKING:
-    from credo.core.posterior import Terms
 
 
 class TrainingHooks:
@@ -22,20 +20,42 @@ class TrainingHooks:
     """The processes that make its steps together, if any (`credo.distribute`)."""
     averages_over_processes: ClassVar[bool] = False
     """Whether a step, in a process group, averages all that differs between processes."""
+    can_defer_checks: ClassVar[bool] = False
+    """Whether a step can leave all numbers on an accelerator, so that the checks of several steps are made at once."""
     steps: int
     lr_scale: float
     ledger: Ledger
     _watch: TrainingWatch
+    _checks: DeferredChecks
 
     def _stepped(self, terms: Terms) -> Terms:
         """Count a step that is done, and warn if training has diverged; the same terms."""
         self.steps += 1
         # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
         torch.clear_autocast_cache()
-        if terms.nll > self._watch.limit or self._watch.above:
+        if self._checks.is_open:
             me: Any = self
-            self._watch.after_step(terms.nll, me)
+            terms = LaterTerms(**vars(terms))
+            self._checks.add(me, terms)
+        else:
+            self._watch_loss(terms.nll)
         return terms
+
+    def _watch_loss(self, nll: float) -> None:
+        if nll > self._watch.limit or self._watch.above:
+            me: Any = self
+            self._watch.after_step(nll, me)
+
+    def settle_checks(self) -> None:
+        """Check the steps whose checks were deferred. Raises NonFiniteError if one of them was not finite.
+
+        The posterior is then as it was at the last check. Predictions, copies, checkpoints and files settle by
+        themselves, and so does `credo.fit` at the end of an epoch.
+        """
+        me: Any = self
+        for part in me.all_posteriors():
+            if not part.guard.is_private:
+                part._checks.settle(part)
 
     def lr_factor(self, step: int) -> float:
         """The factor on the learning rates in a step: `lr_scale`, unless the method has a reason to differ.

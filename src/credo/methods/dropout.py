@@ -24,7 +24,6 @@ from credo.core.kernels import row_scaling as activations
 from credo.core.likelihood import Likelihood
 from credo.core.network.layer_table import RULES
 from credo.core.network.selection import Random, join
-from credo.core.network.substitute import Draw
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.prior import Prior, Value
@@ -163,12 +162,6 @@ class MCDropout(Posterior):
         terms = update()
         self.steps += 1
         return terms
-
-    @contextmanager
-    def sampled_in_place(self, draw: Draw | None = None) -> Iterator[nn.Module]:
-        """The network with dropout on. `draw` is not used: masks differ from example to example."""
-        with self.activation_noise():
-            yield self.model
 
     def describe(self) -> Description:
         """As of MAP, with the dropout rate."""

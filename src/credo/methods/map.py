@@ -38,6 +38,7 @@ class MAP(GradientPosterior):
     """
 
     needs_training: ClassVar[bool] = False
+    can_defer_checks = True
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "prior": (0.1, 10.0)}
 
     _not_in_config = ("prior_precision",)

@@ -237,6 +237,8 @@ class _Training:
             raise CredoError("The loader gave no batch.")
         if posterior.process_group is not None:
             posterior.process_group.settle_(posterior)
+        posterior.settle_checks()
+        progress.read_terms()
         means = {key: None if value is None else value / progress.step for key, value in progress.sums.items()}
         return Terms(**means)  # type: ignore[arg-type]
 

@@ -52,17 +52,26 @@ class Progress:
     best_state: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.unread: list[Terms] = []  # of steps that are not in the sums yet; not part of the state
+
     @property
     def begun(self) -> int:
         """Number of epochs that were begun."""
         return self.epoch + (self.step > 0)
 
     def add_step(self, terms: Terms) -> None:
-        """Count a step and add its terms to the sums."""
-        for key in ("loss", "nll", "penalty", "kl"):
-            before, value = self.sums.get(key, 0.0), getattr(terms, key)
-            self.sums[key] = None if before is None or value is None else before + value
+        """Count a step, whose terms `read_terms` will add to the sums."""
+        self.unread.append(terms)
         self.step += 1
+
+    def read_terms(self) -> None:
+        """Add the terms of all steps since the last call to the sums: a step need not wait for its numbers."""
+        for terms in self.unread:
+            for key in ("loss", "nll", "penalty", "kl"):
+                before, value = self.sums.get(key, 0.0), getattr(terms, key)
+                self.sums[key] = None if before is None or value is None else before + value
+        self.unread.clear()
 
     def finish_epoch(self) -> None:
         """Move on to the next epoch."""
@@ -123,6 +132,7 @@ class Checkpoints:
             return
         if posterior.process_group is not None:
             posterior.process_group.settle_(posterior)
+        progress.read_terms()
         if progress.step:
             progress.random = global_generators(posterior.device)
         else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Entries of all temporaries of one chunk of examples.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 21
 # From this many weights on, process blocks of them that fit in a core's L2 cache.
 _MANY, _BLOCK = 1 << 17, 1 << 16
 # Entries of input patches held at once.
@@ -38,15 +38,19 @@ def sums(x: Tensor, g: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
         g: Gradient at its output, [batch, outputs, …].
         shape: Kernel, stride, padding, dilation and groups.
     """
-    total, squares = _zeros(x, g, shape), _zeros(x, g, shape)
-    if g.numel() > 0 and prod(g.shape[2:]) <= _FEW:
-        rows, patches = _rows(g, shape), _patches(x, g, shape)
-        _add_products(total, rows, patches)
-        _add_pair_squares(squares, rows, patches)
-    elif g.numel() > 0:
-        add = _add_chunks if total.numel() < _MANY else _add_blocks
-        add(total, squares, x, g, shape)
-    return _weight_order(total, x, g, shape), _weight_order(squares, x, g, shape)
+    size = torch.Size([2, shape.groups, g.shape[1] // shape.groups, x.shape[1] // shape.groups * prod(shape.kernel)])
+    if g.numel() > 0 and prod(g.shape[2:]) > _FEW and size[1:].numel() < _MANY:
+        both = _chunk_sums(size, x, g, shape)
+    else:
+        both = g.new_zeros(size)
+        if g.numel() > 0 and prod(g.shape[2:]) <= _FEW:
+            rows, patches = _rows(g, shape), _patches(x, g, shape)
+            _add_products(both[0], rows, patches)
+            _add_pair_squares(both[1], rows, patches)
+        elif g.numel() > 0:
+            _add_blocks(both[0], both[1], x, g, shape)
+    total, squares = _weight_order(both, x, g, shape)
+    return total, squares
 
 
 def per_example(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
@@ -109,6 +113,10 @@ def _padded(x: Tensor, g: Tensor, shape: ConvShape, channels_first: bool) -> Ten
     channels = inputs.shape[2]
     inputs = inputs if channels_first else inputs.movedim(2, -1)
     inner = [channels, *sizes] if channels_first else [*sizes, channels]
+    if not any(shape.padding):
+        for dim, size in enumerate(sizes, start=3 if channels_first else 2):
+            inputs = inputs.narrow(dim, 0, size)
+        return inputs if channels_first else inputs.contiguous()
     padded: Tensor = x.new_zeros(x.shape[0], shape.groups, *inner)
     inside, source = padded, inputs
     start = 3 if channels_first else 2
@@ -117,10 +125,6 @@ def _padded(x: Tensor, g: Tensor, shape: ConvShape, channels_first: bool) -> Ten
         inside, source = inside.narrow(dim, min(pad, size), count), source.narrow(dim, 0, count)
     inside.copy_(source)
     return padded
-
-
-def _zeros(x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
-    return g.new_zeros(shape.groups, g.shape[1] // shape.groups, x.shape[1] // shape.groups * prod(shape.kernel))
 
 
 def _weight_order(sums: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
@@ -135,9 +139,11 @@ def _weight_order(sums: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> Tenso
 # -- sums over examples -------------------------------------------------------------------------------------------
 
 
-def _add_chunks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> None:
-    rows = _rows(g, shape)
-    groups, outputs, length = total.shape
+def _chunk_sums(size: torch.Size, x: Tensor, g: Tensor, shape: ConvShape) -> Tensor:
+    """Σ g and Σ g², [2, groups, outputs / groups, entries of a patch]."""
+    rows, both = _rows(g, shape), g.new_empty(size)
+    total, squares = both.view(2, -1)
+    _, groups, outputs, length = size
     positions = rows.shape[-1]
     workspace: Tensor | None = None
     for part in _chunks(x.shape[0], groups * (outputs * (positions + length) + positions * length)):
@@ -148,8 +154,13 @@ def _add_chunks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: Con
         each = workspace[: count * groups]
         torch.bmm(rows[part].flatten(0, 1), patches, out=each)
         flat = each.view(count, -1)
-        total += flat.sum(0).view_as(total)
-        squares += flat.square_().sum(0).view_as(squares)
+        if part.start == 0:
+            torch.sum(flat, 0, out=total)
+            torch.sum(flat.square_(), 0, out=squares)
+        else:
+            total += flat.sum(0)
+            squares += flat.square_().sum(0)
+    return both
 
 
 def _add_blocks(total: Tensor, squares: Tensor, x: Tensor, g: Tensor, shape: ConvShape) -> None:

@@ -8,6 +8,7 @@ distribution but not the same numbers: `CREDO_KERNELS=0` gives torch's everywher
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,20 @@ INT64 = ctypes.c_int64
 _KEYS = 2**63 - 1
 # Below this many entries, another thread costs more than it saves.
 _PER_THREAD = 1 << 14
+
+
+@functools.lru_cache
+def one(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The number 1 as a tensor, made once; nobody may change it."""
+    with torch.inference_mode(False):
+        return torch.ones((), device=device, dtype=dtype)
+
+
+@functools.lru_cache
+def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The number 0 as a tensor, made once; nobody may change it."""
+    with torch.inference_mode(False):
+        return torch.zeros((), device=device, dtype=dtype)
 
 
 def normal(size: int, generator: torch.Generator, *, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -232,6 +247,8 @@ class CompiledGradients:
     def add_kl(self, kl: object, weight: float) -> float:
         """The KL, whose gradients the first draw has added."""
         return self._kl
+
+    add_gaussian_kl = add_kl
 
     def assign(self) -> float | None:
         """Add the sums to the parameters' `grad`; returns their squared norm where all of it is from draws."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from credo.core.errors import UnsupportedModelError, unknown
 from credo.core.network.isolation import NotIsolatedError
 
 Draw = Mapping[str, Tensor]
+NOTHING: AbstractContextManager[Any] = nullcontext()  # has no state, and may be opened any number of times
 
 
 def aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -36,6 +37,7 @@ def substituted(
     names: Mapping[str, tuple[str, ...]] | None = None,
     *,
     original: nn.Module | None = None,
+    beside: AbstractContextManager[Any] = NOTHING,
 ) -> Iterator[nn.Module]:
     """The same network with `tensors` in the place of its parameters; undone on exit, also after an error.
 
@@ -48,9 +50,11 @@ def substituted(
         names: `aliases(model)`, if known already: spares the search for tied weights.
         original: The network that `model` is a private copy of. Raises NotIsolatedError if a pass gives its parameters
             a gradient instead of `tensors`; so a loss that also calls the original is run again, with the draw in it.
+        beside: A context that is open for as long, such as the noise of a pass.
     """
     if not tensors:
-        yield model
+        with beside:
+            yield model
         return
     names = aliases(model) if names is None else names
     undo: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
@@ -70,7 +74,8 @@ def substituted(
                 if isinstance(module, nn.RNNBase):
                     recurrent[id(module)] = module
         _refresh_flat_weights(recurrent.values())
-        yield model
+        with beside:
+            yield model
     finally:
         for own, key, replaced in reversed(undo):
             own[key] = replaced

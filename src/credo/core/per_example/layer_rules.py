@@ -16,6 +16,7 @@ from credo.core.kernels import conv_by_torch
 from credo.core.kernels.common import Sums
 from credo.core.kernels.conv_by_torch import ConvShape
 from credo.core.kernels.conv_squares import conv_sums, shared_linear_sums
+from credo.core.kernels.flat import zero
 
 
 class Backward(Protocol):
@@ -251,7 +252,7 @@ def _linear_squares(a: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor]
         sums = shared_linear_sums(a.flatten(1, -2), g.flatten(1, -2), bias=True, scale=scale)
         assert sums.bias_squares is not None
         return sums.squares, sums.bias_squares
-    squared = g.square().mul_(scale)
+    squared = torch.addcmul(zero(g.device, g.dtype), g, g, value=scale)
     return torch.mm(squared.t(), a.square()), squared.sum(0)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
+from credo.core.deferred import Number
 from credo.core.description import Description, WeightState
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.divergence import compare_draw
@@ -88,6 +89,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
+    can_defer_checks = True
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.01, 1.0)}
     _not_in_config = ("init",)
     _renamed_arguments: ClassVar[Renamed] = {
@@ -256,7 +258,8 @@ class BBB(GradientPosterior, GaussianPosterior):
         if len(passes) > 1 or self.attack is not None or self.noise_name != "weights":
             nll = same_inputs(nll)
         gradients = self._gradient_buffer(kl_weight)
-        data_term = kl = 0.0
+        data_term: Number = 0.0
+        kl: Number = 0.0
         for index, (fraction, is_attacked, frozen) in enumerate(passes):
             if is_attacked:
                 weights = gradients.draw_at(self._worst_noise(nll, net, gradients, index % draws))
@@ -273,20 +276,26 @@ class BBB(GradientPosterior, GaussianPosterior):
                     # Backward with the draw still in place: checkpointed parts of a network run again there.
                     with substituted(net, weights, self._aliases, original=self.model):
                         loss = backward(nll(net))
-            data_term += fraction * loss
+            data_term = loss * fraction + data_term
             if not gradients.add(weights, None if std is None else std.grad) and std is None:
                 self.guard.check_used(False)
             if not self.closed_form and index < draws:
                 # At the plain draws; without any, at draws of its own.
                 eps = self._normal() if is_attacked else gradients.eps
-                kl += gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws
+                kl = gradients.add_kl(partial(self._monte_carlo_kl, eps=eps), kl_weight / draws) / draws + kl
             del weights, std, backward  # not held during the next pass
         if self.closed_form:
-            kl = gradients.add_kl(self._closed_kl, kl_weight)
+            numbers = self.prior.numbers if type(self.prior) is Gaussian else None
+            if numbers is None:
+                kl = gradients.add_kl(self._closed_kl, kl_weight)
+            else:
+                kl = gradients.add_gaussian_kl(numbers, kl_weight)
+        kl = kl if self._checks.is_open else float(kl)
         squared_norm, normed = gradients.assign(), gradients.parameters
         del gradients
 
-        self.optimizer_step.check(data_term + kl_weight * kl, at=self.steps)
+        penalty = kl * kl_weight
+        self.optimizer_step.check(data_term + penalty, at=self.steps)
         if not self._watch.compared:
             compare_draw(self, data_term, nll)
         data_term, kl = self.optimizer_step.ready(
@@ -295,7 +304,8 @@ class BBB(GradientPosterior, GaussianPosterior):
             squared_norm=squared_norm or 0.0,
             normed=() if squared_norm is None else normed,
         )
-        return Terms(loss=data_term + kl_weight * kl, nll=data_term, penalty=kl_weight * kl, kl=kl)
+        penalty = kl * kl_weight
+        return Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl)  # type: ignore[arg-type]
 
     def _passes(self) -> list[tuple[float, bool, bool]]:
         """For each pass of a step its fraction of the loss, if it is adversarial, if it leaves running statistics."""

@@ -6,11 +6,13 @@ The chain rule is applied by hand: ∂w/∂μ = 1 and ∂w/∂σ = ε, then ∂�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import Later, Number
 from credo.core.kernels import flat
 from credo.core.network.flat_layout import Layout
 from credo.methods.bbb.std_parameterization import StdParameterization
@@ -41,7 +43,9 @@ class TorchGradients:
         with torch.no_grad():
             self.mean = layout.flatten(means)
             self.std = parameterization.std(self.mean, self.rho, layout)
-        self.by_mean, self.by_std = torch.zeros_like(self.mean), torch.zeros_like(self.std)
+        self.by_mean = self.by_std = self._nothing = torch.zeros(
+            (), device=rho.device
+        )  # vectors once something is added
         self._by_rho: Tensor | None = None
         self.eps = self.mean  # noise of the last draw
 
@@ -67,17 +71,26 @@ class TorchGradients:
             by_std: What the pass took from σ itself, flat.
         """
         if by_std is not None:
+            self._start()
             self.by_std.add_(by_std)
         if all(weight.grad is None for weight in drawn.values()):  # all of its noise was in activations
             return False
         whole = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in drawn.items()}
         gradient = self.layout.flatten(whole).detach()
-        self.by_mean.add_(gradient)
-        self.by_std.add_(gradient.mul_(self.eps))
+        if self.by_mean is self._nothing:
+            self.by_mean, self.by_std = gradient, gradient * self.eps
+        else:
+            self.by_mean.add_(gradient)
+            self.by_std.add_(gradient.mul_(self.eps))
         return True
 
-    def add_kl(self, kl: KL, weight: float) -> float:
+    def _start(self) -> None:
+        if self.by_mean is self._nothing:
+            self.by_mean, self.by_std = torch.zeros_like(self.mean), torch.zeros_like(self.std)
+
+    def add_kl(self, kl: KL, weight: float) -> Number:
         """Add `weight` times the gradients of a function of (μ, σ, ρ); returns its value."""
+        self._start()
         at = [tensor.detach().requires_grad_() for tensor in (self.mean, self.std, self.rho)]
         value = kl(*at)
         by_mean, by_std, by_rho = torch.autograd.grad(value, at, allow_unused=True)
@@ -87,10 +100,28 @@ class TorchGradients:
             self.by_std.add_(by_std, alpha=weight)
         if by_rho is not None:
             self._by_rho = by_rho * weight
-        return value.item()
+        return Later(value.detach())
+
+    def add_gaussian_kl(self, prior: tuple[float, float], weight: float) -> Number:
+        """The same for the KL to N(m, s²), one m and s for all weights: Σ log(s/σ) + (σ² + (μ − m)²)/(2s²) − ½.
+
+        Args:
+            prior: m and s.
+            weight: Factor of the gradients.
+        """
+        self._start()
+        center, scale = prior
+        std, offset = self.std, self.mean - center if center else self.mean
+        self.by_mean.add_(offset, alpha=weight / scale**2)
+        one = flat.one(std.device, std.dtype)
+        self.by_std.add_(std, alpha=weight / scale**2).addcdiv_(one, std, value=-weight)
+        squares, offsets, logs, size = std.dot(std), offset.dot(offset), std.log().sum(), std.numel()
+        constant = size * (math.log(scale) - 0.5)
+        return Later(lambda: (squares.item() + offsets.item()) / (2 * scale**2) - logs.item() + constant)
 
     def assign(self) -> None:
         """Add the sums to the parameters' `grad`; their norm is not known."""
+        self._start()
         by_rho = self._parameterization.chain_(self)
         *means, rho = self.parameters
         rho.grad = by_rho if self._by_rho is None else by_rho.add_(self._by_rho)

@@ -109,7 +109,7 @@ class Laplace(PriorChoice):
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         check_choices(structure, curvature, temperature, self.likelihood)
-        self.curvature, self.temperature, self.evidence = curvature, float(temperature), Evidence.of(evidence)
+        self.curvature, self.temperature, self.prior_evidence = curvature, float(temperature), Evidence.of(evidence)
         names = random_names(model, random)
         self.arguments["random"] = names
         chosen = parameters_at(model, names)
@@ -120,7 +120,7 @@ class Laplace(PriorChoice):
         self.register_buffer("totals", torch.zeros(4, dtype=torch.double, device=device))
         self.register_module("prior", None)
         given = one_prior(prior, prior_precision)
-        self.chooses_prior = given is None or self.evidence.every is not None
+        self.chooses_prior = given is None or self.prior_evidence.every is not None
         if given is not None:
             self.prior = self._bound(given)
             self.structure.check_prior(self.precision)
@@ -246,7 +246,7 @@ class Laplace(PriorChoice):
             epoch: Number of epochs that are done.
             epochs: Number of epochs of the training.
         """
-        if self.evidence.is_due(epoch):
+        if self.prior_evidence.is_due(epoch):
             self._find(loader)
 
     def end_training_(self, loader: Iterable[Any]) -> None:
@@ -274,7 +274,7 @@ class Laplace(PriorChoice):
                 self.structure.set_(sums, totals.examples, float(self.data_size))
                 found = astuple(totals.scaled(self.data_size / totals.examples))
                 self.totals.copy_(torch.tensor(found, dtype=torch.double))
-                self._maximise_evidence(self.evidence.groups if self.chooses_prior else None)
+                self._maximise_evidence(self.prior_evidence.groups if self.chooses_prior else None)
                 self._refresh()
             except BaseException:
                 self.totals.zero_()  # no curvature rather than half of one

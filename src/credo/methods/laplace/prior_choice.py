@@ -29,7 +29,7 @@ class PriorChoice(GradientPosterior, ABC):
 
     layout: Layout
     structure: Structure
-    evidence: Evidence
+    prior_evidence: Evidence
     temperature: float
     prior: Gaussian | None
     totals: Tensor
@@ -76,7 +76,7 @@ class PriorChoice(GradientPosterior, ABC):
         if (nll is None) is (by == "validation"):
             raise ValueError("by='validation' needs nll=, a function of the posterior; by='evidence' takes none.")
         with self.guard.exclusive(self):
-            self._maximise_evidence(groups or self.evidence.groups)
+            self._maximise_evidence(groups or self.prior_evidence.groups)
             self._refresh()
         if nll is not None:
             self._minimise(nll)

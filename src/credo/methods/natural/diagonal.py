@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from credo.core.deferred import Later, Number
 from credo.core.description import Description, WeightState
 from credo.core.kernels import flat
 from credo.core.network.flat_layout import Layout
@@ -86,6 +87,7 @@ class DiagonalUpdate:
         gradients: Gathered gradients, by name.
         curvatures: Gathered curvatures, by name.
         layout: Their layout in the vectors, if known already.
+        vectors: Those of `parameters`, `gradients` and `curvatures` that are known as vectors, and the `denominator`.
     """
 
     def __init__(
@@ -97,12 +99,15 @@ class DiagonalUpdate:
         gradients: Mapping[str, Tensor],
         curvatures: Mapping[str, Tensor],
         layout: Layout | None = None,
+        vectors: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
         self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
         self.gradients, self.curvatures = gradients, curvatures
         self.layout = Layout(parameters) if layout is None else layout
         self._lists: tuple[flat.TensorList, flat.TensorList, flat.TensorList] | None = None
+        self._vectors = dict(vectors or {})
+        self._offsets: Tensor | None = None
 
     @property
     def is_fused(self) -> bool:
@@ -120,18 +125,24 @@ class DiagonalUpdate:
             self._lists = (flat.TensorList(tensors[0]), flat.TensorList(tensors[1]), flat.TensorList(tensors[2]))
         return True
 
-    def inspect(self) -> tuple[float, float]:
+    def inspect(self, later: bool = False) -> tuple[Number, float]:
         """KL(q ‖ p) at present, and the squared norm of what was gathered; changes nothing.
 
         The norm is not finite where something gathered is not, or where a corrected curvature would not stay so.
+
+        Args:
+            later: Read the KL later, and leave out the norm where it would have to be read from a tensor.
         """
         c = self.coefficients
         if self.is_fused and self._lists is not None:
             return flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=True)
+        kl = self._kl() if c.variance else 0.0
+        if later:
+            return kl, 0.0
         squares = self._squares(self.gradients) + self._squares(self.curvatures)
         if c.correction and not is_finite(self._renewed_(self.curvature.clone())):
             squares = math.nan
-        return self._kl() if c.variance else 0.0, squares
+        return float(kl), squares
 
     def apply_(self) -> None:
         """Change parameters, momentum and curvature."""
@@ -141,37 +152,76 @@ class DiagonalUpdate:
             if not self.layout.is_whole:  # else the parameters themselves were updated
                 self._write(self._means[0])
             return
-        mean, s, m = self._flat(self.parameters), self.curvature, self.momentum
-        pull = (mean - c.prior_mean).mul_(c.shift)
-        self._renewed_(s)
-        m.mul_(c.keep).add_(self._flat(self.gradients), alpha=c.take * c.gradient_scale)
+        m, g, take = self.momentum, self._flat("gradients"), c.take * c.gradient_scale
+        if not isinstance(c.keep, Tensor) and c.keep == 1 - take:
+            m.lerp_(g, take)
+        elif not isinstance(c.keep, Tensor) and take == 1:
+            torch.add(g, m, alpha=c.keep, out=m)
+        else:
+            m.mul_(c.keep).add_(g, alpha=take)
         if c.coupled:
-            m.add_(pull, alpha=c.take)
-        direction = torch.mul(m, c.debias) if c.coupled else pull.add_(m, alpha=c.debias)
-        direction.div_(s.add(c.shift + c.damping).clamp_min_(1e-30))
+            self._pulled(m, c.take, out=m)
+        self._renewed_(self.curvature)
+        self._vectors.pop("denominator", None)
+        s = self._denominator()
+        # The debiased momentum and the pull beside it, divided by the debiasing, which the rate then has.
+        direction = m / s if c.coupled else self._pulled(m, 1 / c.debias).div_(s)
         if math.isfinite(c.clip):
-            direction.clamp_(-c.clip, c.clip)
-        self._write(mean.sub_(direction.mul_(c.lr)))
+            direction.clamp_(-c.clip / c.debias, c.clip / c.debias)
+        self._move(direction)
+        self._vectors.pop("parameters", None)
+        self._vectors.pop("denominator", None)
+        self._offsets = None
+
+    def _pulled(self, vector: Tensor, factor: float, *, out: Tensor | None = None) -> Tensor:
+        """The vector plus the prior's pull times a factor."""
+        shift = self.coefficients.shift
+        if isinstance(shift, Tensor):
+            return torch.addcmul(vector, self._offset(), shift, value=factor, out=out)
+        if not shift:
+            return vector.clone() if out is None else out
+        return torch.add(vector, self._offset(), alpha=factor * shift, out=out)
+
+    def _offset(self) -> Tensor:
+        """Means minus those of the prior."""
+        c = self.coefficients
+        if self._offsets is None:
+            mean = self._flat("parameters")
+            self._offsets = mean - c.prior_mean if isinstance(c.prior_mean, Tensor) or c.prior_mean else mean
+        return self._offsets
 
     def _renewed_(self, s: Tensor) -> Tensor:
-        c, h = self.coefficients, self._flat(self.curvatures)
+        c, h = self.coefficients, self._flat("curvatures")
         if not c.correction:
-            return s.mul_(c.decay).add_(h, alpha=c.renew * c.curvature_scale)
-        h = h * c.curvature_scale
-        change = c.renew * (s - h)  # squared only after the division: a square of large ones overflows
-        second = c.correction * 0.5 * change * (change / (s + c.shift).clamp_min(1e-30))
-        return s.mul_(c.decay).add_(h, alpha=c.renew).add_(second)
+            return s.mul_(c.decay).add_(h, alpha=c.renew * c.curvature_scale) if c.renew else s
+        change = torch.sub(s, h, alpha=c.curvature_scale)
+        # Squared only after the division: a square of large ones overflows.
+        inverse = s + c.shift if c.damping else self._denominator()
+        one = flat.one(s.device, s.dtype)
+        factor = torch.addcdiv(one, change, inverse, value=-0.5 * c.correction * c.renew)
+        return s.addcmul_(change, factor, value=-c.renew)
 
-    def _kl(self) -> float:
-        c = self.coefficients
-        inverse = self.curvature.add(c.shift + c.damping).div_(c.variance * c.prior_precision)
-        offset = self._flat(self.parameters)
-        if isinstance(c.prior_mean, Tensor) or c.prior_mean:
-            offset -= c.prior_mean
-        # 1/r − 1 + log r for a weight, 1/r being q's variance over the prior's; no term is negative, so that sums in
-        # single precision are as exact as their terms.
-        spread = inverse.reciprocal().add_(inverse.log_()).sub_(1).sum()
-        return 0.5 * float(spread + (offset.square_().mul_(c.prior_precision)).sum())
+    def _denominator(self) -> Tensor:
+        """Curvature + shift + damping; positive, whatever rounding does to a corrected curvature."""
+        c, found = self.coefficients, self._vectors.get("denominator")
+        if found is None:
+            found = self.curvature.add(c.shift + c.damping)
+            if c.correction or isinstance(c.shift, Tensor) or not c.shift + c.damping > 0:
+                found.clamp_min_(1e-30)
+            self._vectors["denominator"] = found
+        return found
+
+    def _kl(self) -> Later:
+        c, size = self.coefficients, self.curvature.numel()
+        inverse = self._denominator()
+        precision, offset = c.prior_precision, self._offset()
+        if isinstance(precision, Tensor):
+            inverse, offset, precision = inverse / precision, offset * precision.sqrt(), 1.0
+        # 1/r − 1 + log r for a weight, 1/r being q's variance over the prior's.
+        scale = c.variance * precision
+        spread = inverse.log().addcdiv_(flat.one(inverse.device, inverse.dtype), inverse, value=scale).sum()
+        squares = offset.dot(offset)
+        return Later(lambda: 0.5 * (spread.item() - size * (1 + math.log(scale)) + precision * squares.item()))
 
     def _squares(self, tensors: Mapping[str, Tensor]) -> float:
         listed = [tensors[name] for name in self.parameters]
@@ -179,12 +229,29 @@ class DiagonalUpdate:
         # Finite ones of which the square is not are rare; in double it is.
         return total if math.isfinite(total) else sum(float(t.double().square().sum()) for t in listed)
 
-    def _write(self, means: Tensor) -> None:
-        for tensor, piece in zip(self.parameters.values(), self.layout.split(means).values(), strict=True):
-            tensor.copy_(piece)
+    def _move(self, direction: Tensor) -> None:
+        """mean ← mean − lr·debias·direction."""
+        c = self.coefficients
+        rate = c.lr * c.debias
+        pieces = self.layout.split(direction.mul_(rate) if isinstance(rate, Tensor) else direction, cast=False)
+        same = all(p.dtype is direction.dtype for p in self.parameters.values())
+        if self.layout.is_whole and same:
+            alpha = -1.0 if isinstance(rate, Tensor) else -rate
+            torch._foreach_add_([*self.parameters.values()], [*pieces.values()], alpha=alpha)
+        else:
+            mean = self._flat("parameters")
+            self._write(mean.sub_(direction, alpha=1.0 if isinstance(rate, Tensor) else rate))
 
-    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        return self.layout.flatten({n: tensors[n].detach() for n in self.parameters}).to(self.momentum.dtype)
+    def _write(self, means: Tensor) -> None:
+        torch._foreach_copy_([*self.parameters.values()], [*self.layout.split(means).values()])
+
+    def _flat(self, which: str) -> Tensor:
+        given = self._vectors.get(which)
+        if given is None:
+            tensors = getattr(self, which)
+            given = self.layout.flatten({n: tensors[n].detach() for n in self.parameters}).to(self.momentum.dtype)
+            self._vectors[which] = given
+        return given
 
 
 class DiagonalStepper(NaturalStepper, ABC):
@@ -233,26 +300,25 @@ class DiagonalStepper(NaturalStepper, ABC):
         pieces = zip(layout.names, vector.split(layout.sizes), layout.shapes.values(), strict=True)
         return {name: piece.view(shape) for name, piece, shape in pieces}
 
-    def _compiled_draw(
-        self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor
-    ) -> tuple[Tensor, int] | None:
-        """μ + ε·√(scale/(curvature + shift)) as one vector, and the key of ε; None where that is not compiled.
+    def _draw_at(self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor) -> tuple[Tensor, int | Tensor]:
+        """μ + ε·√(scale/(curvature + shift)) as one vector, and ε·√(curvature + shift), or the key of ε if compiled.
 
         Args:
             means: The means by name.
             scale: A number.
             shift: A number, or a vector, which is not compiled.
         """
-        listed, curvature, generator = (
-            [means[n] for n in self.layout.names],
-            self.curvature[: self.layout.size],
-            self.generator,
-        )
-        if not (isinstance(shift, float) and flat.fused(listed, curvature)):
-            return None
-        tensors = flat.TensorList(listed if self.layout.is_whole else self.layout.pieces(means))
-        key = flat.new_key(generator)
-        return flat.precision_draw(tensors, curvature, key, scale=scale, shift=shift), key
+        layout, curvature = self.layout, self.curvature[: self.layout.size]
+        listed, generator = [means[n] for n in layout.names], self.generator
+        if isinstance(shift, float) and flat.fused(listed, curvature):
+            tensors = flat.TensorList(listed if layout.is_whole else layout.pieces(means))
+            key = flat.new_key(generator)
+            return flat.precision_draw(tensors, curvature, key, scale=scale, shift=shift), key
+        inverse, mean = curvature + shift, layout.flatten(means).detach()
+        noise = flat.normal(layout.size, generator, device=inverse.device, dtype=inverse.dtype).mul_(inverse.sqrt())
+        if self._checks.is_open:  # nobody changes them before the update
+            self._gathered.vectors = {"parameters": mean, "denominator": inverse}
+        return torch.addcdiv(mean, noise, inverse, value=math.sqrt(scale)), noise
 
     def _halves(self, value: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
         """A vector cut into the random parameters and the rest; a number twice."""
@@ -266,7 +332,7 @@ class DiagonalStepper(NaturalStepper, ABC):
         curvatures: Mapping[str, Tensor],
         random: Coefficients,
         rest: Coefficients,
-    ) -> Callable[[], float]:
+    ) -> Callable[[], Number]:
         """Check an update; what it returns writes it and returns the KL.
 
         Args:
@@ -287,22 +353,23 @@ class DiagonalStepper(NaturalStepper, ABC):
                 gradients,
                 curvatures,
                 layout,
+                self._gathered.vectors if layout is self.layout else None,
             )
             for layout, part, coefficients in parts
         ]
-        kl, total = updates[0].inspect()
+        kl, total = updates[0].inspect(later := self._checks.is_open)
         for update in updates[1:]:
-            total += update.inspect()[1]
+            total += update.inspect(later)[1]
         if not math.isfinite(total):
             check_finite(total, (gradients, curvatures), self.steps)
         return partial(self._write, updates, kl)
 
-    def _write(self, updates: Sequence[DiagonalUpdate], kl: float) -> float:
+    def _write(self, updates: Sequence[DiagonalUpdate], kl: Number) -> Number:
         for update in updates:
             update.apply_()
         if not self.has_curvature:  # there was no q yet
             self.has_curvature = True
-            return updates[0].inspect()[0]
+            return updates[0].inspect(self._checks.is_open)[0]
         return kl
 
     # Step count and, where a step finds the first curvature, whether one has: for files, which hold no extra state.

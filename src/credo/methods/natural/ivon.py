@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import Group, Renamed
+from credo.core.deferred import Number
 from credo.core.errors import unknown
 from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
@@ -174,7 +175,7 @@ class IVON(NaturalGaussian):
         """1/λ."""
         return 1 / self.effective_size
 
-    def _penalty(self, kl: float) -> float:
+    def _penalty(self, kl: Number) -> Number:
         return kl / self.effective_size
 
     def _prior_shift(self) -> float | Tensor:
@@ -206,13 +207,8 @@ class IVON(NaturalGaussian):
         return (self.effective_size * (self.curvature[: self.layout.size] + self._prior_shift())).rsqrt()
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, int | Tensor]:
-        """μ + σε, and ε: its key where that suffices to make it again."""
-        compiled = self._compiled_draw(means, 1 / self.effective_size, self._prior_shift())
-        if compiled is not None:
-            return compiled
-        h = self.curvature
-        noise = flat.normal(self.layout.size, self.generator, device=h.device, dtype=h.dtype)
-        return torch.addcmul(self.layout.flatten(means).detach(), self._std(), noise), noise
+        """μ + σε, and ε/(σ√λ): the key of ε where that suffices to make it again."""
+        return self._draw_at(means, 1 / self.effective_size, self._prior_shift())
 
     # -- the curvature of a pass: ĝ·ε/σ, or ĝ² -----------------------------------------------------------------
 
@@ -239,12 +235,16 @@ class IVON(NaturalGaussian):
             flat.price_(into, flat.TensorList(pieces), h, run.noise, scale=scale, shift=shift, add=add)
             return into
         new = self.layout.flatten(gradients)
-        new = new.square_() if self.estimator == "squares" else new.mul_(run.noise).div_(self._std())
+        if total is None:
+            self._gathered.vectors["gradients"] = new
+        if self.estimator == "price":
+            run.curvature_scale = self.effective_size**0.5
+        new = new.square() if self.estimator == "squares" else new * run.noise
         return new if total is None else total.add_(new)
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
         """g ← β₁g + (1 − β₁)ĝ, h ← βh + (1 − β)ĥ + ½(1 − β)²(h − ĥ)²/(h + δ), and a step along (g + δ(μ − μ₀))/(h + δ).
 
         Without noise there is no ĥ: the curvature of parameters that are not random stays at its first value.
@@ -266,7 +266,7 @@ class IVON(NaturalGaussian):
             prior_precision=precision,
             clip=math.inf if self.clip is None else self.clip,
             gradient_scale=1 / found.size,
-            curvature_scale=1 / found.size,
+            curvature_scale=found.curvature_scale / found.size,
             correction=1.0,
             coupled=0,
             variance=1 / self.effective_size,
@@ -284,6 +284,7 @@ class IVON(NaturalGaussian):
         )
         assert found.flat_curvature is not None  # gathered with the gradients
         curvatures = self._named(found.flat_curvature, cast=False) | zeros
+        found.vectors["curvatures"] = found.flat_curvature
         return self._diagonal_update(means, found.gradients, curvatures, random, rest)
 
 

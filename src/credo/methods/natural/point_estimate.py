@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import Later, Number
 from credo.core.description import Description
 from credo.core.network.substitute import parameters_at
 from credo.core.per_example.layer_rules import widened
-from credo.core.posterior import Terms
 from credo.methods.natural.stepper import NaturalStepper
 
 _Value = TypeVar("_Value")
@@ -35,27 +34,25 @@ class PointEstimate(NaturalStepper, ABC):
         """`{}`: the point estimate."""
         return {}
 
-    def _ready(self) -> Callable[[], Terms]:
-        penalty = self._half_squares() * self.temperature / self.data_size
-        return partial(self._without_kl, super()._ready(), penalty)
-
-    @staticmethod
-    def _without_kl(update: Callable[[], Terms], penalty: float) -> Terms:
-        """The penalty is −log p(w)/N up to a constant, at the weights before the update."""
-        nll = update().nll
-        return Terms(loss=nll + penalty, nll=nll, penalty=penalty)
+    def _penalty(self, kl: Number) -> Number:
+        """−log p(w)/N up to a constant, at the weights before the update."""
+        return kl * self.temperature / self.data_size
 
     @torch.no_grad()
-    def _half_squares(self) -> float:
+    def _half_squares(self) -> Number:
         """½·Σ ((mean − prior mean)/prior std)², layer by layer: a vector of all would be a copy of the network."""
-        layout = self.vector.random_layout
-        means, stds = (
-            layout.split(v, cast=False) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v)
-            for v in (self.prior.mean, self.prior.std)
-        )
-        weights = {name: widened(w) for name, w in parameters_at(self.model, layout.names).items()}
-        each = (((w - means[n]) / stds[n]).square().sum(dtype=torch.double) for n, w in weights.items())
-        return 0.5 * sum(map(float, each))
+        layout, mean, std = self.vector.random_layout, self.prior.mean, self.prior.std
+        weights = {name: widened(w.detach()) for name, w in parameters_at(self.model, layout.names).items()}
+        if isinstance(mean, Tensor) or isinstance(std, Tensor) or mean:
+            means, stds = (
+                layout.split(v, cast=False) if isinstance(v, Tensor) else dict.fromkeys(layout.names, v)
+                for v in (mean, std)
+            )
+            weights = {name: (w - means[name]) / stds[name] for name, w in weights.items()}
+            std = 1.0
+        norms = torch._foreach_norm([*weights.values()])
+        found = Later(lambda: 0.5 * sum(norm * norm for norm in torch.stack(norms).tolist()) / std**2)
+        return found if self._checks.is_open else float(found)
 
     def describe(self) -> Description:
         """The prior; no KL and no temperature of a distribution."""

@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from credo.core.deferred import Later, Number
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
 from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
+from credo.core.kernels import flat
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.selection import Random, one_device
@@ -63,7 +65,7 @@ class Pass:
     noise: Any
     counted: Counted
     size: float
-    loss: float = 0.0
+    loss: Number = 0.0
     gradients: dict[str, Tensor] = field(default_factory=dict)
     curvatures: dict[str, Tensor] = field(default_factory=dict)
     curvature_scale: float = 1.0
@@ -82,12 +84,13 @@ class GradientAccumulator:
         self.count = 0
         self.size = 0.0  # of all passes, in units of the first
         self.examples: float | None = None  # of the first pass, if they are counted
-        self.loss = 0.0
+        self.loss: Number = 0.0
         self.is_silent = False  # the loss of a pass is not known
         self.gradients: dict[str, Tensor] = {}
         self.curvatures: dict[str, Tensor] = {}
         self.curvature_scale = 1.0
         self.flat_curvature: Tensor | None = None
+        self.vectors: dict[str, Tensor] = {}  # what an update needs of the random parameters and is known already
         self._last_size = 1.0
 
     def relative_size(self, counted: Counted) -> float:
@@ -109,6 +112,7 @@ class GradientAccumulator:
         """Add one pass, but for its loss; its tensors are used up."""
         gradients = {name: g if g.dtype is torch.float32 else widened(g) for name, g in run.gradients.items()}
         if self.count:
+            self.vectors.pop("gradients", None)
             torch._foreach_add_([*self.gradients.values()], [gradients[n] for n in self.gradients], alpha=run.size)
             if run.curvatures:
                 relative = run.size * run.curvature_scale / self.curvature_scale
@@ -121,9 +125,9 @@ class GradientAccumulator:
         self.size += run.size
         self._last_size = run.size
 
-    def add_loss(self, loss: float) -> None:
+    def add_loss(self, loss: Number) -> None:
         """Add the loss of the pass that was added last."""
-        self.loss += self._last_size * loss
+        self.loss = self._last_size * loss + self.loss
 
     def check_free(self) -> None:
         """Raise RuntimeError if the network's own weights are a draw, and not the means."""
@@ -160,6 +164,7 @@ class NaturalStepper(Posterior, ABC):
     """
 
     averages_over_processes = True
+    can_defer_checks = True
     checks_first_draw: ClassVar[bool] = True
     """Whether the first step with noise compares the draw's loss with that of the mean."""
     planned_prior_precision: ClassVar[float] = PRIOR_PRECISION
@@ -197,7 +202,7 @@ class NaturalStepper(Posterior, ABC):
         self._gathered.add(run)
 
     @abstractmethod
-    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
         """Compute the update and raise all its errors; what is returned writes it, and returns the KL in nats.
 
         Args:
@@ -220,9 +225,9 @@ class NaturalStepper(Posterior, ABC):
         """τ/N: the variance is this over curvature, prior and damping."""
         return self.temperature / self.data_size
 
-    def _penalty(self, kl: float) -> float:
+    def _penalty(self, kl: Number) -> Number:
         """The KL's part of the mean loss, τ/N·KL."""
-        return self.variance_scale * kl
+        return kl * self.variance_scale
 
     @property
     def is_noisy(self) -> bool:
@@ -352,9 +357,9 @@ class NaturalStepper(Posterior, ABC):
             examples: The number that the mean was divided by, as in `step`.
             weights: How often each row counts, as in `step`.
         """
-        return self._gather(nll, _counted(examples, weights))
+        return float(self._gather(nll, _counted(examples, weights)))
 
-    def _gather(self, nll: Nll, counted: Counted) -> float:
+    def _gather(self, nll: Nll, counted: Counted) -> Number:
         self._begin_draw(counted)
         if self.attack is not None and self.is_noisy:
             run = self._adversarial_pass(nll, counted)
@@ -412,10 +417,13 @@ class NaturalStepper(Posterior, ABC):
                     value = nll(net)
                     if not (isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad):
                         value = scalar_loss(value)
-                    run.loss = value.item()
-                    if self.process_group is not None or not math.isfinite(run.loss):
-                        check_loss(run.loss, self)
-                    value.backward()
+                    if self._checks.is_open:
+                        run.loss = Later(value.detach())
+                    else:
+                        run.loss = loss = value.item()
+                        if self.process_group is not None or not math.isfinite(loss):
+                            check_loss(loss, self)
+                    value.backward(flat.one(value.device, value.dtype))
                 return run
             except PlanChangedError as error:
                 # The pass just thrown away has counted as data for running statistics already.
@@ -456,21 +464,27 @@ class NaturalStepper(Posterior, ABC):
         if self.process_group is not None and self.process_group.defers:
             self._average(self.process_group)
         with found.dropped_on_error():
+            before = self._half_squares()
             write = self._prepare(found, parameters_at(self.model, self.vector.names))
             if self.likelihood_step is not None:
                 ready_likelihood(self.likelihood_step, found.size, at=self.steps)
-        return partial(self._finish, write)
+        return partial(self._finish, write, before)
+
+    def _half_squares(self) -> Number | None:
+        """½·Σ ((mean − prior mean)/prior std)² before the update, for point estimates, which have no KL."""
+        return None
 
     @torch.no_grad()
-    def _finish(self, write: Callable[[], float]) -> Terms:
+    def _finish(self, write: Callable[[], Number], half_squares: Number | None) -> Terms:
         found = self._gathered
         kl = write()
         if self.likelihood_step is not None and not self.likelihood.update_(self.steps):
             move_likelihood(self.likelihood_step, scale=self.lr_scale)
         self._last_scale = self.lr_scale
-        nll, penalty = found.loss / found.size, self._penalty(kl)
+        nll, penalty = found.loss / found.size, self._penalty(kl if half_squares is None else half_squares)
         found.clear()
-        return self._stepped(Terms(loss=nll + penalty, nll=nll, penalty=penalty, kl=kl))
+        terms = {"loss": nll + penalty, "nll": nll, "penalty": penalty, "kl": kl if half_squares is None else None}
+        return self._stepped(Terms(**terms))  # type: ignore[arg-type]
 
     def _momentum_change(self) -> float | Tensor:
         """The factor of the momentum that keeps its part of the step as long when the learning rate changes."""
@@ -490,6 +504,7 @@ class NaturalStepper(Posterior, ABC):
         own = [*self.likelihood_step.parameters.values()] if self.likelihood_step is not None else []
         gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
         curvatures = [*found.curvatures.values()]
+        found.vectors.clear()
         if found.flat_curvature is not None:
             curvatures.append(found.flat_curvature)
         with found.dropped_on_error(process_group):
@@ -500,13 +515,13 @@ class NaturalStepper(Posterior, ABC):
                 torch._foreach_mul_(curvatures, found.curvature_scale * factor)
             tensors = [*found.gradients.values(), *curvatures]
             # NaN for what is not known would be taken for a pass that failed.
-            loss = 0.0 if found.is_silent else found.loss * factor
+            loss = 0.0 if found.is_silent else float(found.loss * factor)
             examples = [] if found.examples is None else [found.examples * found.size]
-            found.loss, *examples = process_group.average_step_(tensors, [loss, *examples], own)
+            mean, *examples = process_group.average_step_(tensors, [loss, *examples], own)
             found.count, found.curvature_scale = 1, 1.0
             found.size = examples[0] if examples else 1.0
-            check_finite_loss(found.loss, self)
-            found.loss = math.nan if found.is_silent else found.loss
+            check_finite_loss(mean, self)
+            found.loss = math.nan if found.is_silent else mean
 
     # -- saving --------------------------------------------------------------------------------------------------
 

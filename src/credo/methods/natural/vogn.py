@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
+from credo.core.deferred import Number
 from credo.core.example_counts import Counted
-from credo.core.kernels import flat
 from credo.core.likelihood import Likelihood
 from credo.core.network.selection import Random
 from credo.core.optimizers import Rates
@@ -104,10 +104,7 @@ class GaussNewton(DiagonalStepper, ABC):
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, None]:
         """μ + σε."""
         scale = self.variance_scale
-        compiled = self._compiled_draw(means, scale, self._prior_shift(scale) + self.damping)
-        if compiled is not None:
-            return compiled[0], None
-        return flat.gaussian(self.layout.flatten(means).detach(), self._std(), self.generator), None
+        return self._draw_at(means, scale, self._prior_shift(scale) + self.damping)[0], None
 
     # -- the curvature of a pass: mean gᵢ² ---------------------------------------------------------------------
 
@@ -123,7 +120,7 @@ class GaussNewton(DiagonalStepper, ABC):
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
         """m ← β₁m + g + δ̃(μ − μ₀), s ← βs + (1 − β)·h, μ ← μ − lr·m/(s + δ̃ + γ); the first s is h."""
         beta, scale = self.momentum_decay, self.variance_scale
         mean, precision = self._prior_numbers or self._read_prior()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.arguments import Renamed, Replaced
+from credo.core.deferred import Number
 from credo.core.description import Description
 from credo.core.divergence import compare_draw
 from credo.core.errors import unknown
@@ -40,7 +41,7 @@ from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunctio
 from credo.core.posterior import Nll, Terms
 from credo.core.prior import Prior, make_prior
 from credo.core.support.validate import checked_count, is_count
-from credo.methods.node.elbo_terms import TERMS
+from credo.methods.node.elbo_terms import TERMS, add_bound_gradients_, bound_terms
 from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes, check_number
 from credo.methods.node.layers import folded, node_layers
 from credo.methods.node.noise import ExampleNoise
@@ -100,6 +101,7 @@ class NodeBNN(GradientPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
+    can_defer_checks = True
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "temperature": (0.05, 5.0)}
 
     is_linearisable = False  # its draws lie around the means of the nodes, not around the network's own weights
@@ -216,20 +218,21 @@ class NodeBNN(GradientPosterior):
             nll = same_inputs(nll)
         if self.process_group is not None:
             self.process_group.reseed(self)
-        first, net = self._random_component(), self._net
-        data_term, called = 0.0, set[str]()
+        first, net = self._random_number(), self._net
+        data_term: Number = 0.0
+        called = set[str]()
         for index in range(draws):
             # Only the first pass updates running statistics.
             with frozen_statistics(net) if index else nullcontext():
-                data_term += self._pass(nll, net, first, index, called) / draws
+                data_term = self._pass(nll, net, first, index, called) / draws + data_term
         if not self._watch.compared:
             compare_draw(self, data_term, nll)
         penalty, kl = self._add_penalty()
         self.optimizer_step.check(data_term + penalty, at=self.steps)
         (data_term,) = self.optimizer_step.ready(at=self.steps, losses=(data_term,))
-        return Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl)
+        return Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl)  # type: ignore[arg-type]
 
-    def _pass(self, nll: Nll, net: nn.Module, first: int, index: int, called: set[str]) -> float:
+    def _pass(self, nll: Nll, net: nn.Module, first: Tensor, index: int, called: set[str]) -> Number:
         """The batch's NLL under new nodes; adds this pass's part of all gradients, and the layers that were called."""
         if self.process_group is not None:
             index = self.process_group.draw_number(index, self.step_draws)
@@ -238,7 +241,7 @@ class NodeBNN(GradientPosterior):
         if self.noise_name == "batch":
             # The weights are leaves of the loss's graph: reentrant checkpoints make a backward pass of their own for
             # each part, and all of them would go through the graph of the draw.
-            draw = self._component_draw((first + index) % self.components)
+            draw = self._component_draw((int(first) + index) % self.components)
             leaves = {name: weight.detach().requires_grad_() for name, weight in draw.items()}
             with substituted(net, leaves, self._aliases):
                 value = backward(nll(net))
@@ -256,20 +259,33 @@ class NodeBNN(GradientPosterior):
         noise.backward()
         return value
 
-    def _add_penalty(self) -> tuple[float, float]:
+    def _add_penalty(self) -> tuple[Number, Number]:
         """Add the gradients of the priors' terms; returns the penalty and the KL of the nodes."""
         weight = self.temperature / self.data_size
         if self.kl_weight is not constant:
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
+        if self._terms is bound_terms and len(self._spans) == 1 and self.weight_prior is None:
+            return self._add_bound(weight)
         minimised, kl = self._terms(self.loc, F.softplus(self.rho), self.prior_std, self.gamma, self._spans)
         penalty = weight * minimised
         if self.weight_prior is not None:
             weights = self.layout.flatten(dict(self.model.named_parameters()))
             penalty = penalty - self.weight_prior.log_prob(weights) / self.data_size
         penalty.backward()
-        return penalty.item(), kl.item()
+        return self.optimizer_step.read(penalty), self.optimizer_step.read(kl)
 
-    def _example_values(self, rows: int, *, first: int, index: int) -> Tensor:
+    @torch.no_grad()
+    def _add_bound(self, weight: float) -> tuple[Number, Number]:
+        loc, rho = self.loc, self.rho
+        for parameter in (loc, rho):
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert loc.grad is not None
+        assert rho.grad is not None
+        found = add_bound_gradients_(loc, F.softplus(rho), self.prior_std, self.gamma, weight, loc.grad, rho.grad, rho)
+        minimised, kl = found if self._checks.is_open else map(float, found)
+        return minimised * weight, kl
+
+    def _example_values(self, rows: int, *, first: Tensor, index: int) -> Tensor:
         """Nodes [rows, nodes] for pass `index`, with the components by turns over the rows, beginning at `first`.
 
         So BatchNorm sees all components in every pass, and a row has another one in the next pass.
@@ -280,7 +296,7 @@ class NodeBNN(GradientPosterior):
             numbers, eps = torch.arange(rows, device=self.loc.device), self._normal(*shape)
         else:
             numbers, eps = ours.numbers(rows, self.loc.device), ours.of(lambda shape: self._normal(*shape), shape)
-        component = (first + numbers + index) % self.components
+        component = (first + (numbers + index if index else numbers)) % self.components
         # Not by indexing, whose backward pass is many times slower.
         means, stds = self.loc.index_select(0, component), F.softplus(self.rho).index_select(0, component)
         return torch.addcmul(means, stds, eps)
@@ -292,7 +308,10 @@ class NodeBNN(GradientPosterior):
         return folded(self.model, self.nodes, values)
 
     def _random_component(self) -> int:
-        return int(torch.randint(self.components, (), generator=self.generator, device=self.device))
+        return int(self._random_number())
+
+    def _random_number(self) -> Tensor:
+        return torch.randint(self.components, (), generator=self.generator, device=self.device)
 
     def _normal(self, *shape: int) -> Tensor:
         size = math.prod(shape)
