@@ -17,6 +17,7 @@ from credo.core.errors import (
     FewRowsWarning,
     FileFormatError,
     LostProcessError,
+    MissingPackageError,
     NonFiniteError,
     PredictiveWarning,
     ReusedRowsWarning,
@@ -27,6 +28,7 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import ConformalIntervals, ConformalSets
 from credo.core.held_out.ledger import Ledger
 from credo.core.held_out.recalibration import Recalibration
+from credo.core.held_out.risk_sets import RiskControlledSets
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.batchnorm import frozen_statistics, refresh_statistics
 from credo.core.per_example.api import per_example_squares
@@ -50,7 +52,8 @@ from credo.predict import (
     predict,
     predictor,
 )
-from credo.training import describe, fit, load, save, train, tune
+from credo.training import describe, fit, load, save, train
+from credo.tuning import auto, tune
 from credo.version import __version__
 
 __all__ = [
@@ -80,6 +83,7 @@ __all__ = [
     "Ledger",
     "Likelihood",
     "LostProcessError",
+    "MissingPackageError",
     "MultiLabelPrediction",
     "NonFiniteError",
     "OodComparison",
@@ -94,10 +98,12 @@ __all__ = [
     "Recalibration",
     "RegressionPrediction",
     "ReusedRowsWarning",
+    "RiskControlledSets",
     "Terms",
     "UnsupportedModelError",
     "__version__",
     "agreement",
+    "auto",
     "calibrate",
     "chain_study",
     "compare",

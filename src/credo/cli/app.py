@@ -17,6 +17,7 @@ COMMANDS = {
     "list": ("listing", "List methods, models, data sets and everything else that an experiment can name."),
     "data": ("data", "List the available data sets, verify their files, or download one."),
     "train": ("train", "Train a network in a run folder, or resume an interrupted run."),
+    "auto": ("auto", "Try what is possible within a budget, and keep what predicts best on held-out rows, calibrated."),
     "calibrate": (
         "calibrate",
         "Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.",

@@ -21,7 +21,10 @@ def table_notes(dataset: Dataset) -> Iterator[str]:
         return
     rows, called = len(dataset.train) + len(dataset.test), "" if columns.target is None else f" {columns.target!r}"
     size = f"{rows:,} rows ({len(dataset.test):,} for the test), {len(columns.inputs)} input columns"
-    if names is None:
+    if names is None and dataset.train.y.shape[1] > 1:
+        called = f" {_listed(columns.target_names)}" if columns.target_names else ""
+        target = f"the {dataset.train.y.shape[1]} targets{called} are numbers"
+    elif names is None:
         target = f"the target{called} is a number: regression (data.task=classification for classes)"
     else:
         are_numbers = all(as_number(name) is not None for name in names)

@@ -18,6 +18,10 @@ class NonFiniteError(CredoError, ArithmeticError):
     """A loss, gradient or prediction is NaN or infinite; parameters are those of the last successful step."""
 
 
+class MissingPackageError(CredoError, ImportError):
+    """Something needs a package that is not installed; the message has the command that installs it."""
+
+
 class CredoWarning(UserWarning):
     """Base class of Credo's warnings."""
 

@@ -26,6 +26,7 @@ from credo.methods import METHODS, Ensemble
 from credo.predict import predict
 from credo.sklearn.building import Common, Model, RandomState, make_network, make_posterior, make_seed
 from credo.training import EpochRecord, train
+from credo.tuning import auto
 
 Array = NDArray[Any]
 # float32 is kept, everything else becomes float64, as in scikit-learn's own networks.
@@ -46,7 +47,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of both estimators; parameters are stored as given and validated when fitting.
 
     Args:
-        method: Name of a method in `credo.METHODS`.
+        method: Name of a method in `credo.METHODS`; or `"auto"`: `credo.auto` holds out rows and chooses by them, with
+            five times the epochs, and the evidence is in `posterior_.evidence`.
         hidden: Sizes of the hidden layers of a ReLU perceptron, if `model` is None.
         model: The network: a module, or a function (inputs, outputs) -> nn.Module.
         prior_precision: 1/variance of every weight before seeing data.
@@ -123,6 +125,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         examples, held_out = self._split(Split(self._inputs(x), torch.from_numpy(y)))
         loader = Batches(examples, batch_size=self.batch_size, seed=self._seed)
         precision = torch.from_numpy(np.empty(0, x.dtype)).dtype
+        if self.method == "auto":
+            return self._choose(self._network(outputs, self._seed).to(precision), loader, likelihood().to(precision))
         posterior = make_posterior(
             self.method,
             self.method_options or {},
@@ -137,6 +141,16 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self.posterior_ = posterior.eval()
         return self
 
+    def _choose(self, network: nn.Module, loader: Batches, likelihood: Likelihood) -> Self:
+        """Let `credo.auto` choose the method, with the passes of five trainings."""
+        options: dict[str, Any] = {"seed": self._seed, "progress": bool(self.verbose)}
+        self.posterior_ = auto(network, loader, passes=5 * self._epochs(loader), likelihood=likelihood, **options)
+        self.history_ = []
+        return self
+
+    def _epochs(self, loader: Batches) -> int:
+        return max(LEAST_EPOCHS, -(-LEAST_STEPS // len(loader))) if self.epochs is None else int(self.epochs)
+
     def _check(self) -> None:
         counts = {name: getattr(self, name) for name in ("batch_size", "draws", "n_iter_no_change")}
         if self.epochs is not None:
@@ -150,7 +164,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"temperature={self.temperature!r} must be finite and not negative.")
 
     def _network(self, outputs: int, seed: int) -> nn.Module:
-        if isinstance(self.model, nn.Module) and METHODS[self.method] is Ensemble:
+        if isinstance(self.model, nn.Module) and METHODS.get(self.method) is Ensemble:
             raise ValueError(
                 "Ensemble members must start from different weights: give model= as a function "
                 "(inputs, outputs) -> nn.Module instead of one module."
@@ -170,8 +184,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         return split_validation(examples, size=fraction, seed=self._seed, stratify=by_class)
 
     def _train(self, posterior: Posterior, loader: Batches, held_out: Split | None) -> list[EpochRecord]:
-        epochs = max(LEAST_EPOCHS, -(-LEAST_STEPS // len(loader))) if self.epochs is None else int(self.epochs)
-        options: dict[str, Any] = {"epochs": epochs, "schedule": "cosine", "seed": self._seed}
+        options: dict[str, Any] = {"epochs": self._epochs(loader), "schedule": "cosine", "seed": self._seed}
         if held_out is not None:
             validation = Batches(held_out, batch_size=1024, shuffle=False)
             options |= {"validation": validation, "patience": int(self.n_iter_no_change)}

@@ -4,14 +4,11 @@ from credo.training.files.saving import describe, load, save
 from credo.training.fit import EpochRecord, fit, train
 from credo.training.schedule import make_schedule
 from credo.training.stopping import StopRequest, TrainingStopped, stopping_on_signals
-from credo.training.tune import Trial, Tuned, tune
 
 __all__ = [
     "EpochRecord",
     "StopRequest",
     "TrainingStopped",
-    "Trial",
-    "Tuned",
     "describe",
     "fit",
     "load",
@@ -19,5 +16,4 @@ __all__ = [
     "save",
     "stopping_on_signals",
     "train",
-    "tune",
 ]

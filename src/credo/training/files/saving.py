@@ -14,6 +14,7 @@ from credo.core.distributed.wrapped_networks import check_unwrapped
 from credo.core.errors import FileFormatError, NonFiniteError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import conformal_from
+from credo.core.held_out.evidence import AutoEvidence
 from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_atomically
@@ -122,6 +123,7 @@ def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) ->
         if about.get("calibration") is not None:
             posterior.calibration = Calibration.from_dict(about["calibration"])
         posterior.conformal = conformal_from(about.get("conformal"))
+        posterior.evidence = AutoEvidence.from_dict(about["evidence"]) if about.get("evidence") else None
         posterior.ledger = Ledger.from_list(about.get("ledger", ()))
     return posterior.eval()
 
@@ -177,6 +179,8 @@ def _from_held_out(posterior: Posterior) -> dict[str, Any]:
         found["calibration"] = finite(posterior.calibration.to_dict())
     if posterior.conformal is not None:
         found["conformal"] = finite(posterior.conformal.to_dict())
+    if posterior.evidence is not None:
+        found["evidence"] = finite(posterior.evidence.to_dict())
     if posterior.ledger.uses:
         found["ledger"] = posterior.ledger.to_list()
     return found

@@ -28,7 +28,7 @@ class Factory:
             return credo.MAP(nn.Linear(3, 1), data_size=16, likelihood=credo.GaussianNoise(0.5), **given)
 
 
-def search(factory: Factory, **options: Any) -> credo.training.Tuned:
+def search(factory: Factory, **options: Any) -> credo.tuning.Tuned:
     given = {"epochs": 9, "trials": 9, "ranges": {"lr": (1e-4, 0.3)}, "progress": False, **options}
     return credo.tune(factory, TRAIN, HELD_OUT, **given)
 

@@ -1,0 +1,243 @@
+"""`auto`: the best uncertainty for a network, data and a budget, chosen by measurement, with the evidence."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from credo.core.distributed.wrapped_networks import process_count
+from credo.core.errors import unknown
+from credo.core.held_out.ledger import row_digests
+from credo.core.likelihood import Likelihood
+from credo.core.network.inputs import Forward, Target
+from credo.core.posterior import Posterior
+from credo.core.support.files import finite, write_json
+from credo.core.support.validate import checked_count, checked_seed, is_number
+from credo.methods import MAP
+from credo.training.fit import train as train_epochs
+from credo.tuning.budget import Budget, seconds_of
+from credo.tuning.portfolio import TRAINED, UNTRAINED
+from credo.tuning.race import Constraints, Race
+from credo.tuning.rows import as_loader, count_rows, held_out, nested, read_rows
+from credo.tuning.starts import NetworkOrFactory, Starts, likelihood_of, outputs_of
+from credo.tuning.table import evidence_of
+from credo.tuning.trials import Job, Trials, calibrated_by, search_file
+
+GOALS = ("nll",)
+DRAWS = 32
+# Rows of the training data that the noise of a trained regression network is taken from.
+_RESIDUAL_ROWS = 5000
+
+OnTrial = Callable[[str], None]
+
+
+def auto(
+    model: NetworkOrFactory,
+    train: Any,
+    validation: Iterable[Any] | None = None,
+    *,
+    budget: str | float = "10min",
+    passes: float | None = None,
+    trained: bool = False,
+    goals: Sequence[str] = GOALS,
+    latency: int | None = None,
+    memory: float | None = None,
+    likelihood: Likelihood | Mapping[str, Any] | str | None = None,
+    run: Path | str | None = None,
+    seed: int = 0,
+    forward: Forward | None = None,
+    target: Target | None = None,
+    progress: bool = True,
+    on_trial: OnTrial | None = None,
+) -> Posterior:
+    """Try what is possible within a budget, and return the best posterior on held-out rows, calibrated.
+
+    The plain network with calibration is always a candidate, and is what is returned unless another has a lower NLL on
+    the held-out rows beyond noise, row by row (the 80 % interval of the difference), and by at least 0.001 nats.
+    `posterior.evidence` is the table of all that was tried; `print(posterior.evidence)`. The choice holds for data like
+    the held-out rows, not for inputs from elsewhere.
+
+    Args:
+        model: The network, or a function without arguments that makes one. Ensembles need several initial weights:
+            those of the function, or of layers that all have `reset_parameters`. A network that is given is not
+            changed.
+        train: Training batches with a length (a DataLoader, `credo.data.Batches`, a list), or a data set.
+        validation: Batches of held-out rows, read once. None: a tenth of the training rows (of fewer than 1,000 rows
+            100, but at most a fifth) is held out, which a trained network has seen: there it is needed. Of 150 rows or
+            more a third decides nothing and is reported on.
+        budget: Wall time, such as "90s", "10min" or "2h". Trainings are planned by the time of a few steps, and the
+            clock is looked at after each epoch.
+        passes: The budget as a number of passes over the training rows, forward and backward, instead: that of all
+            trainings together, as epochs of a plain one. The same seed then gives the same choice. Predictions of
+            held-out rows are not counted.
+        trained: Whether the network has its trained weights: they are then only fine-tuned, if at all.
+        goals: What is chosen by; `("nll",)` only.
+        latency: Most networks that may run for one input; 1: only what needs a single pass. Methods with draws average
+            over so many, and are left out below 4.
+        memory: Most memory of the weights: a whole number of bytes, or a float, as a multiple of the plain network's.
+        likelihood: What the outputs mean; None: Gaussian with a learned noise for targets that are floats, else
+            categorical.
+        run: Folder for what is finished; the same call resumes there. Needed under `torchrun`, where processes share
+            the candidates.
+        seed: Seed of everything.
+        forward: `forward(net, batch)` returns the network's outputs, as in `credo.fit`.
+        target: `target(batch)` returns the targets of a batch, as in `credo.fit`.
+        progress: Show a progress bar; only on an interactive terminal.
+        on_trial: Called with a line of text before each training: what is tried, and what leads.
+    """
+    start = time.monotonic()
+    _check(model, goals, latency, memory, passes, run)
+    seed, seconds = checked_seed(seed), None if passes is not None else seconds_of(budget)
+    starts = Starts(model, seed, trained)
+    loader, rows = _rows(train, validation, seed, trained)
+    selection, report = nested(read_rows(rows, forward, target), seed)
+    data_size = _data_size(loader, forward, target)
+    made = likelihood_of(likelihood, starts, _some_rows(loader, forward, target))
+    outputs = outputs_of(starts.network(), selection[:1])[0]
+    constraints = Constraints(latency, _bytes(memory, starts))
+    with _folder(run) as folder:
+        trials = Trials(
+            starts,
+            loader,
+            data_size,
+            outputs[0].numel(),
+            made,
+            selection,
+            DRAWS if latency is None else min(DRAWS, latency),
+            seed,
+            folder,
+            Budget(passes or 0.0, seconds, start=start),
+            forward,
+            target,
+        )
+        if seconds is not None:
+            trials.budget.passes = _passes_in(trials, seconds)
+        digest = int(row_digests(selection).astype("uint64").sum())
+        settings = {"seed": seed, "passes": passes, "budget": seconds, "trained": trained, "rows": data_size}
+        search_file(folder, {**settings, "selection": digest, "latency": latency, "memory": memory})
+        with _shown(progress, on_trial) as on_job:
+            race = Race(trials, constraints, on_job)
+            chosen = race.run(TRAINED if trained else UNTRAINED)
+        posterior = calibrated_by(trials.posterior(chosen), race.results[chosen])
+        posterior.evidence = evidence_of(race, chosen, posterior, report, seconds=time.monotonic() - start)
+        write_json(folder / "evidence.json", finite(posterior.evidence.to_dict()))
+    posterior.ledger.record("calibration", selection)
+    posterior.ledger.record("selection", selection)
+    if report:
+        posterior.ledger.record("report", report)
+    return posterior.eval()
+
+
+def _check(model: Any, goals: Sequence[str], latency: Any, memory: Any, passes: Any, run: Path | str | None) -> None:
+    if isinstance(model, Posterior) or not (isinstance(model, torch.nn.Module) or callable(model)):
+        raise ValueError(f"auto needs a network or a function that makes one, got a {type(model).__name__}.")
+    if isinstance(goals, str) or not goals:
+        raise ValueError(f"goals={goals!r} must be a sequence of names, such as ('nll',).")
+    for goal in goals:
+        if goal not in GOALS:
+            raise ValueError(f"{unknown('goal', str(goal), GOALS)} Other scores are in posterior.evidence.")
+    if latency is not None:
+        checked_count("latency", latency, what="networks")
+    if memory is not None and not (is_number(memory) and memory > 0):
+        raise ValueError(f"memory={memory!r} must be a number of bytes, or a float: a multiple of the plain network.")
+    if passes is not None and not (is_number(passes) and 0 < passes < float("inf")):
+        raise ValueError(f"passes={passes!r} must be a positive number of passes over the training rows.")
+    if run is None and process_count() > 1:
+        raise ValueError("Several processes share their candidates in a folder that all of them see: give run=.")
+
+
+def _rows(train: Any, validation: Iterable[Any] | None, seed: int, trained: bool) -> tuple[Any, Iterable[Any]]:
+    if validation is None and trained:
+        raise ValueError(
+            "trained=True needs validation=, batches of rows that the network was not trained on: held out of train, "
+            "they would have been."
+        )
+    return held_out(train, seed) if validation is None else (as_loader(train, seed), validation)
+
+
+def _data_size(loader: Any, forward: Forward | None, target: Target | None) -> int:
+    """Number of training rows; batches are read once where they do not know it."""
+    known = getattr(loader, "data_size", None)
+    if known is None and not getattr(loader, "drop_last", False) and hasattr(loader, "dataset"):
+        known = len(loader.dataset)
+    return int(known) if known is not None else count_rows(read_rows(loader, forward, target))
+
+
+def _some_rows(loader: Any, forward: Forward | None, target: Target | None) -> Any:
+    found: list[Any] = []
+    for batch in loader:
+        found += read_rows([batch], forward, target)
+        if count_rows(found) >= _RESIDUAL_ROWS:
+            break
+    return found
+
+
+def _bytes(memory: float | None, starts: Starts) -> float | None:
+    if memory is None or isinstance(memory, int):
+        return memory
+    net = starts.network()
+    return memory * sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
+
+
+def _passes_in(trials: Trials, seconds: float) -> float:
+    """Epochs of plain training that the time has room for, by the time of a few steps."""
+    posterior = MAP(trials.starts.network(), data_size=trials.data_size, likelihood=trials.likelihood())
+    started: list[float] = []
+
+    class _EnoughError(Exception):
+        pass
+
+    def on_step(*_: Any) -> None:
+        started.append(time.monotonic())
+        if len(started) > 3 and (started[-1] - started[0] > 0.02 * seconds or len(started) >= 20):
+            raise _EnoughError
+
+    options: dict[str, Any] = {"forward": trials.forward, "target": trials.target, "on_step": on_step}
+    try:
+        for _ in train_epochs(posterior, trials.loader, epochs=4, **options):
+            pass
+    except _EnoughError:
+        pass
+    gaps = sorted(after - before for before, after in pairwise(started)) or [0.0]
+    epoch = max(gaps[len(gaps) // 2] * len(trials.loader), 1e-6)
+    passes = 0.8 * trials.budget.seconds_left / epoch  # the rest is for held-out rows
+    if passes < 1:
+        raise ValueError(f"budget: an epoch takes about {epoch:.3g} s, which does not fit into {seconds:.3g} s.")
+    return passes
+
+
+@contextmanager
+def _folder(run: Path | str | None) -> Iterator[Path]:
+    if run is not None:
+        yield Path(run)
+        return
+    with tempfile.TemporaryDirectory(prefix="credo-auto-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def _shown(progress: bool, on_trial: OnTrial | None) -> Iterator[Callable[[Job, str | None], None]]:
+    """A bar with what is tried and what leads, where it can be seen."""
+    from credo.core.support.progress import make_progress  # rich is slow to import
+
+    bar = make_progress()
+    bar.disable = bar.disable or not progress
+    with bar:
+        task = bar.add_task("choosing", total=None, text="")
+
+        def on_job(job: Job, leader: str | None) -> None:
+            text = f"{job.name}, {job.epochs} epochs" if job.candidate.trains else job.name
+            text += f"; {leader} leads" if leader else ""
+            bar.advance(task)
+            bar.update(task, text=text)
+            if on_trial is not None:
+                on_trial(text)
+
+        yield on_job

@@ -1,0 +1,256 @@
+"""Successive halving of `auto`: short trainings of all candidates, longer ones of the better, then the rest for one.
+
+With passes P and four methods: all are trained for P/25 epochs, the plain network and the best two others go on to
+three times as many. One method is left then. It is trained twice as long, and beside that a second network of it is
+trained as long as the first: the same cost, and what is better of the two gets all that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
+from credo.tuning.rules import choose, is_worse
+from credo.tuning.trials import Entry, Job, Trials
+
+# Parts of the budget that the first trainings are planned as, and how much longer the second ones are.
+PARTS, LONGER = 25, 3
+# Candidates beside the plain network that go on.
+KEPT = 2
+# A training of fewer steps tells nothing.
+LEAST_STEPS = 50
+# The first two rounds take at most this part of the budget.
+SEARCH_PART = 0.6
+MOST_MEMBERS = 20
+# Fewer draws do not average.
+LEAST_DRAWS = 4
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a prediction may cost.
+
+    Attributes:
+        networks: Most networks that run for one input; None: any number.
+        bytes: Most bytes of a posterior's tensors; None: any number.
+    """
+
+    networks: int | None = None
+    bytes: float | None = None
+
+    def broken_by(self, networks: int, size: float) -> str | None:
+        """Why something is left out; None: it is not.
+
+        Args:
+            networks: Networks that run for one input.
+            size: Bytes.
+        """
+        if self.networks is not None and networks > self.networks:
+            return f"{networks} networks run for one input, latency={self.networks} allows {self.networks}"
+        if self.bytes is not None and size > self.bytes:
+            return f"{size:,.0f} bytes of weights, memory= allows {self.bytes:,.0f}"
+        return None
+
+
+@dataclass
+class Race:
+    """The candidates, their results, and why some are out.
+
+    Attributes:
+        trials: Trains and scores.
+        constraints: What a prediction may cost.
+        on_job: Called with a job and the name of the leader before each training.
+        results: Results by job, of all jobs that were scored.
+        out: Why a candidate is out, by name: its state, and the reason.
+    """
+
+    trials: Trials
+    constraints: Constraints
+    on_job: Callable[[Job, str | None], None]
+    results: dict[Job, Entry] = field(default_factory=dict)
+    out: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    # -- the rounds ---------------------------------------------------------------------------------------------------
+
+    def run(self, candidates: Sequence[Candidate]) -> Job:
+        """All rounds; returns the job of the choice.
+
+        Args:
+            candidates: The portfolio.
+        """
+        possible = [candidate for candidate in candidates if self._is_possible(candidate)]
+        self._try([Job(candidate) for candidate in possible if not candidate.trains])
+        training = self._affordable([candidate for candidate in possible if candidate.trains])
+        if training:
+            self._rounds(training)
+        if not self.alive():
+            reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in self.out.items())
+            raise ValueError(f"No candidate could be trained and scored ({reasons}).")
+        return self.choice()
+
+    def choice(self) -> Job:
+        """What is chosen of all jobs that are still in the race."""
+        alive = self.alive()
+        plain = self.plain()
+        if plain is None:
+            return min(alive, key=lambda job: alive[job].nll)
+        losses = {job.key: losses_of(entry) for job, entry in alive.items()}
+        found = choose(losses, plain.key, self.trials.seed)
+        return next(job for job in alive if job.key == found)
+
+    def plain(self) -> Job | None:
+        """The plain network with the lowest NLL of those that were trained for different numbers of epochs."""
+        own = {job: entry for job, entry in self.alive().items() if job.name == PLAIN}
+        return min(own, key=lambda job: own[job].nll) if own else None
+
+    def _rounds(self, training: Sequence[Candidate]) -> None:
+        first = self._first_epochs(len(training))
+        self._try([Job(candidate, first) for candidate in training])
+        second = LONGER * first
+        kept = self._halved([c for c in training if c.name not in self.out])
+        self._try([Job(candidate, second, first) for candidate in kept])
+        self._drop_worse()
+        if self.alive() and self.choice().candidate.trains:
+            self._spend(self.choice().candidate, self.choice().epochs)
+
+    def _spend(self, method: Candidate, epochs: int) -> None:
+        """Spend what is left on one method: twice the epochs against twice the networks, then all on the better."""
+        trials, base = self.trials, Job(method, epochs)
+        entry = self.results[base]
+        trials.budget.replan(entry.seconds / max(entry.passes, 1e-9))
+        cost, longer = method.cost_of_pass(trials.outputs), Job(method, 2 * epochs, epochs)
+        most = self._most_members(method, entry.bytes)
+        if trials.budget.left < cost * epochs:
+            return
+        if most < 2 or trials.budget.left < 2 * cost * epochs:
+            total = epochs + int(trials.budget.left / cost)
+            self._try([Job(method, total, epochs)])
+            return
+        self._try([longer], [Job(method, epochs, first=1, is_scored=False)])
+        double = Job(method, epochs, members=2)
+        self._try([double])
+        if self._nll(longer) < self._nll(double):
+            if trials.budget.left >= cost:
+                self._try([Job(method, 2 * epochs + int(trials.budget.left / cost), 2 * epochs)])
+            return
+        members = min(most, 2 + int(trials.budget.left / (cost * epochs)))
+        self._try([], [Job(method, epochs, first=number, is_scored=False) for number in range(2, members)])
+        if members > 2:
+            self._try([Job(method, epochs, members=members)])
+
+    # -- what is possible ---------------------------------------------------------------------------------------------
+
+    def _is_possible(self, candidate: Candidate) -> bool:
+        trials = self.trials
+        try:
+            posterior = trials.build(Job(candidate))
+        except Exception as error:  # whatever the constructor says of this network
+            text = " ".join(str(error).split())
+            self.out[candidate.name] = "not possible", text if len(text) <= 160 else f"{text[:157]}..."
+            return False
+        size = sum(t.numel() * t.element_size() for t in [*posterior.parameters(), *posterior.buffers()])
+        if candidate.prediction == DRAWS and trials.draws < LEAST_DRAWS:
+            reason: str | None = f"it averages over draws, and latency={self.constraints.networks} allows no average"
+        else:
+            reason = self.constraints.broken_by(candidate.networks(trials.outputs, trials.draws), size)
+        if reason is not None:
+            self.out[candidate.name] = "left out", reason
+        return reason is None
+
+    def _affordable(self, training: list[Candidate]) -> list[Candidate]:
+        """As many as the budget has room for, in the order of the portfolio."""
+        while training:
+            first = self._first_epochs(len(training))
+            count = len(training)
+            cost = first * (count + (LONGER - 1) * min(count, KEPT + 1))
+            if cost <= SEARCH_PART * self.trials.budget.left or (
+                training[-1].name == PLAIN and first <= self.trials.budget.left
+            ):
+                return training
+            left_out = training.pop()
+            reason = f"a budget of {self.trials.budget.passes:.4g} passes has no room for it"
+            self.out[left_out.name] = "left out", reason
+        return training
+
+    def _first_epochs(self, count: int) -> int:
+        least = -(-LEAST_STEPS // len(self.trials.loader))
+        planned = max(1, least, int(self.trials.budget.left / PARTS))
+        return planned if count > 1 else max(1, min(planned, int(self.trials.budget.left / LONGER)))
+
+    def _most_members(self, method: Candidate, size: int) -> int:
+        trials, limits = self.trials, self.constraints
+        reason = trials.starts.not_fresh()
+        if reason is not None:
+            self.out["ensemble"] = "not possible", reason
+            return 1
+        most = MOST_MEMBERS
+        while most > 1:
+            reason = limits.broken_by(method.networks(trials.outputs, trials.draws, most), most * size)
+            if reason is None:
+                return most
+            self.out["ensemble"] = "left out", f"{most} x {method.name}: {reason}"
+            most -= 1
+        return most
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _try(self, jobs: Sequence[Job], members: Sequence[Job] = ()) -> None:
+        """Run jobs and keep their results; `members` are trained and not scored."""
+        every = [*jobs, *members]
+        leader = self._leader()
+        entries = self.trials.run(every, lambda job: self.on_job(job, leader))
+        for job, entry in zip(every, entries, strict=True):
+            if entry.failed is not None and job.name not in {known.name for known in self.results}:
+                state, _, reason = entry.failed.partition(": ")
+                refused = state == "not possible"
+                self.out[job.name] = (state, reason) if refused else ("dropped", entry.failed)
+            elif entry.failed is None and job.is_scored:
+                self.results[job] = entry
+
+    def _halved(self, training: Sequence[Candidate]) -> list[Candidate]:
+        """The plain network and the best others that are not worse than the leader beyond chance."""
+        self._drop_worse()
+        others = [c for c in training if c.name not in self.out and c.name != PLAIN]
+        others.sort(key=lambda c: self._nll_of(c.name))
+        for candidate in others[KEPT:]:
+            self.out[candidate.name] = "dropped", f"not worse beyond chance, but {KEPT} others are better"
+        kept = {c.name for c in others[:KEPT]}
+        return [c for c in training if c.name == PLAIN or c.name in kept]
+
+    def _drop_worse(self) -> None:
+        """Drop what is worse than the leader beyond chance; never the plain network."""
+        alive = self.alive()
+        if not alive:
+            return
+        latest = {job.name: job for job in alive}  # the longest training is the last
+        leader = min(latest.values(), key=lambda job: alive[job].nll)
+        for job in latest.values():
+            if job.name != PLAIN and job is not leader and is_worse(losses_of(alive[job]), losses_of(alive[leader])):
+                self.out[job.name] = "dropped", f"worse than {leader.name} beyond chance after {job.epochs} epochs"
+
+    def alive(self) -> dict[Job, Entry]:
+        """Results of all jobs whose candidate is not out."""
+        return {job: entry for job, entry in self.results.items() if job.name not in self.out}
+
+    def _leader(self) -> str | None:
+        alive = self.alive()
+        return min(alive, key=lambda job: alive[job].nll).name if alive else None
+
+    def _nll_of(self, name: str) -> float:
+        return min((entry.nll for job, entry in self.results.items() if job.name == name), default=float("inf"))
+
+    def _nll(self, job: Job) -> float:
+        return self.results[job].nll if job in self.results else float("inf")
+
+
+def losses_of(entry: Entry) -> Tensor:
+    """NLL of each selection row, [rows].
+
+    Args:
+        entry: A result.
+    """
+    return torch.tensor(entry.losses, dtype=torch.double)

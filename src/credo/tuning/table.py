@@ -1,0 +1,109 @@
+"""The evidence of `auto`: a row for each candidate, from the results of the race and the rows that decided nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from credo.core.held_out.evidence import AutoEvidence, Tried
+from credo.core.posterior import Posterior
+from credo.evaluate.intervals import bootstrap
+from credo.predict import predict
+from credo.tuning.portfolio import PLAIN
+from credo.tuning.race import Race, losses_of
+from credo.tuning.rows import Pairs, count_rows
+from credo.tuning.rules import DROP_LEVEL, choose, cross_fitted, difference
+from credo.tuning.trials import Entry, Job, calibrated_by, scores_of
+from credo.tuning.trials import losses_of as losses_of_prediction
+
+_ORDER = ("chosen", "kept", "dropped", "not possible", "left out")
+
+
+def evidence_of(race: Race, chosen: Job, posterior: Posterior, report: Pairs, *, seconds: float) -> AutoEvidence:
+    """The table behind a choice.
+
+    Args:
+        race: After its rounds.
+        chosen: What was chosen.
+        posterior: Its posterior, calibrated.
+        report: Rows that decided nothing.
+        seconds: Wall time.
+    """
+    plain, alive = race.plain(), race.alive()
+    rows = [_row(race, job, race.results[job], plain, chosen) for job in race.results if _is_shown(race, job, chosen)]
+    names = {row.name for row in rows}
+    rows += [Tried(name, state, why) for name, (state, why) in race.out.items() if name not in names]
+    reports: dict[str, dict[str, Any]] = {}
+    if report:
+        reports[chosen.name] = _report(race, posterior, report)
+        if plain is not None and chosen != plain and chosen.name != PLAIN:
+            other = calibrated_by(race.trials.posterior(plain), race.results[plain])
+            reports[PLAIN] = _report(race, other, report)
+    rows = [_with_report(row, reports) for row in rows]
+    rows.sort(key=lambda row: (_ORDER.index(row.state), row.nll is None, row.nll))
+    losses = {job.key: losses_of(entry) for job, entry in alive.items()}
+    seed, key = race.trials.seed, chosen.key if plain is None else plain.key
+    fitted = cross_fitted(losses, lambda some: choose(some, key, seed), seed)
+    ends = bootstrap(fitted, level=DROP_LEVEL)
+    return AutoEvidence(
+        statement=_statement(race, chosen, plain),
+        chosen=chosen.name,
+        rows=tuple(rows),
+        train_rows=race.trials.data_size,
+        selection_rows=count_rows(race.trials.selection),
+        report_rows=count_rows(report),
+        cross_fitted_nll=(ends.value, ends.low, ends.high),
+        passes=race.trials.budget.spent,
+        seconds=seconds,
+    )
+
+
+def _is_shown(race: Race, job: Job, chosen: Job) -> bool:
+    """One row for each name: what was chosen, or its best length."""
+    if job.name == chosen.name:
+        return job == chosen
+    own = {other: entry.nll for other, entry in race.results.items() if other.name == job.name}
+    return job == min(own, key=lambda other: own[other])
+
+
+def _row(race: Race, job: Job, entry: Entry, plain: Job | None, chosen: Job) -> Tried:
+    trials, losses = race.trials, losses_of(entry)
+    ends = bootstrap(losses, level=DROP_LEVEL)
+    against = None if plain is None or job == plain else difference(losses, losses_of(race.results[plain]))
+    state, reason = race.out.get(job.name, ("chosen" if job == chosen else "kept", ""))
+    each = job.candidate.cost_of_pass(trials.outputs)
+    return Tried(
+        name=job.name,
+        state=state,
+        reason=reason,
+        epochs=entry.epochs,
+        nll=ends.value,
+        interval=(ends.low, ends.high),
+        difference=None if against is None else (against.value, against.low, against.high),
+        scores=entry.scores,
+        train_passes=each * (job.members * entry.epochs if job.candidate.trains else 1),
+        prediction_passes=job.candidate.networks(trials.outputs, trials.draws, job.members),
+        bytes=entry.bytes,
+    )
+
+
+def _report(race: Race, posterior: Posterior, report: Pairs) -> dict[str, Any]:
+    prediction = predict(posterior, report, draws=race.trials.draws, seed=race.trials.seed)
+    ends = bootstrap(losses_of_prediction(prediction), level=DROP_LEVEL)
+    return {"nll": ends.value, "interval": (ends.low, ends.high), **scores_of(prediction)}
+
+
+def _with_report(row: Tried, reports: dict[str, dict[str, Any]]) -> Tried:
+    return replace(row, report=reports[row.name]) if row.name in reports else row
+
+
+def _statement(race: Race, chosen: Job, plain: Job | None) -> str:
+    if plain is None:
+        return f"{chosen.name} was chosen; the plain network could not be scored."
+    if chosen == plain or chosen.name == PLAIN:
+        return "Nothing beat your plain network with temperature scaling: that is what is returned."
+    found = difference(losses_of(race.results[chosen]), losses_of(race.results[plain]))
+    return (
+        f"{chosen.name} was chosen: its NLL is lower than that of your plain network with calibration by "
+        f"{-found.value:.4f} nats (90 % interval {-found.high:.4f} to {-found.low:.4f})."
+    )
