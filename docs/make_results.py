@@ -24,6 +24,7 @@ NAMES = (
     "out-of-distribution.md",
     "fidelity.md",
     "samplers.md",
+    "hybrid-flow.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),

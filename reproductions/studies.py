@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproductions import adversarial_sampling, bayesian_cnn, continual, node_bnn, vogn, weight_sampling
+from reproductions import adversarial_sampling, bayesian_cnn, continual, hcl, node_bnn, vogn, weight_sampling
 from reproductions.study import Study
 
 STUDIES: dict[str, Study] = {
@@ -12,4 +12,5 @@ STUDIES: dict[str, Study] = {
     "bayesian-cnn": bayesian_cnn.STUDY,
     "node-bnn": node_bnn.STUDY,
     "continual": continual.STUDY,
+    "hcl": hcl.STUDY,
 }

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from credo.continual import learn_jointly
-from credo.experiments import continual
 from credo.experiments.continual import make_continual
+from credo.experiments.continual import sequence as continual
 from credo.report.continual import render_continual
 
 Call = Callable[..., Any]

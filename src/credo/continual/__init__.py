@@ -3,6 +3,16 @@
 from typing import Any
 
 from credo.continual.gaussian_algebra import GaussianMoments, compare, merge, moments_of
+from credo.continual.hybrid import (
+    HybridFlow,
+    Stream,
+    StreamLearner,
+    StreamResult,
+    TaskDetector,
+    detection_summary,
+    feature_tasks,
+    run_stream,
+)
 from credo.continual.joint import learn_jointly
 from credo.continual.learner import CARRIES, Learner
 from credo.continual.metrics import backward_transfer, forward_transfer, mean_accuracy
@@ -13,11 +23,18 @@ from credo.core.support.user_warnings import warn
 __all__ = [
     "CARRIES",
     "GaussianMoments",
+    "HybridFlow",
     "Learner",
     "SequenceResult",
+    "Stream",
+    "StreamLearner",
+    "StreamResult",
     "Task",
+    "TaskDetector",
     "backward_transfer",
     "compare",
+    "detection_summary",
+    "feature_tasks",
     "forward_transfer",
     "learn_jointly",
     "mean_accuracy",
@@ -25,6 +42,7 @@ __all__ = [
     "moments_of",
     "permuted_tasks",
     "run_sequence",
+    "run_stream",
     "split_tasks",
     "tasks_of",
 ]

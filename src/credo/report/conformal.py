@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from markupsafe import Markup
 
-from credo.core.held_out.conformal import SHIFT, Conformal
+from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
+from credo.core.held_out.thresholds import SHIFT
 from credo.predict import ClassPrediction, RegressionPrediction
 from credo.report.content import Content, RunContent
 from credo.report.layout import Figure, Panel, Section
@@ -16,7 +17,11 @@ from credo.report.plots.svg import bar, plot
 
 def conformal_section(content: Content) -> Section:
     """A figure if a run has conformal sets or intervals, else none."""
-    runs = [(index, run) for index, run in enumerate(content.runs) if run.conformal is not None]
+    runs = [
+        (index, run)
+        for index, run in enumerate(content.runs)
+        if isinstance(run.conformal, ConformalSets | ConformalIntervals)
+    ]
     return Section("conformal", "Conformal prediction", [_figure(runs, content)] if runs else [])
 
 
@@ -43,7 +48,7 @@ def _figure(runs: list[tuple[int, RunContent]], content: Content) -> Figure:
 
 def _row(run: RunContent, size: str) -> list[str]:
     found, chosen = run.metrics["conformal"], run.conformal
-    assert chosen is not None
+    assert isinstance(chosen, ConformalSets | ConformalIntervals)
     promised, (low, high) = chosen.coverage, found["intervals"]["coverage"]
     return [
         run.name,

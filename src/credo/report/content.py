@@ -21,7 +21,7 @@ from credo.evaluate import Interval, measure
 from credo.experiments.config import Experiment, in_order
 from credo.experiments.diagnosis import asked, diagnose_run, read_log, stored_diagnosis
 from credo.experiments.runs import MODEL, Run, in_target_units, versions
-from credo.predict import ClassPrediction, Prediction, predict
+from credo.predict import ClassPrediction, DenseClassPrediction, Prediction, RegressionPrediction, predict
 from credo.report.compare import difference, further_intervals, metrics_of
 from credo.report.data import common_data, ood_inputs, study_of
 
@@ -175,6 +175,7 @@ def _content(
         name: predict(posterior, (x for x, _ in in_order(split)), draws=draws, on_batch=on_batch)
         for name, split in ood_sets.items()
     }
+    _check_kind(prediction)
     metrics = measure(prediction, outside=ood)
     return RunContent(
         name=name,
@@ -189,6 +190,26 @@ def _content(
         samples=_evaluation(run).get("samples"),
         calibration=posterior.calibration,
         conformal=posterior.conformal,
+    )
+
+
+def _check_kind(prediction: Prediction) -> None:
+    """Raise ValueError for predictions that a report has no figures for."""
+    kinds = ClassPrediction | RegressionPrediction
+    dense = isinstance(prediction, DenseClassPrediction)
+    if not isinstance(prediction, kinds) or dense or _is_censored(prediction):
+        what = "censored times" if _is_censored(prediction) else f"a {type(prediction).__name__}"
+        raise ValueError(
+            f"a report has figures for one class per input, values and counts, not for {what}. `credo evaluate RUN` "
+            "has the metrics of this run, `credo predict RUN FILE --output out.npz` its predictions."
+        )
+
+
+def _is_censored(prediction: Prediction) -> bool:
+    """Whether targets have a column beside the values, which errors and coverage would have to know."""
+    targets = prediction.targets
+    return (
+        isinstance(prediction, RegressionPrediction) and targets is not None and targets.shape != prediction.mean.shape
     )
 
 
@@ -238,7 +259,7 @@ def _examined(
             # The file is only a cache: runs may be read-only.
             diagnosed = diagnose_run(run, baseline=baseline, on_unwritable=lambda error: None)
             found = {**diagnosed.to_dict(), "asked": asked(run, baseline=baseline)}
-        except (CredoError, ValueError) as error:  # the rest of the report is still useful
+        except (CredoError, ValueError, TypeError) as error:  # the rest of the report is still useful
             found = {"verdict": f"This run could not be examined: {error}"}
     return replace(content, diagnosis=found, baseline=None if other is None else other.name)
 

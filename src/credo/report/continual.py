@@ -13,6 +13,7 @@ from credo.report.html import environment, style_sheet
 from credo.report.plots.axes import axis, fraction_axis, percent
 from credo.report.plots.figures import style_of
 from credo.report.plots.svg import curve, dot, plot
+from credo.report.stream import boundary_plot, detection_facts, sample_pictures
 
 NAMES = {
     "accuracy": "ACC",
@@ -36,18 +37,26 @@ def render_continual(result: Mapping[str, Any]) -> str:
     facts = [
         ("Data", data),
         ("Tasks", f"{len(tasks)}, {result['continual']['tasks']}"),
-        ("Carried over", result["continual"]["carry"]),
+        ("Carried over", result["continual"].get("carry") or result["method"]["forgetting"]),
         *((NAMES[key], percent(value)) for key, value in result["summary"].items()),
+        *detection_facts(result.get("detection")),
     ]
     rows = []
-    for name, row in zip(tasks, matrix, strict=True):
+    for name, row in zip(result.get("rows", tasks), matrix, strict=True):
         cells = [{"text": percent(value), "shade": _shade(value)} for value in row]
         cells += [{"text": "", "shade": ""}] * (len(tasks) - len(row))
         rows.append((name, cells, percent(sum(row) / len(row))))
     template = environment().get_template("continual.html")
     title = f"{method}: {len(tasks)} tasks of {data}"
     return template.render(
-        title=title, style=style_sheet(), facts=facts, tasks=tasks, rows=rows, curves=accuracy_curves(matrix)
+        title=title,
+        style=style_sheet(),
+        facts=facts,
+        tasks=tasks,
+        rows=rows,
+        curves=accuracy_curves(matrix),
+        boundaries=boundary_plot(result) if result.get("events") else None,
+        samples=sample_pictures(result.get("samples")),
     )
 
 
@@ -57,8 +66,9 @@ def accuracy_curves(matrix: list[list[float]]) -> Markup:
     x = axis([1, max(last, 2)], "tasks learned")
     y = fraction_axis("accuracy", min(min(row) for row in matrix) // 0.1 / 10)
     marks = []
-    for task in range(last):
-        points = [(x.position(after + 1), y.position(matrix[after][task])) for after in range(task, last)]
+    for task in range(len(matrix[-1])):
+        known = [after for after in range(last) if len(matrix[after]) > task]
+        points = [(x.position(after + 1), y.position(matrix[after][task])) for after in known]
         marks.append(curve(points, f"line faint {style_of(1)}"))
     means = [(x.position(i + 1), y.position(sum(row) / len(row))) for i, row in enumerate(matrix)]
     marks += [curve(means, f"line {style_of(0)}"), *(dot(point, f"solid {style_of(0)}") for point in means)]

@@ -10,9 +10,16 @@ import typer
 
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.experiments.config import assigned, read_tables, warn_of_old_names
-from credo.experiments.continual import make_continual, run_continual
+from credo.experiments.continual import (
+    HYBRID_FLOW,
+    make_continual,
+    make_stream_experiment,
+    run_continual,
+    run_stream_experiment,
+)
 from credo.experiments.folders import sequence_result
 from credo.report.continual import NAMES, write_continual_report
+from credo.report.stream import detection_facts
 
 app = new_app()
 
@@ -49,18 +56,21 @@ def _command(
     - prior: standard deviation of the first prior. draws: weight draws of a prediction.
     - alone, joint: also train each task by itself, for the forward transfer; all tasks jointly, for the upper bound.
 
+    With method.name=hybrid-flow the tasks come as a stream of batches without boundaries, which the model finds itself:
+
+        credo continual method.name=hybrid-flow method.forgetting=replay continual.order=[0,1,0]
+
     The table has the accuracy on every task after each task.
     """
     with errors_explained():
-        given = make_continual(_tables(arguments or []))
+        tables = _tables(arguments or [])
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
-        names = (given.experiment.data["name"], given.continual.tasks, given.experiment.method["name"])
-        carried = () if given.continual.carry == "posterior" else (given.continual.carry,)
-        folder = folder or Path("runs") / "-".join(("continual", *names, *carried))
-        say(f"folder: {folder}")
-        for done in run_continual(given, folder):
-            say(f"{done.tasks[-1]}: mean accuracy {done.summary()['accuracy']:.4f}  {done.seconds[-1]:.1f} s")
+        method = tables.get("method", {})
+        if isinstance(method, dict) and method.get("name") == HYBRID_FLOW:
+            folder = _run_stream(tables, folder)
+        else:
+            folder = _run_sequence(tables, folder)
         result = sequence_result(folder)
         report = write_continual_report(result, folder / "report.html")
         if as_json:
@@ -70,12 +80,34 @@ def _command(
         say(f"the report is {report}")
 
 
+def _run_sequence(tables: dict[str, Any], folder: Path | None) -> Path:
+    given = make_continual(tables)
+    names = (given.experiment.data["name"], given.continual.tasks, given.experiment.method["name"])
+    carried = () if given.continual.carry == "posterior" else (given.continual.carry,)
+    folder = folder or Path("runs") / "-".join(("continual", *names, *carried))
+    say(f"folder: {folder}")
+    for done in run_continual(given, folder):
+        say(f"{done.tasks[-1]}: mean accuracy {done.summary()['accuracy']:.4f}  {done.seconds[-1]:.1f} s")
+    return folder
+
+
+def _run_stream(tables: dict[str, Any], folder: Path | None) -> Path:
+    given = make_stream_experiment(tables)
+    names = (given.data["name"], given.continual.tasks, HYBRID_FLOW, given.method.forgetting)
+    folder = folder or Path("runs") / "-".join(("continual", *names))
+    say(f"folder: {folder}")
+    for done in run_stream_experiment(given, folder):
+        score, found = done.summary()["accuracy"], len(done.events) - 1
+        say(f"segment {len(done.order)}: mean accuracy {score:.4f}, changes found {found}, {done.seconds[-1]:.1f} s")
+    return folder
+
+
 def _tables(arguments: list[str]) -> dict[str, Any]:
     files = [Path(a) for a in arguments if "=" not in a]
     if len(files) > 1:
         raise ValueError(f"At most one TOML file, got {', '.join(map(str, files))}. Write settings as key=value.")
-    tables: dict[str, Any] = {"training": {"epochs": 30, "batch_size": 64}}
     named = [a.partition("=")[2] for a in arguments if a.startswith("method.name=")]
+    tables: dict[str, Any] = {} if named == [HYBRID_FLOW] else {"training": {"epochs": 30, "batch_size": 64}}
     if named in ([], ["vogn"]):
         # Settings with which the default network learns the permuted digits.
         curvature = {"damping": 0.0, "curvature": {"init": 0.1, "decay": 0.98}}
@@ -89,6 +121,9 @@ def _tables(arguments: list[str]) -> dict[str, Any]:
 
 def _print(title: str, result: dict[str, Any]) -> None:
     tasks, matrix = result["tasks"], result["matrix"]
-    rows = [[f"after {name}", *row, *[None] * (len(tasks) - len(row))] for name, row in zip(tasks, matrix, strict=True)]
+    after = result.get("rows", tasks)
+    rows = [[f"after {name}", *row, *[None] * (len(tasks) - len(row))] for name, row in zip(after, matrix, strict=True)]
     print_table(title, ["accuracy on", *tasks], rows)
-    print_table("summary", ["", "value"], [[NAMES[key], value] for key, value in result["summary"].items()])
+    found = detection_facts(result.get("detection"))
+    lines = [[NAMES[key], value] for key, value in result["summary"].items()]
+    print_table("summary", ["", "value"], [*lines, *map(list, found)])

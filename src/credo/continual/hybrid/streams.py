@@ -1,0 +1,134 @@
+"""Streams: batches of labelled examples, task after task, that do not tell where a task ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from credo.continual.tasks import Splits, Task
+from credo.core.support.validate import checked_count
+from credo.data import Split
+from credo.data.batches import as_float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive batches of one task: what the stream itself knows, and a learner does not.
+
+    Attributes:
+        task: Index of the true task.
+        start: Index of its first batch.
+        stop: Index after its last batch.
+    """
+
+    task: int
+    start: int
+    stop: int
+
+
+class Stream:
+    """Batches of tasks one after the other, without a sign of where one ends.
+
+    Batch i is the same at every access, so that an interrupted learner resumes at any batch.
+
+    Args:
+        tasks: Training examples of each task.
+        order: Which task comes when; a task may come again. By default each once.
+        epochs: Passes over the examples of a task each time that it comes.
+        batch_size: Examples in a batch; incomplete batches are left out.
+        seed: Seed of the shuffling.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Split],
+        *,
+        order: Sequence[int] | None = None,
+        epochs: int = 1,
+        batch_size: int = 128,
+        seed: int = 0,
+    ) -> None:
+        self.tasks = list(tasks)
+        self.order = list(range(len(self.tasks))) if order is None else list(order)
+        self.epochs, self.batch_size = checked_count("epochs", epochs), checked_count("batch_size", batch_size)
+        self.seed = seed
+        if not self.tasks or not self.order:
+            raise ValueError("A stream needs at least one task.")
+        for task in self.order:
+            if not 0 <= task < len(self.tasks):
+                raise ValueError(f"order names task {task}; there are {len(self.tasks)}, counted from 0.")
+            if len(self.tasks[task]) < batch_size:
+                raise ValueError(
+                    f"Task {task} has {len(self.tasks[task])} examples, fewer than a batch of {batch_size}: lower "
+                    "batch_size."
+                )
+        self.segments: list[Segment] = []
+        for task in self.order:
+            start = self.segments[-1].stop if self.segments else 0
+            self.segments.append(Segment(task, start, start + self.epochs * self._per_epoch(task)))
+
+    def __len__(self) -> int:
+        return self.segments[-1].stop
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.batch(index) for index in range(len(self)))
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of batch `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"Batch {index} of a stream of {len(self)}.")
+        place = next(i for i, segment in enumerate(self.segments) if index < segment.stop)
+        segment = self.segments[place]
+        epoch, batch = divmod(index - segment.start, self._per_epoch(segment.task))
+        split = self.tasks[segment.task]
+        generator = torch.Generator().manual_seed((self.seed * 1009 + place) * 10_007 + epoch)
+        rows = torch.randperm(len(split), generator=generator)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return split.x[rows], split.y[rows]
+
+    def joint(self) -> Stream:
+        """The same examples with all tasks mixed: the stream of joint training, as long as this one."""
+        parts = [self.tasks[task] for task in self.order]
+        together = Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return Stream([together], epochs=self.epochs, batch_size=self.batch_size, seed=self.seed)
+
+    def _per_epoch(self, task: int) -> int:
+        return len(self.tasks[task]) // self.batch_size
+
+
+def feature_tasks(tasks: Sequence[Task], network: nn.Module, *, batch_size: int = 500) -> list[Task]:
+    """The tasks with their inputs replaced by the outputs of a frozen network, standardised on the first task.
+
+    Args:
+        tasks: The tasks.
+        network: Maps inputs to features, such as a trained network without its last layer; run in eval mode.
+        batch_size: Rows of one pass.
+    """
+    first = features_of(network, tasks[0].load()[0].x, batch_size=batch_size)
+    mean, std = first.mean(0), first.std(0).clamp_min(1e-6)
+    return [
+        Task(task.name, partial(_mapped, task, network, batch_size, mean, std), task.classes, task.head)
+        for task in tasks
+    ]
+
+
+@torch.no_grad()
+def features_of(network: nn.Module, x: Tensor, *, batch_size: int = 500) -> Tensor:
+    """Outputs of a network for the rows of `x` as `[rows, features]`, in eval mode and without gradients."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        return torch.cat([network(as_float(rows)).flatten(1) for rows in x.split(batch_size)])
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _mapped(task: Task, network: nn.Module, batch_size: int, mean: Tensor, std: Tensor) -> Splits:
+    train, test = (
+        Split((features_of(network, split.x, batch_size=batch_size) - mean) / std, split.y) for split in task.load()
+    )
+    return train, test
