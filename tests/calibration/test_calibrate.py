@@ -237,7 +237,7 @@ def test_the_temperature_acts_on_any_class_likelihood(network: Make, rows: Make)
 def test_large_sets_are_thinned_evenly(network: Make, rows: Make, monkeypatch: Any) -> None:
     batches = rows(2000, temperature=2.5)
     whole = credo.calibrate(MAP(network(gain=6.0), data_size=100), batches).calibration
-    monkeypatch.setattr("credo.calibration.rows._MOST_BYTES", 4 * 3 * 700)
+    monkeypatch.setattr("credo.calibration.run_rows._MOST_BYTES", 4 * 3 * 700)
     thinned = credo.calibrate(MAP(network(gain=6.0), data_size=100), batches).calibration
     assert whole is not None
     assert thinned is not None
@@ -256,7 +256,7 @@ def test_what_cannot_be_calibrated_is_said(network: Make, rows: Make) -> None:
             return {}
 
     posterior = MAP(network(), data_size=10)
-    with pytest.raises(TypeError, match="class or Gaussian likelihoods, not Odd"):
+    with pytest.raises(TypeError, match="calibrate needs predictions of Odd: derive it"):
         credo.calibrate(MAP(network(), data_size=10, likelihood=Odd()), rows(20))
     with pytest.raises(ValueError, match="needs a posterior"):
         credo.calibrate(network(), rows(20))

@@ -157,9 +157,10 @@ def test_on_few_rows_the_choice_is_no_worse_than_none_by_more_than_noise() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [3.0, 6.0])
-def test_few_rows_that_are_all_predicted_well_choose_no_map(scale: float) -> None:
+@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 60), marks=pytest.mark.grid)], ids=["15", "60"])
+def test_few_rows_that_are_all_predicted_well_choose_no_map(scale: float, seeds: range) -> None:
     """60 sets of 60 rows whose labels follow the probabilities, most of them sure: what is rare is not among them."""
-    for seed in range(60):
+    for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         logits = scale * torch.randn(60, 2, generator=generator, dtype=torch.float64)
         labels = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

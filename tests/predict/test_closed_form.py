@@ -9,7 +9,8 @@ from linear_oracle import DenseLinear, dense_linear, dense_moments, ensemble, ne
 from torch import Tensor, nn
 
 import credo
-from credo.calibration.rows import FunctionRows, held_out
+from credo.calibration.rows import FunctionRows
+from credo.calibration.run_rows import held_out
 from credo.predict import closed_form, linear
 from credo.predict.links import extended_probit, laplace_bridge, probit
 from credo.predict.run import evaluating

@@ -21,16 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credo.calibration.calibratable import check_calibratable, scales_noise
 from credo.calibration.minimise import golden_section, vertex
-from credo.calibration.rows import FunctionRows, HeldOut, held_out
+from credo.calibration.rows import FunctionRows, HeldOut
+from credo.calibration.run_rows import held_out
 from credo.core.errors import NonFiniteError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Digests, row_digests
-from credo.core.likelihood import ClassLikelihood
+from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
-from credo.predict.moments import gaussian_likelihoods
 from credo.predict.run import check_posterior, evaluating
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
@@ -55,7 +56,7 @@ class Candidate:
         cost: NLL of all rows plus the prior's term there.
         nll: Mean NLL of all rows at temperature 1.
         fold_costs: For each fold, the cost of all other rows at their best temperature.
-        fold_nlls: For each fold, the sum of its NLL at that temperature.
+        fold_losses: NLL of each row at the temperature that all other folds chose.
     """
 
     noise_scale: float
@@ -63,7 +64,7 @@ class Candidate:
     cost: float
     nll: float
     fold_costs: list[float]
-    fold_nlls: list[float]
+    fold_losses: Tensor
 
 
 @torch.no_grad()
@@ -86,9 +87,12 @@ def calibrate(
 
     The scale acts on the weights' noise, on the node variables of `NodeBNN`, on the masks of `MCDropout` (0: no
     dropout), and on each member of an ensemble. Point estimates, ensembles of them and samplers get a temperature only.
+    T divides the logits of classes and of several labels; of pixels and tokens a row's NLL is the mean over its
+    positions. Counts, times, mixtures and Student-t values have no T: the scale alone is chosen.
 
     Args:
-        posterior: A trained posterior with a class or Gaussian likelihood.
+        posterior: A trained posterior, of any likelihood of Credo's but `Quantiles`; raises TypeError if it has nothing
+            to choose.
         validation: Batches of (inputs, targets) that training has not seen, read once for every scale tried. They are
             recorded in `posterior.ledger`, with a warning if they have served something else.
         draws: Networks to average over, as in `predict`.
@@ -98,11 +102,50 @@ def calibrate(
         forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
         target: `target(batch)` returns the targets; None: by the form of the batch.
     """
+    calibrated_losses(
+        posterior,
+        validation,
+        draws=draws,
+        folds=folds,
+        seed=seed,
+        progress=progress,
+        forward=forward,
+        target=target,
+    )
+    return posterior
+
+
+@torch.no_grad()
+def calibrated_losses(
+    posterior: Posterior,
+    validation: Iterable[Any],
+    *,
+    draws: int = 32,
+    folds: int = 5,
+    seed: int = 0,
+    progress: bool = True,
+    forward: Forward | None = None,
+    target: Target | None = None,
+) -> Tensor:
+    """Calibrate as `calibrate` does, and return the NLL of each row, cross-fitted, in the order of the rows [rows].
+
+    Each row is under the numbers that were chosen without its fold, so that methods can be compared row by row; their
+    mean is `posterior.calibration.nll_after`. Of more rows than fit into memory every second, third, … is used.
+
+    Args:
+        posterior: A trained posterior with a class or Gaussian likelihood.
+        validation: Batches of (inputs, targets) that training has not seen.
+        draws: Networks to average over.
+        folds: Number of parts for cross-fitting.
+        seed: Seed of the draws.
+        progress: Show a progress bar; only on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs.
+        target: `target(batch)` returns the targets.
+    """
     check_posterior(posterior)
     draws, seed = checked_count("draws", draws), checked_seed(seed)
     folds = checked_count("folds", folds, least=2)
-    if not isinstance(posterior.likelihood, ClassLikelihood):
-        gaussian_likelihoods([posterior.likelihood])  # raises TypeError for others, as `predict` does
+    check_calibratable(posterior)
     batches = read_batches(list(validation) if isinstance(validation, Iterator) else validation, forward, target)
     digests = row_digests(batches)
     distinct = np.unique(digests)
@@ -111,11 +154,11 @@ def calibrate(
     posterior.ledger.record("calibration", digests)
     with _shown(progress, posterior, batches) as on_batch, evaluating(posterior, seed) as frozen:
         search = _Search(frozen, batches, distinct, min(folds, len(distinct)), len(digests), draws, seed, on_batch)
-        found = search.run()
+        found, losses = search.run()
     if posterior.process_group is not None:  # rounding may differ between machines
         found = posterior.process_group.share(found)
     posterior.calibration = found
-    return posterior
+    return losses
 
 
 @dataclass
@@ -132,29 +175,32 @@ class _Search:
     on_batch: Callable[[], None]
     _plain: HeldOut | None = None
 
-    def run(self) -> Calibration:
-        """Try all scales, refine the best, and compare with no calibration by cross-fitting."""
+    def run(self) -> tuple[Calibration, Tensor]:
+        """Try all scales, refine the best, and compare with no calibration by cross-fitting; also each row's NLL."""
         frozen = self.frozen
         plain = self._try(1.0)
         if not math.isfinite(plain.nll):
             raise NonFiniteError("The NLL of the held-out rows is not finite: calibration cannot start from there.")
         tried = [plain]
-        if _scales_noise(frozen):
+        if scales_noise(frozen):
             tried += [self._try(scale) for scale in SCALES if scale != 1.0]
             for _ in range(_ROUNDS):
                 tried += [self._try(scale) for scale in _between(tried)]
         best = min(tried, key=lambda candidate: candidate.cost)
         by_fold = [min(tried, key=lambda c, fold=fold: c.fold_costs[fold]) for fold in range(self.folds)]  # type: ignore[misc]
-        after = sum(chosen.fold_nlls[fold] for fold, chosen in enumerate(by_fold)) / self._rows
+        losses = torch.stack([chosen.fold_losses for chosen in by_fold])[self._fold, torch.arange(len(self._fold))]
+        after = float(losses.mean())
         found = Calibration(
             rows=self.total, draws=frozen.whole_draws(self.draws), nll_before=plain.nll, nll_after=plain.nll
         )
         if not after < plain.nll:
-            return found
+            assert self._plain is not None
+            return found, self._plain.nll_each(0.0)
         scale = math.exp(best.log_scale)
-        is_class = isinstance(frozen.likelihood, ClassLikelihood)
         found = replace(found, noise_scale=best.noise_scale, nll_after=after)
-        return replace(found, temperature=scale) if is_class else replace(found, std_factor=scale)
+        if isinstance(frozen.likelihood, GaussianNoise):
+            return replace(found, std_factor=scale), losses
+        return replace(found, temperature=scale), losses
 
     def _try(self, noise_scale: float) -> Candidate:
         frozen, plain = self.frozen, self._plain
@@ -173,20 +219,21 @@ class _Search:
         return self._candidate(rows, noise_scale)
 
     def _candidate(self, rows: HeldOut, noise_scale: float) -> Candidate:
-        self._rows = len(rows.digests)
-        fold = torch.from_numpy(np.searchsorted(self.distinct, rows.digests) % self.folds)
-        return _candidate(rows, noise_scale, fold, self.folds)
+        self._fold = torch.from_numpy(np.searchsorted(self.distinct, rows.digests) % self.folds)
+        return _candidate(rows, noise_scale, self._fold, self.folds)
 
 
 def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> Candidate:
     """The best temperature for one scale of the noise, of all rows and of all but each fold."""
+    if not rows.has_temperature:
+        return _without_temperature(rows, noise_scale, fold, folds)
     grid = torch.stack([rows.nll_each(log_scale) for log_scale in _GRID])  # [grid, rows]
     prior = torch.tensor([_prior(noise_scale, log_scale) for log_scale in _GRID], dtype=torch.double)
     nll = float(grid[_GRID.index(0.0)].mean())
     sums = torch.stack([grid[:, fold == index].sum(1) for index in range(folds)])  # [folds, grid]
     whole = sums.sum(0) + prior
     if not bool(whole.isfinite().any()):  # so much noise that outputs overflow
-        return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, [math.inf] * folds)
+        return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, torch.full_like(grid[0], math.inf))
     whole = whole.nan_to_num(nan=math.inf)
     lowest = int(whole.argmin())
     low, high = _GRID[max(lowest - 1, 0)], _GRID[min(lowest + 1, len(_GRID) - 1)]
@@ -200,12 +247,19 @@ def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> C
         without = (whole - sums[index]).nan_to_num(nan=math.inf).tolist()
         at[index] = vertex(_GRID, without)
         fold_costs.append(min(without))
-    fold_nlls = [float(rows.at(fold == index).nll_each(float(at[index])).sum()) for index in range(folds)]
-    return Candidate(noise_scale, log_scale, cost(log_scale), nll, fold_costs, fold_nlls)
+    fold_losses = torch.empty_like(grid[0])
+    for index in range(folds):
+        fold_losses[fold == index] = rows.at(fold == index).nll_each(float(at[index]))
+    return Candidate(noise_scale, log_scale, cost(log_scale), nll, fold_costs, fold_losses)
 
 
-def _scales_noise(posterior: Posterior) -> bool:
-    return posterior.is_random and all(part.has_noise_scale for part in posterior.parts)
+def _without_temperature(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> Candidate:
+    each = rows.nll_each(0.0).nan_to_num(nan=math.inf)  # so much noise that outputs overflow
+    total, parts = float(each.sum()), [float(each[fold == index].sum()) for index in range(folds)]
+    if not math.isfinite(total):
+        return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, torch.full_like(each, math.inf))
+    prior = _prior(noise_scale, 0.0)
+    return Candidate(noise_scale, 0.0, total + prior, total / len(each), [total - part + prior for part in parts], each)
 
 
 def _prior(noise_scale: float, log_scale: float) -> float:
@@ -232,7 +286,7 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
         return
     from credo.core.support.progress import make_progress  # rich is slow to import
 
-    passes = len(SCALES) + 2 * _ROUNDS if _scales_noise(posterior) else 1
+    passes = len(SCALES) + 2 * _ROUNDS if scales_noise(posterior) else 1
     with make_progress() as bar:
         total = passes * len(batches) if hasattr(batches, "__len__") else None
         task = bar.add_task("calibrating", total=total, text="")

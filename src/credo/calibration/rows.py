@@ -1,27 +1,19 @@
-"""Outputs for held-out rows, by draws or as Gaussian function values, as a function of the temperature alone."""
+"""Outputs for held-out rows of classes and values, as a function of the temperature alone."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from credo.core.held_out.ledger import Digests, batch_digests
-from credo.core.likelihood import ClassLikelihood, Likelihood
-from credo.core.network.inputs import AnyInputs
-from credo.core.posterior import Posterior
-from credo.predict.closed_form import ClosedForm, FunctionValues, closed_form, has_closed_form
-from credo.predict.draw_loop import draw_loop
-from credo.predict.moments import check_targets, class_labels, class_log_probs, gaussian_likelihoods, gaussian_moments
-from credo.predict.run import batches_of, noise_scaled
+from credo.core.held_out.ledger import Digests
+from credo.predict.closed_form import ClosedForm, FunctionValues
 
-# Class probabilities of all draws are kept up to this size; of larger sets every second, third, … row is used.
-_MOST_BYTES = 512 * 2**20
 # Entries worked on at a time.
 _CHUNK = 2**21
 
@@ -33,6 +25,8 @@ class HeldOut(ABC):
         digests: Of each row.
     """
 
+    has_temperature: ClassVar[bool] = True
+
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
 
@@ -43,6 +37,11 @@ class HeldOut(ABC):
     @abstractmethod
     def at(self, chosen: Tensor) -> HeldOut:
         """Some of the rows, by a mask."""
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence[Any]) -> HeldOut:
+        """The rows of several batches."""
 
 
 class ClassRows(HeldOut):
@@ -73,6 +72,12 @@ class ClassRows(HeldOut):
         """Some of the rows, by a mask."""
         return ClassRows(self.digests[chosen.numpy()], self.log_probs[:, chosen], self.labels[chosen])
 
+    @classmethod
+    def joined(cls, parts: Sequence[ClassRows]) -> ClassRows:
+        """The rows of several batches."""
+        log_probs, labels = torch.cat([p.log_probs for p in parts], dim=1), torch.cat([p.labels for p in parts])
+        return cls(joined_digests(parts), log_probs, labels)
+
 
 class ValueRows(HeldOut):
     """Rows of a regression.
@@ -98,6 +103,12 @@ class ValueRows(HeldOut):
         """Some of the rows, by a mask."""
         squares, log_stds = self.squares[:, chosen], self.log_stds[:, chosen]
         return ValueRows(self.digests[chosen.numpy()], squares, log_stds, self.targets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ValueRows]) -> ValueRows:
+        """The rows of several batches."""
+        squares, logs = (torch.cat([getattr(p, name) for p in parts], dim=1) for name in ("squares", "log_stds"))
+        return cls(joined_digests(parts), squares, logs, parts[0].targets)
 
 
 class FunctionRows(HeldOut):
@@ -131,111 +142,22 @@ class FunctionRows(HeldOut):
             self.targets[chosen.to(self.targets.device)],
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[FunctionRows]) -> FunctionRows:
+        """The rows of several batches."""
+        values = FunctionValues.joined([part.values for part in parts])
+        return cls(joined_digests(parts), parts[0].form, values, torch.cat([part.targets for part in parts]))
+
     def noisier(self, factor: float) -> FunctionRows:
         """The same rows with this factor on the noise of the weights."""
         values = FunctionValues(self.values.mean, factor**2 * self.values.spread)
         return FunctionRows(self.digests, self.form, values, self.targets)
 
 
-def held_out(
-    frozen: Posterior,
-    batches: Iterable[Any],
-    *,
-    total: int,
-    draws: int,
-    noise_scale: float,
-    seed: int,
-    on_batch: Callable[[], None],
-) -> HeldOut:
-    """Run the draws on all rows, with the random numbers of `predict`.
+def joined_digests(parts: Sequence[HeldOut]) -> Digests:
+    """The digests of the rows of several batches.
 
     Args:
-        frozen: A snapshot in eval mode.
-        batches: Batches of (inputs, targets).
-        total: Number of rows.
-        draws: Networks to average over.
-        noise_scale: Factor on the posterior's noise.
-        seed: Seed of the draws.
-        on_batch: Called after each batch.
+        parts: The rows of each.
     """
-    is_linear = frozen.parts[0].default_predictive == "linear"
-    with noise_scaled(frozen, noise_scale), frozen.seeded(seed):
-        pairs = _with_targets(batches, frozen.device, on_batch)
-        if is_linear and has_closed_form(frozen, None):
-            found = list(_closed_rows(frozen, pairs, total))
-        else:
-            found = list(_drawn_rows(frozen, pairs, total, draws))
-    if not found:
-        raise ValueError("calibrate needs held-out rows: there was none.")
-    return _joined(found)
-
-
-def _with_targets(
-    batches: Iterable[Any], device: torch.device, on_batch: Callable[[], None]
-) -> Iterator[tuple[AnyInputs, Tensor]]:
-    for x, y in batches_of(batches, 1024):
-        if y is None:
-            raise ValueError("calibrate needs batches of (inputs, targets): without targets nothing can be chosen.")
-        yield x.to(device), y.to(device)
-        on_batch()
-
-
-def _drawn_rows(
-    frozen: Posterior, pairs: Iterable[tuple[AnyInputs, Tensor]], total: int, draws: int
-) -> Iterator[HeldOut]:
-    likelihoods = [part.likelihood for part in frozen.parts]
-    loop, row, stride = None, 0, 1
-    for x, y in pairs:
-        loop = draw_loop(frozen, x, draws=draws, shared=False) if loop is None else loop
-        loop.begin()
-        outputs = loop.outputs(x, draws)
-        if row == 0:
-            size = 4 * draws * total * (outputs[0, 0].numel() if isinstance(likelihoods[0], ClassLikelihood) else 1)
-            stride = -(-size // _MOST_BYTES)
-        kept = torch.arange(-row % stride, outputs.shape[1], stride)
-        row += outputs.shape[1]
-        if len(kept):
-            digests = batch_digests(x, y)[kept.numpy()]
-            yield _rows(likelihoods, outputs[:, kept].cpu(), digests, y[kept].cpu())
-
-
-def _closed_rows(frozen: Posterior, pairs: Iterable[tuple[AnyInputs, Tensor]], total: int) -> Iterator[HeldOut]:
-    form, row, stride = None, 0, 1
-    for x, y in pairs:
-        if form is None:
-            form = closed_form(frozen, x, None)
-            outputs = form.shape.numel()
-            size = 8 * len(frozen.parts) * total * outputs ** (1 if form.is_diagonal(y) else 2)
-            stride = -(-size // _MOST_BYTES)
-        kept = torch.arange(-row % stride, len(x), stride)
-        row += len(x)
-        if len(kept):
-            values = [piece for piece, _ in form.pieces(x[kept], y[kept])]
-            digests = batch_digests(x, y)[kept.numpy()]
-            yield FunctionRows(digests, form, FunctionValues.joined(values), y[kept])
-
-
-def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, digests: Digests, y: Tensor) -> HeldOut:
-    first = likelihoods[0]
-    if isinstance(first, ClassLikelihood):
-        log_probs = class_log_probs(first, outputs.double())
-        return ClassRows(digests, log_probs.float(), class_labels(y, *log_probs.shape[1:]))
-    mean, std = (moment.cpu() for moment in gaussian_moments(gaussian_likelihoods(likelihoods), outputs))
-    check_targets(y, mean)
-    squares, logs = ((y.double() - mean) / std).square().flatten(2), std.log().flatten(2)
-    return ValueRows(digests, squares.sum(-1), logs.sum(-1), squares.shape[-1])
-
-
-def _joined(parts: Sequence[HeldOut]) -> HeldOut:
-    digests = np.concatenate([part.digests for part in parts])
-    classes = [part for part in parts if isinstance(part, ClassRows)]
-    if classes:
-        log_probs = torch.cat([part.log_probs for part in classes], dim=1)
-        return ClassRows(digests, log_probs, torch.cat([part.labels for part in classes]))
-    functions = [part for part in parts if isinstance(part, FunctionRows)]
-    if functions:
-        together = FunctionValues.joined([part.values for part in functions])
-        return FunctionRows(digests, functions[0].form, together, torch.cat([part.targets for part in functions]))
-    values = [part for part in parts if isinstance(part, ValueRows)]
-    squares, logs = (torch.cat([getattr(p, name) for p in values], dim=1) for name in ("squares", "log_stds"))
-    return ValueRows(digests, squares, logs, values[0].targets)
+    return np.concatenate([part.digests for part in parts])

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
+from credo.core.support.extras import needs
 from credo.data.errors import DataCorruptError, DataMissingError
 from credo.data.formats.arrays import MOST_BYTES
 from credo.data.splits import Dataset, Split, split_validation
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+READING = "Reading image files"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _GREY = ("1", "L")
 _PARTS = ("train", "validation", "test")
@@ -89,6 +93,9 @@ def read_images(files: Sequence[Path], *, size: tuple[int, int] | None, grayscal
         size: Height and width to resize to; None raises ValueError if they differ.
         grayscale: Grey instead of colour.
     """
+    with needs("cli", READING):
+        from PIL import Image, ImageOps
+
     arrays: list[np.ndarray[Any, Any]] = []
     for file in files:
         with _opened(file) as image:
@@ -114,6 +121,9 @@ def read_images(files: Sequence[Path], *, size: tuple[int, int] | None, grayscal
 @contextmanager
 def _opened(file: Path) -> Iterator[Image.Image]:
     """Open an image; raises DataCorruptError with the file if it is none."""
+    with needs("cli", READING):
+        from PIL import Image
+
     try:
         image = Image.open(file)
         image.load()

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from credo.core.support.extras import needs
 from credo.data.splits import Dataset, Split, split_validation
 
 BLOB_CENTRES = 5
@@ -20,7 +21,8 @@ def load_digits() -> Dataset:
     The 80/20 split is stratified and fixed. These are the test images of Alpaydin and Kaynak (1998), so accuracies are
     not comparable with MNIST.
     """
-    from sklearn import datasets  # slow to import
+    with needs("sklearn", "The data set digits"):
+        from sklearn import datasets  # slow to import
 
     bunch = datasets.load_digits()
     x = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # pixels are 0 to 16
@@ -128,7 +130,8 @@ def load_photo_patches(*, n: int = 1000, size: int = 8, seed: int = 0) -> Datase
         seed: Seed of the positions.
     """
     _check(n, 0.0)
-    from sklearn import datasets
+    with needs("sklearn", "The data set photo-patches"):
+        from sklearn import datasets
 
     generator = torch.Generator().manual_seed(seed)
     photos = [

@@ -35,7 +35,7 @@ from credo.evaluate.fidelity.agreement import Agreement, Measured, agreement
 from credo.evaluate.fidelity.chain_study import ChainStudy, chain_study
 from credo.evaluate.fidelity.chains import ess_bulk, ess_mean, ess_tail, split_rhat
 from credo.evaluate.guarantees.conformal import conformal
-from credo.evaluate.guarantees.metrics import interval_metrics, set_metrics
+from credo.evaluate.guarantees.metrics import interval_metrics, risk_metrics, set_metrics
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric, paired_difference
 from credo.evaluate.other_targets import concordance, mean_iou
 from credo.evaluate.regression import (
@@ -126,6 +126,7 @@ __all__ = [
     "retained_accuracy",
     "risk_control",
     "risk_coverage",
+    "risk_metrics",
     "rmse",
     "roc_curve",
     "sample_study",

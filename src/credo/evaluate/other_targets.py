@@ -88,9 +88,18 @@ def position_metrics(prediction: DenseClassPrediction, targets: Tensor) -> dict[
         prediction: With targets.
         targets: Labels of the positions.
     """
+    return {"mean_iou": mean_iou(prediction.labels, counted(prediction, targets), prediction.probs.shape[-1])}
+
+
+def counted(prediction: DenseClassPrediction, targets: Tensor) -> Tensor:
+    """The labels of the positions, −1 where they do not count.
+
+    Args:
+        prediction: With targets.
+        targets: Labels of the positions.
+    """
     counts = ~prediction.log_likelihood.isnan() if prediction.log_likelihood is not None else targets >= 0
-    known = torch.where(counts, targets, -1)
-    return {"mean_iou": mean_iou(prediction.labels, known, prediction.probs.shape[-1])}
+    return torch.where(counts, targets, -1)
 
 
 def quantile_metrics(prediction: QuantilePrediction, targets: Tensor) -> dict[str, Any]:

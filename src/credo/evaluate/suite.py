@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
-from credo.evaluate.guarantees.metrics import interval_metrics, set_metrics
+from credo.evaluate.guarantees.metrics import interval_metrics, risk_metrics, set_metrics
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
-from credo.evaluate.other_targets import concordance, label_metrics, position_metrics, quantile_metrics
+from credo.evaluate.other_targets import concordance, counted, label_metrics, position_metrics, quantile_metrics
 from credo.evaluate.predictive import coverage_of, crps_of
 from credo.evaluate.regression import miscalibration_area, rmse
 from credo.evaluate.selective import augrc, aurc, retained_accuracy
@@ -69,12 +69,18 @@ def measure(
         intervals: Add 95 % bootstrap intervals over the inputs for the main metrics.
     """
     if isinstance(prediction, DenseClassPrediction):
-        rows, targets = prediction.by_position(), prediction.targets
+        rows, targets = replace(prediction.by_position(), sets=None), prediction.targets
         metrics = _classes(rows, bins, {}, scores, False)  # neighbours depend on each other: no bootstrap over them
         assert targets is not None
-        return {**metrics, **position_metrics(prediction, targets)}
+        return {
+            **metrics,
+            **position_metrics(prediction, targets),
+            **_risk(prediction.sets, counted(prediction, targets)),
+        }
     if isinstance(prediction, MultiLabelPrediction):
-        return {**quick_metrics(prediction), **label_metrics(prediction, _known(prediction)[0])}
+        targets = _known(prediction)[0]
+        metrics = {**quick_metrics(prediction), **label_metrics(prediction, targets)}
+        return {**metrics, **_risk(prediction.sets, targets)}
     if isinstance(prediction, QuantilePrediction):
         return {**quick_metrics(prediction), **quantile_metrics(prediction, _known(prediction)[0])}
     if isinstance(prediction, ClassPrediction):
@@ -122,6 +128,10 @@ def _classes(
             "ece": _bounds(bootstrap_metric(lambda p, y: ece(p, y, bins=bins), probs, labels, resamples=200)),
         }
     return metrics
+
+
+def _risk(sets: Tensor | None, targets: Tensor) -> dict[str, Any]:
+    return {} if sets is None else {"conformal": risk_metrics(sets, targets)}
 
 
 def _detection(inside: ClassPrediction, outside: ClassPrediction, scores: tuple[str, ...]) -> dict[str, Any]:

@@ -271,19 +271,22 @@ def _normal_log_prob(residual: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
     return density.where(finite, torch.nan)
 
 
-def has_closed_form(posterior: Posterior, link: str | None) -> bool:
+def has_closed_form(posterior: Posterior, link: str | None, x: AnyInputs | None = None) -> bool:
     """Whether predictions of a linearised posterior are not averages over draws.
 
     Args:
         posterior: A snapshot.
         link: As in `closed_form`.
+        x: Inputs, by which a class for each position is told from one class: there is no closed form of the former.
     """
     likelihood = posterior.likelihood
     if link == "draws" or is_point(posterior) or not has_moments(posterior):
         return False
     if isinstance(likelihood, GaussianNoise):
         return not likelihood.heteroscedastic
-    return isinstance(likelihood, Categorical | Bernoulli)
+    if isinstance(likelihood, Categorical):
+        return likelihood.class_dim == -1 and (x is None or example_output(posterior.model, x).dim() == 1)
+    return isinstance(likelihood, Bernoulli)
 
 
 def closed_form(

@@ -1,8 +1,8 @@
-"""How the draws of a prediction are run: one pass of the network for each, or values of a linearised network."""
+"""Run the draws of a prediction, one pass of the network for each or values of a linearised one, and average them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -10,20 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import CredoError
-from credo.core.network.inputs import AnyInputs, output_tensor, same_values
+from credo.core.network.inputs import AnyInputs, output_tensor
 from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
 from credo.predict.linear import FunctionLoop, LinearNetworks, example_output, has_moments, is_point, rows_at_once
-from credo.predict.moments import summable
+from credo.predict.moments import Moments, summable
+from credo.predict.result import Prediction
 
 # Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
 _CACHE_BYTES = 256 * 2**20
 
 
-class Loop(Protocol):
-    """Outputs of consecutive draws, batch by batch."""
+class Draws(Protocol):
+    """Outputs of consecutive draws."""
+
+    def outputs(self, x: AnyInputs, count: int) -> Tensor:
+        """Outputs [count, batch, …] of the next `count` draws."""
+
+
+class Loop(Draws, Protocol):
+    """The same for one batch after another."""
 
     block: int
     """Draws that are made together, from one seed, where several processes divide them."""
@@ -35,9 +43,6 @@ class Loop(Protocol):
             batch: Number of the batch, which only `NumberedDraws` depends on.
             skip: Draws to leave out first: those of a mixture are of its members in turn.
         """
-
-    def outputs(self, x: AnyInputs, count: int) -> Tensor:
-        """Outputs [count, batch, …] of the next `count` draws."""
 
 
 def draw_loop(
@@ -141,6 +146,48 @@ class DrawLoop:
             return run_draws(self.posterior, draws, x)
 
 
+def averaged(
+    loop: Draws,
+    moments_of: Callable[..., Moments],
+    x: AnyInputs,
+    y: Tensor | None,
+    *,
+    draws: int,
+    chunk: int,
+    tolerance: float | None = None,
+    single: bool = False,
+    agreed: Callable[[Tensor], Tensor] | None = None,
+) -> Prediction:
+    """The prediction of a batch: sums over draws, by chunks; with a tolerance, later chunks are of few rows.
+
+    Args:
+        loop: Makes the outputs of the draws.
+        moments_of: Starts the sums, from the outputs of the first chunk and the targets.
+        x: Inputs of the batch.
+        y: Its targets, if there are any.
+        draws: The most draws of a row.
+        chunk: Draws between two looks at the Monte-Carlo error.
+        tolerance: The error below which a row needs no further draws; None: all rows have all draws.
+        single: Whether there is one network only, and no further draw.
+        agreed: Gives the rows that all processes go on with, where several divide the draws.
+    """
+    done = min(chunk, draws)
+    outputs = loop.outputs(x, done)
+    moments = moments_of(outputs, y, single=single)
+    count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
+    while done < draws:
+        if tolerance is not None:
+            rows = rows[moments.error()[rows] > tolerance]
+            rows = rows if agreed is None else agreed(rows)
+            if not len(rows):
+                break
+        count = min(chunk, draws - done)
+        is_whole = len(rows) == count_all
+        moments.add(loop.outputs(x if is_whole else x[rows], count), slice(None) if is_whole else rows)
+        done += count
+    return moments.result()
+
+
 def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_pieces: bool = False) -> Tensor:
     """Outputs [draws, batch, …] of one pass per draw, which all see `x` as it was given.
 
@@ -180,7 +227,7 @@ def _passes(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, in_pieces
         is_unchanged = version is not None and given._version == version
         if is_copy:
             # Values, too: changes through `.data` or NumPy are not counted.
-            is_copy = x.is_inference() or not is_unchanged or not same_values(given, x)
+            is_copy = x.is_inference() or not is_unchanged or not given.equal(x)  # type: ignore[arg-type]
             given = x.clone() if is_copy else x
         elif not is_unchanged:
             raise CredoError(

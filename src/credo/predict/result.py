@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from credo.core.errors import PredictiveWarning, unknown
 from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
+from credo.core.held_out.risk_sets import RiskControlledSets
 from credo.core.held_out.value_map import ResidualMap, normal_cdf
 from credo.core.support.user_warnings import warn
 
@@ -111,7 +112,7 @@ class ClassPrediction(Prediction):
         cells = {"label": [str(label) for label in self.labels[:count].tolist()]}
         cells |= {name: [f"{value:.4f}" for value in values.tolist()] for name, values in numbers.items()}
         if self.sets is not None:
-            cells["set"] = [_set(row.nonzero().flatten().tolist()) for row in self.sets[:count]]
+            cells["set"] = set_cells(self.sets[:count])
         if self.targets is not None:
             cells["target"] = [str(target) for target in self.targets[:count].tolist()]
         return cells
@@ -245,9 +246,14 @@ class RegressionPrediction(Prediction):
         return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
 
 
-def _set(labels: list[int]) -> str:
-    more = f", … ({len(labels)})" if len(labels) > _ENTRIES_SHOWN else ""
-    return "{" + ", ".join(map(str, labels[:_ENTRIES_SHOWN])) + more + "}"
+def set_cells(sets: Tensor) -> list[str]:
+    """The labels in the set of each row [n, labels], the first of many."""
+    cells = []
+    for row in sets:
+        labels = row.nonzero().flatten().tolist()
+        more = f", … ({len(labels)})" if len(labels) > _ENTRIES_SHOWN else ""
+        cells.append("{" + ", ".join(map(str, labels[:_ENTRIES_SHOWN])) + more + "}")
+    return cells
 
 
 def number_cells(values: Tensor) -> list[str]:
@@ -290,7 +296,9 @@ def conformed(prediction: P, found: Conformal | None) -> P:
     if found is None:
         return prediction
     changes: dict[str, Any]
-    if isinstance(found, ConformalSets) and isinstance(prediction, ClassPrediction):
+    of_labels = isinstance(found, RiskControlledSets) and hasattr(prediction, "sets")
+    if of_labels or (isinstance(found, ConformalSets) and isinstance(prediction, ClassPrediction)):
+        assert not isinstance(found, ConformalIntervals)
         changes = {"sets": found.sets(prediction)}
     elif isinstance(found, ConformalIntervals) and isinstance(prediction, RegressionPrediction):
         changes = dict(zip(("lower", "upper"), found.intervals(prediction), strict=True))

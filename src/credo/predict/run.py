@@ -26,7 +26,7 @@ from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
-from credo.predict.draw_loop import Loop, draw_loop, run_draws
+from credo.predict.draw_loop import Loop, averaged, draw_loop, run_draws
 from credo.predict.kinds.make import make_moments
 from credo.predict.linear import check_linearisable
 from credo.predict.moments import Moments
@@ -184,8 +184,8 @@ class _Task:
         group = posterior.process_group
         data_shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            calibration, found, device = frozen.calibration, frozen.conformal, frozen.device
-            task, members = self._for(frozen), frozen.parts
+            calibration, found = frozen.calibration, frozen.conformal
+            task, members, device = self._for(frozen), frozen.parts, frozen.device
             is_linear = members[0].default_predictive == "linear"
             check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
             moments_of = partial(make_moments, [part.likelihood for part in members], calibration=calibration)
@@ -194,14 +194,14 @@ class _Task:
                 if isinstance(x, Tensor) and not len(x):
                     raise ValueError("An empty batch cannot be predicted.")
                 if loop is None:
-                    loop, closed = task._draw_loop(frozen, x, group)
+                    loop, closed, average = task._draw_loop(frozen, x, group, moments_of)
                 first = row
                 if data_shard is not None and not data_shard.is_ours(index):
                     row += len(x)
                     continue
                 with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
                     loop.begin(index)
-                    by_draws = partial(task._drawn, loop, moments_of, x, y)
+                    by_draws = partial(average, x, y)
                     parts.append(by_draws() if closed is None else closed.prediction(x, y, by_draws))
                 if check is not None and y is not None:
                     check.add(parts[-1], moments_of(self._mean_outputs(frozen, x), y).result())
@@ -237,8 +237,8 @@ class _Task:
             draws, tolerance = min(draws, chunk), None
         return replace(self, draws=draws, chunk=chunk, is_random=is_random, tolerance=tolerance)
 
-    def _is_closed(self, frozen: Posterior) -> bool:
-        return self.predictive == "linear" and has_closed_form(frozen, self.link)
+    def _is_closed(self, frozen: Posterior, x: AnyInputs | None = None) -> bool:
+        return self.predictive == "linear" and has_closed_form(frozen, self.link, x)
 
     def _joined(self, parts: list[Prediction], bad_inputs: set[int]) -> Prediction:
         """The prediction of all batches."""
@@ -249,42 +249,31 @@ class _Task:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _drawn(
-        self, loop: Loop | NumberedDraws, moments_of: Callable[..., Moments], x: AnyInputs, y: Tensor | None
-    ) -> Prediction:
-        """Sum over draws by chunks; with a tolerance, later chunks are only for the rows that still need them."""
-        chunk = loop.rounded(self.chunk) if isinstance(loop, NumberedDraws) and self.tolerance is None else self.chunk
-        done = min(chunk, self.draws)
-        is_single = self.draws == 1 and not self.is_random
-        outputs = loop.outputs(x, done)
-        moments = moments_of(outputs, y, single=is_single)
-        count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
-        while done < self.draws:
-            if self.tolerance is not None:
-                rows = rows[moments.error()[rows] > self.tolerance]
-                rows = loop.agreed(rows) if isinstance(loop, NumberedDraws) else rows
-                if not len(rows):
-                    break
-            count = min(chunk, self.draws - done)
-            is_whole = len(rows) == count_all
-            moments.add(loop.outputs(x if is_whole else x[rows], count), slice(None) if is_whole else rows)
-            done += count
-        return moments.result()
-
     def _draw_loop(
-        self, frozen: Posterior, x: AnyInputs, group: ProcessGroup | None
-    ) -> tuple[Loop | NumberedDraws, ClosedForm | None]:
-        """What makes the draws, and the closed form that needs no draws for its averages."""
-        is_closed = self._is_closed(frozen)
+        self, frozen: Posterior, x: AnyInputs, group: ProcessGroup | None, moments_of: Callable[..., Moments]
+    ) -> tuple[Loop | NumberedDraws, ClosedForm | None, Callable[..., Prediction]]:
+        """What makes the draws, the closed form that needs none for its averages, and what averages over draws."""
+        is_closed, chunk = self._is_closed(frozen, x), self.chunk
         shared = self.shared_draws and not is_closed
         keep = shared and self.shard is None
         how = {"strategy": self.strategy, "predictive": self.predictive}
-        loop = draw_loop(frozen, x, draws=self.draws, shared=shared, keep=keep, **how)
-        closed = closed_form(frozen, x, self.link, draws=self.draws, loop=loop) if is_closed else None
-        if self.shard is None:
-            return loop, closed
-        by_draws = group if self.shard == "draws" else None
-        return NumberedDraws(loop, frozen, by_draws, seed=self.seed, shared=shared), closed
+        made = draw_loop(frozen, x, draws=self.draws, shared=shared, keep=keep, **how)
+        closed = closed_form(frozen, x, self.link, draws=self.draws, loop=made) if is_closed else None
+        loop: Loop | NumberedDraws = made
+        agreed = None
+        if self.shard is not None:
+            by_draws = group if self.shard == "draws" else None
+            loop = NumberedDraws(made, frozen, by_draws, seed=self.seed, shared=shared)
+            chunk, agreed = loop.rounded(chunk) if self.tolerance is None else chunk, loop.agreed
+        single = self.draws == 1 and not self.is_random
+        way: dict[str, Any] = {
+            "draws": self.draws,
+            "chunk": chunk,
+            "tolerance": self.tolerance,
+            "single": single,
+            "agreed": agreed,
+        }
+        return loop, closed, partial(averaged, loop, moments_of, **way)
 
     def _mean_outputs(self, frozen: Posterior, x: AnyInputs) -> Tensor:
         """Outputs without noise."""

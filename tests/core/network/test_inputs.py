@@ -15,7 +15,6 @@ from credo.core.network.inputs import (
     output_tensor,
     read_batches,
     run_network,
-    same_values,
     split_batch,
 )
 from credo.core.network.jacobians import jacobians, projected_jacobians
@@ -94,7 +93,7 @@ def test_rows_are_taken_of_tensors_that_have_them() -> None:
     assert some.content["shared"] is shared
     assert some.content["flag"] is True
     assert [len(part) for part in inputs.split(3)] == [3, 1]
-    assert same_values(join_inputs(inputs.split(3)), inputs)
+    assert join_inputs(inputs.split(3)).equal(inputs)
 
 
 def test_batches_of_several_lengths_cannot_be_joined() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credo.core.support.extras import needs
+
 
 def regularised_beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """The regularised incomplete beta function I_x(a, b).
@@ -15,7 +17,8 @@ def regularised_beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         b: Second parameter.
         x: From 0 to 1.
     """
-    from scipy import special
+    with needs("sklearn", "This distribution function"):
+        from scipy import special
 
     return _by_numpy(special.betainc, a, b, x)
 
@@ -27,7 +30,8 @@ def student_cdf(df: float, value: Tensor) -> Tensor:
         df: Degrees of freedom.
         value: Where, in units of the scale.
     """
-    from scipy import special
+    with needs("sklearn", "This distribution function"):
+        from scipy import special
 
     return _by_numpy(special.stdtr, torch.as_tensor(df), value)
 

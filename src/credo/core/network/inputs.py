@@ -101,6 +101,10 @@ class Inputs:
         """Entries of all tensors with rows."""
         return sum(tensor.numel() for tensor in self.tensors())
 
+    def equal(self, other: Inputs) -> bool:
+        """Whether inputs of the same form have equal tensors."""
+        return all(torch.equal(own, theirs) for own, theirs in zip(self.tensors(), other.tensors(), strict=True))
+
     def is_inference(self) -> bool:
         """Whether a tensor was made in inference mode, where changes are not counted."""
         return any(tensor.is_inference() for tensor in self.tensors())
@@ -156,12 +160,6 @@ def _check_arguments(net: nn.Module, placed: Sequence[Any], named: Mapping[str, 
             f"{type(net).__name__}.forward takes {signature}, and a batch has {given}. Say how to call it by "
             "forward=lambda net, batch: …, and what of a batch are the targets by target=lambda batch: …"
         ) from error
-
-
-def same_values(a: AnyInputs, b: AnyInputs) -> bool:
-    """Whether two inputs of one form have equal tensors."""
-    pairs = zip(tensors_of(a), tensors_of(b), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def tensors_of(x: AnyInputs) -> list[Tensor]:

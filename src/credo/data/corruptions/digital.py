@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credo.core.support.extras import needs
+
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -46,7 +48,8 @@ def _block_means(side: int, blocks: int) -> Tensor:
 
 def jpeg(x: Tensor, quality: int, generator: torch.Generator) -> Tensor:
     """Encode and decode `x` as JPEG of this `quality`; `generator` is not used."""
-    from PIL import Image  # slow to import, and only this kind needs it
+    with needs("cli", "The corruption jpeg"):
+        from PIL import Image  # slow to import, and only this kind needs it
 
     pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     results = []

@@ -103,18 +103,23 @@ class Columns:
 
     Args:
         inputs: The columns, with their categories if they hold text.
-        target: Name of the predicted column; None for a table without a header.
+        target: Name of the predicted column, or names of several; None for a table without a header.
         gaps: Cells without a value raise ("raise"), or are NaN until they are filled ("mean").
     """
 
     inputs: tuple[Column, ...]
-    target: str | None
+    target: str | tuple[str, ...] | None
     gaps: Gaps
 
     @property
     def has_header(self) -> bool:
         """Whether the table has column names; else columns are named by their index."""
         return self.target is not None
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the predicted columns; none without a header."""
+        return (self.target,) if isinstance(self.target, str) else self.target or ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,13 +156,15 @@ class Columns:
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, for the file of a trained model."""
         inputs = [{"name": c.name, "categories": c.categories and list(c.categories)} for c in self.inputs]
-        return {"inputs": inputs, "target": self.target, "gaps": self.gaps}
+        target = list(self.target) if isinstance(self.target, tuple) else self.target
+        return {"inputs": inputs, "target": target, "gaps": self.gaps}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Columns:
         """Invert `to_dict`."""
         inputs = tuple(Column(c["name"], c["categories"] and tuple(c["categories"])) for c in found["inputs"])
-        return cls(inputs, found["target"], found["gaps"])
+        target = tuple(found["target"]) if isinstance(found["target"], list) else found["target"]
+        return cls(inputs, target, found["gaps"])
 
 
 def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Column:

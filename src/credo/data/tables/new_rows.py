@@ -16,7 +16,7 @@ def read_rows(
 ) -> tuple[Tensor, list[str]]:
     """Return inputs `float64 [rows, inputs]`, not yet standardised, and notes for the user.
 
-    With a header, columns are found by name in any order, and one named like the target is left out. Without a header,
+    With a header, columns are found by name in any order, and those named like targets are left out. Without a header,
     here or in training, columns are taken by position.
 
     Args:
@@ -40,7 +40,7 @@ def _by_name(table: Table, columns: Columns) -> list[int]:
     if given == wanted:  # also with repeated names
         return list(range(len(given)))
     missing = [name for name in wanted if name not in given]
-    unknown = [name for name in given if name not in wanted and name != columns.target]
+    unknown = [name for name in given if name not in wanted and name not in columns.target_names]
     twice = sorted({name for name in given if given.count(name) > 1} | {n for n in wanted if wanted.count(n) > 1})
     found = [("lacks", missing), ("has the unknown", unknown), ("or the training table has twice", twice)]
     wrong = " and ".join(f"{verb} {_listed(names)}" for verb, names in found if names)
@@ -68,8 +68,11 @@ def _notes(table: Table, columns: Columns) -> list[str]:
         return [
             f"the run was trained on a table without a header: the columns of {table.path} are taken in their order"
         ]
-    if table.has_header and columns.target in table.columns and columns.target not in columns.names:
-        return [f"the column {columns.target!r} of {table.path} is the target and is ignored"]
+    targets = [name for name in columns.target_names if name in table.columns and name not in columns.names]
+    if table.has_header and targets:
+        if len(targets) > 1:
+            return [f"the columns {_listed(targets)} of {table.path} are targets and are ignored"]
+        return [f"the column {targets[0]!r} of {table.path} is the target and is ignored"]
     return []
 
 

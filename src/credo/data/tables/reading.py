@@ -27,7 +27,7 @@ from credo.data.tables.columns import (
     make_column,
     standardised,
 )
-from credo.data.tables.targets import TableTask, make_targets
+from credo.data.tables.targets import TableTask, make_targets, several_targets
 
 _CHOICES = {"task": ("auto", *get_args(Task)), "categories": get_args(Categories), "gaps": get_args(Gaps)} | {
     "standardise": get_args(Standardise)
@@ -37,7 +37,7 @@ _CHOICES = {"task": ("auto", *get_args(Task)), "categories": get_args(Categories
 def load_csv(
     *,
     path: str | Path,
-    target: str | int = -1,
+    target: str | int | Sequence[str | int] = -1,
     test_fraction: float = 0.1,
     seed: int = 0,
     task: TableTask = "auto",
@@ -53,7 +53,8 @@ def load_csv(
 
     Args:
         path: The file, in UTF-8.
-        target: Name or index of the predicted column; the last by default.
+        target: Name or index of the predicted column; the last by default. A list of several: a regression with an
+            output for each, or what the likelihood makes of them (several labels; a time and whether it was observed).
         test_fraction: Fraction of the rows for the test split.
         seed: Seed of the split.
         task: "classification" uses the target's distinct values as classes (`class_names`, sorted) and stratifies the
@@ -78,16 +79,20 @@ def load_csv(
     count = len(table.rows)
     if count < 2:
         raise ValueError(f"{path} has {count} rows of data: at least 2 are needed, one to train and one to test")
-    column = _column_index(table, target)
-    others = [i for i in range(len(table.columns)) if i != column]
+    chosen_columns = _column_indices(table, target)
+    others = [i for i in range(len(table.columns)) if i not in chosen_columns]
     if not others:
-        raise ValueError(f"{path} has one column, the target: at least one input column is needed")
+        what = "one column, the target" if len(chosen_columns) == 1 else "no column that is not a target"
+        raise ValueError(f"{path} has {what}: at least one input column is needed")
     if header is None:
         _check_header(table)
     inputs = tuple(make_column(table.columns[i], table.column(i), categories) for i in others)
-    columns = Columns(inputs, table.columns[column] if table.has_header else None, gaps)
+    is_one = isinstance(target, str | int)
+    called = table.columns[chosen_columns[0]] if is_one else tuple(table.columns[i] for i in chosen_columns)
+    columns = Columns(inputs, called if table.has_header else None, gaps)
     x = columns.encode(table.cells(others))
-    names, y = make_targets(table.column(column), task)
+    cells = [table.column(i) for i in chosen_columns]
+    names, y = make_targets(cells[0], task) if is_one else (None, several_targets(cells, task))
     train, test = split_validation(Split(x, y), size=test_fraction, seed=seed, stratify=names is not None)
     _check_seen(columns, train.x, test.x)
     return _checked(_standardise(path, train, test, columns, names, standardise == "all"), path)
@@ -166,6 +171,16 @@ def _rows(lines: list[str], delimiter: str | None) -> list[tuple[int, list[str]]
     reader = csv.reader(lines, delimiter=delimiter)
     rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     return [(number, row) for number, row in rows if any(row)]
+
+
+def _column_indices(table: Table, target: str | int | Sequence[str | int]) -> list[int]:
+    """The indices of the predicted columns, in the order in which they are given."""
+    if isinstance(target, str | int):
+        return [_column_index(table, target)]
+    found = [_column_index(table, one) for one in target]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"target={list(target)!r:.80}: name at least one column, and each of them once")
+    return found
 
 
 def _column_index(table: Table, target: str | int) -> int:

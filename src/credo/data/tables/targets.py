@@ -1,4 +1,4 @@
-"""The target column of a table: classes or numbers."""
+"""The target columns of a table: classes or numbers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ def make_targets(cells: list[Cell], task: TableTask) -> tuple[tuple[str, ...] | 
             )
         values += Column(cell.column).values(cell, "raise")
     return None, torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def several_targets(columns: list[list[Cell]], task: TableTask) -> Tensor:
+    """Return several columns of numbers as `float64 [rows, targets]`."""
+    if task == "classification":
+        raise ValueError(
+            "data.task=classification needs one target column: for several labels of 0 and 1, leave data.task out and "
+            "set method.likelihood=multi-label"
+        )
+    return torch.cat([make_targets(cells, "regression")[1] for cells in columns], dim=1)
 
 
 def _are_classes(cells: list[Cell]) -> bool:

@@ -7,7 +7,7 @@ probability 1 − α or more, if new rows and calibration rows are exchangeable;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,22 @@ from credo.core.held_out.conformal import (
 from credo.core.held_out.conformal_inputs import both_classes, check_alpha, numbers, outputs_of, value_parts
 from credo.core.held_out.conformal_scores import quantile_scores, residual_scores, rows_needed, threshold
 from credo.core.held_out.ledger import row_digests
+from credo.core.held_out.risk_sets import RISK_KINDS
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
 from credo.evaluate.guarantees.raps import choose_penalty, rows_for_choice, rows_to_choose
-from credo.predict import ClassPrediction, Prediction, RegressionPrediction, predict
+from credo.evaluate.guarantees.risk import risk_sets
+from credo.predict import (
+    ClassPrediction,
+    DenseClassPrediction,
+    MultiLabelPrediction,
+    Prediction,
+    RegressionPrediction,
+    predict,
+)
 from credo.predict.run import checked_predictive
 
 _MOST_NAMED = 5
@@ -48,6 +57,9 @@ def conformal(
     allow_empty: bool = False,
     penalty: float | None = None,
     k_reg: int | None = None,
+    confidence: float | None = None,
+    classes: int | Sequence[int] | None = None,
+    ignore_index: int | None = None,
     draws: int = 32,
     seed: int = 0,
     shared_draws: bool = False,
@@ -57,7 +69,7 @@ def conformal(
     forward: Forward | None = None,
     target: Target | None = None,
 ) -> Conformal:
-    """Choose thresholds on calibration rows: `ConformalSets` of classes, or `ConformalIntervals`, for new predictions.
+    """Choose thresholds on calibration rows: `ConformalSets` of classes, `ConformalIntervals`, `RiskControlledSets`.
 
     With a posterior and batches, the result is also stored in `posterior.conformal`: files keep it, and `predict`
     applies it (`prediction.sets`, `prediction.lower`, `prediction.upper`), with a warning for fewer draws or another
@@ -65,17 +77,21 @@ def conformal(
     is done to a posterior later (a step, `calibrate`) drops it.
 
     Args:
-        prediction: A `ClassPrediction` or `RegressionPrediction` of calibration rows; plain arrays: probabilities
-            [n, classes] (or [n] of a yes), means [n] or [n, outputs], (means, standard deviations), (lower, upper)
-            quantiles; or a posterior.
-        y: Labels [n], or targets in the shape of the means; None takes those of the prediction. For a posterior,
-            batches of (inputs, targets).
-        alpha: Probability that a set or interval misses the target.
+        prediction: A prediction of calibration rows (classes, values, several labels, classes at positions); plain
+            arrays: probabilities [n, classes] (or [n] of a yes), means [n] or [n, outputs], (means, standard
+            deviations), (lower, upper) quantiles, for `"fnr"` probabilities [n, labels] or [n, *positions, classes];
+            or a posterior.
+        y: Labels [n], or targets in the shape of the means or of the labels' probabilities, or classes
+            [n, *positions]; None takes those of the prediction. For a posterior, batches of (inputs, targets).
+        alpha: Probability that a set or interval misses the target; for `"fnr"` the part of its true labels.
         kind: Classes: `"lac"` (1 − p, the smallest sets on average, the default), `"aps"` (adapts to the difficulty
             of a row), `"raps"` (APS with a penalty on long sets). Regression: `"normalised"` (mean ± t·std, the
             default of predictions), `"split"` (mean ± t), `"cqr"` (given quantiles, moved by t). Several outputs are
-            covered together. Of plain arrays it must be given, except for probabilities [n, classes].
-        by_class: Guarantee every class by itself, from its own rows (Mondrian).
+            covered together. Several labels, and classes at positions: `"fnr"`, sets of all labels of probability t
+            or more, t the largest that keeps the false-negative rate, the part of the true labels (or pixels) of a
+            row that are not in its sets; rows without any do not count (conformal risk control). Of plain arrays it
+            must be given, except for probabilities [n, classes].
+        by_class: Guarantee every class by itself, from its own rows (Mondrian); for `"fnr"` every label.
         randomised: Count a random part u of a class's own probability in APS and RAPS, so that coverage is exact; u is
             a function of the row's probabilities. Otherwise sets are larger, and cover more than 1 − alpha.
         allow_empty: Let sets be empty, which makes coverage exact where alpha exceeds the error rate. Otherwise they
@@ -84,6 +100,12 @@ def conformal(
             smallest sets on a third of the rows, which the threshold then does not use; 0, which is APS, if no penalty
             makes them smaller.
         k_reg: Number of classes that RAPS does not penalise. None: chosen on the same rows.
+        confidence: For `"fnr"`: probability, over the choice of the calibration rows, that the mean rate of new rows
+            is at most alpha, such as 0.95. None: that it is so on average over such choices.
+        classes: For `"fnr"`: the label or labels, or classes of positions, that count; others are then in no set.
+            None: all.
+        ignore_index: For `"fnr"` of arrays: the label of positions that do not count, −100 by default; predictions
+            know that of their likelihood.
         draws: Networks to average over, for a posterior.
         seed: Seed of these draws.
         shared_draws: Use the same draws for all batches, as in `predict`.
@@ -94,9 +116,10 @@ def conformal(
         target: `target(batch)` returns the targets, as in `predict`.
     """
     alpha = check_alpha(alpha)
+    risk: dict[str, Any] = {"confidence": confidence, "classes": classes, "ignore_index": ignore_index}
     if isinstance(prediction, Posterior):
         options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
-        options |= {"penalty": penalty, "k_reg": k_reg}
+        options |= {"penalty": penalty, "k_reg": k_reg, **risk}
         is_pair = isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y)
         y = [y] if is_pair else y  # one batch
         predicting: dict[str, Any] = {
@@ -111,6 +134,10 @@ def conformal(
     if y is None:
         raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")
     kind = _checked_kind(prediction, y, kind)
+    if kind in RISK_KINDS:
+        return risk_sets(prediction, y, alpha, by_class=by_class, **risk)
+    if any(value is not None for value in risk.values()):
+        raise ValueError(f"confidence, classes and ignore_index are for kind='fnr'; kind={kind!r} has none of them.")
     if kind in INTERVAL_KINDS:
         if by_class:
             raise ValueError(f"by_class=True is for classes; kind={kind!r} is an interval.")
@@ -157,14 +184,13 @@ def _of_posterior(
 
 def _checked_kind(prediction: Any, y: Any, kind: str | None) -> str:
     """The kind that is meant; raises ValueError for one that does not fit the prediction."""
-    is_class, is_value = isinstance(prediction, ClassPrediction), isinstance(prediction, RegressionPrediction)
-    possible = SET_KINDS if is_class else INTERVAL_KINDS if is_value else (*SET_KINDS, *INTERVAL_KINDS)
+    possible = _possible_kinds(prediction)
     if kind is not None:
         if kind not in possible:
             raise ValueError(unknown("kind", str(kind), possible))
         return kind
-    if is_class or is_value:
-        return "lac" if is_class else "normalised"
+    if isinstance(prediction, Prediction):
+        return "normalised" if possible == INTERVAL_KINDS else possible[0]
     if not isinstance(prediction, tuple):
         targets = torch.as_tensor(y)
         is_label = targets.dim() == 1 and not targets.is_floating_point()
@@ -172,8 +198,24 @@ def _checked_kind(prediction: Any, y: Any, kind: str | None) -> str:
             return "lac"
     raise ValueError(
         "Plain arrays may be many things: give kind='lac', 'aps' or 'raps' for probabilities, 'split' for means, "
-        "'normalised' for (means, standard deviations), 'cqr' for (lower, upper) quantiles."
+        "'normalised' for (means, standard deviations), 'cqr' for (lower, upper) quantiles, 'fnr' for probabilities of "
+        "several labels or of classes at positions."
     )
+
+
+def _possible_kinds(prediction: Any) -> tuple[str, ...]:
+    if isinstance(prediction, MultiLabelPrediction | DenseClassPrediction):
+        return RISK_KINDS
+    if isinstance(prediction, ClassPrediction):
+        return SET_KINDS
+    if isinstance(prediction, RegressionPrediction):
+        return INTERVAL_KINDS
+    if isinstance(prediction, Prediction):
+        raise ValueError(
+            f"There are no sets or intervals of a {type(prediction).__name__}: of quantiles pass the tuple (lower, "
+            "upper) of two of them, with kind='cqr'."
+        )
+    return (*SET_KINDS, *INTERVAL_KINDS, *RISK_KINDS)
 
 
 def _class_rows(prediction: Any, y: Any) -> tuple[Tensor, Tensor]:

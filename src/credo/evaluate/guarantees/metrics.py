@@ -57,6 +57,42 @@ def interval_metrics(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[str,
     return {**found, "intervals": intervals}
 
 
+def risk_metrics(sets: Tensor, targets: Tensor) -> dict[str, Any]:
+    """False-negative rate, the mean over rows of the part of their true labels that is not in their sets, and size.
+
+    Rows without a true label do not count. `fnr_by_class` has the rate of each label by itself, which is what counts
+    if the sets are for some of the labels only; None for a label that no row has.
+
+    Args:
+        sets: Which labels are in the sets, bool [n, labels] or [n, *positions, classes].
+        targets: 0 or 1 in the same shape, or classes [n, *positions]; those below 0 do not count.
+    """
+    if targets.shape not in (sets.shape, sets.shape[:-1]) or sets.dim() < 2 or not len(sets):
+        raise ValueError(f"sets have shape {list(sets.shape)}, targets {list(targets.shape)}; they do not fit.")
+    sets, targets = sets.cpu().bool(), targets.cpu()
+    if targets.shape == sets.shape:
+        true = targets > 0.5
+    else:
+        true = torch.nn.functional.one_hot(targets.long().clamp_min(0), sets.shape[-1]).bool()
+        true &= (targets >= 0).unsqueeze(-1)
+    rates = _miss_rates(sets, true)
+    by_class = [_miss_rates(sets[..., k], true[..., k]) for k in range(sets.shape[-1])]
+    sizes = sets.sum(-1).double().reshape(len(sets), -1).mean(1)
+    return {
+        "fnr": float(rates.mean()) if len(rates) else None,
+        "fnr_by_class": [float(each.mean()) if len(each) else None for each in by_class],
+        "size": float(sizes.mean()),
+        "intervals": {"size": _ends(sizes), **({"fnr": _ends(rates)} if len(rates) else {})},
+    }
+
+
+def _miss_rates(sets: Tensor, true: Tensor) -> Tensor:
+    """Of each row [n, …] that has any true label."""
+    sets, true = sets.reshape(len(sets), -1), true.reshape(len(true), -1)
+    count = true.sum(1)
+    return ((true & ~sets).sum(1).double() / count)[count > 0]
+
+
 def fraction_interval(count: int, rows: int, level: float = 0.95) -> list[float]:
     """The exact interval of a fraction (Clopper and Pearson 1934).
 

@@ -19,7 +19,7 @@ class DenseClassPrediction(ClassPrediction):
     """Class probabilities of every position, [n, *positions, classes], and what else a `ClassPrediction` has.
 
     Classes come last, wherever the network has them. `targets` hold the likelihood's `ignore_index` at positions that
-    do not count, and there `log_likelihood` is NaN.
+    do not count, and there `log_likelihood` is NaN. `sets` [n, *positions, classes] are those of `posterior.conformal`.
     """
 
     @property
@@ -48,16 +48,6 @@ class DenseClassPrediction(ClassPrediction):
         found["draws_used"] = draws
         rows: dict[str, Any] = {name: None if value is None else value[keep] for name, value in found.items()}
         return ClassPrediction(**rows)
-
-
-def is_dense(likelihood: ClassLikelihood, outputs: Tensor) -> bool:
-    """Whether outputs [draws, batch, …] have a class for each position.
-
-    Args:
-        likelihood: Of the classes.
-        outputs: Of some draws.
-    """
-    return isinstance(likelihood, Categorical) and outputs.dim() > 3
 
 
 class DenseMoments(Moments):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credo.predict.moments import Moments, widened
-from credo.predict.result import Prediction, number_cells
+from credo.predict.result import Prediction, number_cells, set_cells
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,7 +17,8 @@ class MultiLabelPrediction(Prediction):
     """Probabilities of labels that may hold together, averaged over draws, all [n, labels].
 
     `total`, `aleatoric` and `epistemic` are entropies in nats of each label by itself; `log_likelihood` is that of all
-    labels of an input together. `mc_error` [n] estimates the standard error of the least certain probability.
+    labels of an input together. `mc_error` [n] estimates the standard error of the least certain probability. `sets`
+    [n, labels] are those of `posterior.conformal`, None without it.
     """
 
     _checked = ("probs",)
@@ -26,12 +27,14 @@ class MultiLabelPrediction(Prediction):
     aleatoric: Tensor
     epistemic: Tensor
     mc_error: Tensor
+    sets: Tensor | None = None
 
     def _columns(self, count: int) -> dict[str, list[str]]:
         holding = [" ".join(map(str, row.nonzero().flatten().tolist())) or "none" for row in self.labels[:count]]
         numbers = {name: getattr(self, name)[:count] for name in ("probs", "epistemic")}
         cells = {name: number_cells(values) for name, values in numbers.items()}
-        return {"labels": holding, **cells}
+        chosen = {} if self.sets is None else {"set": set_cells(self.sets[:count].flatten(1))}
+        return {"labels": holding, **chosen, **cells}
 
     @property
     def total(self) -> Tensor:

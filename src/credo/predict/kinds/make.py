@@ -8,6 +8,7 @@ from torch import Tensor
 
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import (
+    Categorical,
     ClassLikelihood,
     DistributionLikelihood,
     GaussianNoise,
@@ -15,7 +16,7 @@ from credo.core.likelihood import (
     MultiLabel,
     Quantiles,
 )
-from credo.predict.kinds.dense import DenseMoments, is_dense
+from credo.predict.kinds.dense import DenseMoments
 from credo.predict.kinds.distributions import DistributionMoments
 from credo.predict.kinds.labels import LabelMoments
 from credo.predict.kinds.quantiles import QuantileMoments
@@ -43,7 +44,7 @@ def make_moments(
     """
     first, chosen = likelihoods[0], calibration or _UNCALIBRATED
     if isinstance(first, ClassLikelihood):
-        if is_dense(first, outputs):
+        if isinstance(first, Categorical) and outputs.dim() > 3:  # a class for each position
             return DenseMoments(first, outputs, targets, chosen.temperature)
         return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
     if isinstance(first, GaussianNoise):
