@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test quick lint types unit grid format clean
+.PHONY: demo test quick lint types unit grid format docs wheel clean
 
 demo: $(VENV)/.run
 	$(BIN)/credo demo
@@ -33,17 +33,34 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv-docs/.made  # the site, in build/site; needs neither torch nor Credo installed
+	.venv-docs/bin/python docs/make_site.py
+	.venv-docs/bin/zensical build --strict --clean
+
+.venv-docs/.made: constraints-docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check --quiet install -r constraints-docs.txt
+	touch $@
+
+wheel: .venv-release/.made  # sdist and wheel in dist, the same bytes from the same commit
+	.venv-release/bin/python release/build.py
+
+.venv-release/.made: constraints-release.txt
+	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip --disable-pip-version-check --quiet install -r constraints-release.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
+	rm -rf $(VENV) .venv-docs .venv-release dist .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): PyTorch and a few packages, some minutes on the first call …"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e '.[cli,report,sklearn]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Adding the tools of the tests …"
-	$(PIP) install -c constraints.txt -e '.[dev,export,integrations]'
+	$(PIP) install -c constraints.txt -e '.[dev,cli,report,sklearn,export,integrations]'
 	touch $@

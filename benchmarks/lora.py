@@ -27,8 +27,8 @@ from benchmarks.fine_tuning import BATCH, DRAWS, GROUPS, Logits, _tokens, _weigh
 
 EPOCHS = 3
 ADAPTERS = {"rank": 8, "alpha": 16.0, "target": ["*query", "*value"], "train": "transformer.classifier.*"}
-# Starting points: --choose has not been run yet.
-RATES = {"adamw": 2e-3, "ivon": 0.5, "bbb": 5e-3}
+# The rate of each with the lowest validation NLL among TRIALS (one seed).
+RATES = {"adamw": 5e-3, "ivon": 0.5, "bbb": 5e-3}
 TRIALS = {"adamw": (5e-4, 2e-3, 5e-3), "ivon": (0.1, 0.5, 2.0), "bbb": (2e-3, 5e-3, 2e-2)}
 
 
@@ -48,7 +48,7 @@ def posterior_of(method: str, lr: float, size: int, seed: int) -> credo.Posterio
         return credo.MAP(net, prior=None, optimizer={"name": "adamw", "weight_decay": 0.01}, **common)
     if method == "bbb":
         return credo.BBB(net, prior=0.1, init=1e-3, **common)
-    return credo.IVON(net, **common)
+    return credo.IVON(net, curvature=0.9999, **common)  # the planned decay lets the noise of flat weights grow
 
 
 def trained(method: str, lr: float, rows: tuple[Tensor, Tensor], seed: int, epochs: int) -> credo.Posterior:
@@ -95,7 +95,7 @@ def main() -> None:
         about = {"lr": lr, "seed": seed, "epochs": options.epochs, "rows": "validation" if options.choose else "test"}
         seconds, rows = round(time.process_time() - start, 1), validation if options.choose else test
         record({"method": name, **about, "seconds": seconds, **scored(posterior, rows)}, options.output)
-        if name == "adamw":
+        if name == "adamw" and not options.choose:  # Laplace has no rate to choose
             start = time.process_time()
             after = laplace(posterior, train)
             seconds = round(time.process_time() - start, 1)

@@ -93,7 +93,7 @@ class Run:
             "config": self.config,
             "versions": versions(),
             "platform": platform.platform(),
-            "processor": _processor(),
+            "processor": processor(),
             "cpu_count": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "kernels": enabled(),
@@ -116,7 +116,7 @@ def versions() -> dict[str, str | None]:
     return own | {name: installed(name) for name in ("laplace-torch", *(p.distribution for p in PEERS.values()))}
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name where Linux tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or sys.version_info[:2] != (3, 11), reason="the versions are those of Linux and Python 3.11"
 )
 ROOT = Path(__file__).parent.parent
-EXTRAS = ("dev", "export", "integrations")  # as in the Makefile
+EXTRAS = ("dev", "cli", "report", "sklearn", "export", "integrations")  # as in the Makefile
 
 
 def roots() -> list[Requirement]:

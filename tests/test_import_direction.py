@@ -22,6 +22,7 @@ ORDER = (
     "data",
     "models",
     "training",
+    "tuning",
     "exporting",
     "continual",
     "experiments",

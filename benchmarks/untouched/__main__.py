@@ -4,7 +4,8 @@
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
 was chosen for one by one. One record for each task is written after each run, and a run that was stopped goes on from
-it; the losses of single rows, for paired intervals, are beside them in losses/ and not committed.
+it; the losses of single rows, for paired intervals, are beside them in losses/ and not committed. A record is of one
+processor: the same run rounds otherwise on another, and hundreds of steps make a visible difference of it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 import torch
 
 from benchmarks.report import Run as Record
-from benchmarks.report import count, names_of, say
-from benchmarks.untouched.contenders import CALIBRATED, OURS, PLAIN, Run
+from benchmarks.report import count, names_of, processor, say
+from benchmarks.untouched.contenders import AUTO, CALIBRATED, OURS, PLAIN, Run
 from benchmarks.untouched.page import tables
 from benchmarks.untouched.peers import PEERS
 from benchmarks.untouched.table import Losses, summary, text
@@ -31,13 +32,14 @@ from credo.core.support.files import write_json
 from credo.data import DataMissingError
 
 FOLDER = Path("results/benchmarks/untouched")
-CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **PEERS}
+CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **AUTO, **PEERS}
 
 
 def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> None:
     """Run every contender and seed of a task that its record does not have yet."""
     path = folder / f"{name}.json"
-    rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["numbers"] if path.exists() else {}
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": {}}
+    rows: dict[str, Any] = stored["numbers"]
     record = Record("untouched", {"task": TASKS[name].title}, threads=1)
     for seed in seeds:
         problem: Problem | None = None
@@ -45,10 +47,21 @@ def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> No
             key = f"{contender}, seed {seed}"
             if key in rows and (folder / "losses" / name / f"{key}.npy").exists():
                 continue
+            _check_processor(path, stored.get("processor"))
             problem = problem or TASKS[name].make(seed)
             say(f"{name}: {key}")
             rows[key] = _run(problem, contender, seed, folder / "losses" / name / f"{key}.npy")
             write_json(path, record.record(rows))
+
+
+def _check_processor(path: Path, before: str | None) -> None:
+    """Raise SystemExit if the record's other runs were made on another processor."""
+    here = processor()
+    if before not in (None, here):
+        raise SystemExit(
+            f"The runs in {path} were made on {before}, this is {here}: the same run rounds otherwise here, so paired "
+            "differences would compare processors. Give another --folder and run all contenders there."
+        )
 
 
 def _run(problem: Problem, contender: str, seed: int, losses: Path) -> dict[str, Any]:

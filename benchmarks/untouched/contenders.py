@@ -194,6 +194,13 @@ def measured(posterior: credo.Posterior, test: Split) -> Result:
     return of_normals(prediction.mean, prediction.total, test.y)
 
 
+def chosen(problem: Problem, seed: int) -> Result:
+    """`credo.auto` with the passes of all trainings together that everybody else has for one."""
+    loader = Batches(problem.train, batch_size=problem.batch_size, seed=seed)
+    posterior = credo.auto(problem.network(), loader, passes=problem.epochs, seed=seed, progress=False)
+    return measured(posterior, problem.test)
+
+
 PLAIN: dict[str, Run] = {
     "plain 1e-3": plain(1e-3),
     "plain 1e-2": plain(1e-2),
@@ -203,5 +210,6 @@ PLAIN: dict[str, Run] = {
     "five plain 1e-2": five_plain(1e-2),
 }
 NAMES = ("map", "mc-dropout", "bbb", "vogn", "ivon", "noisy-kfac", "node-bnn")
+AUTO: dict[str, Run] = {"auto": chosen}
 OURS: dict[str, Run] = {**{name: ours(name) for name in (*NAMES, "swag")}, "laplace": laplace}
 CALIBRATED: dict[str, Run] = {f"{name} + calibrate": ours(name, calibrate=True) for name in NAMES}

@@ -36,12 +36,14 @@ def aims(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
     """What each judged method reaches of what a default should."""
     against = {name: made["compared"].get(f"{name} against plain", {}) for name in JUDGED}
     mended = {name: made["compared"].get(f"{name}{CALIBRATED} against plain", {}) for name in JUDGED}
+    fair = {name: made["compared"].get(f"{name}{CALIBRATED} against plain + temperature", {}) for name in JUDGED}
     five = {name: made["compared"].get(f"{name} against five plain networks", {}) for name in JUDGED}
     pooled = {name: _pooled(records, name) for name in JUDGED}
-    lines: list[tuple[str, str, list[str]]] = [
+    lines: list[tuple[str, str | None, list[str | None]]] = [
         ("lower NLL than plain", "≥ 70 %", [_part(against[n], "lower") for n in JUDGED]),
         (f"tasks clearly worse than plain (by {MARGIN:g})", "0", [_count(against[n]) for n in JUDGED]),
         ("lower NLL than plain, with `calibrate`", "≥ 85 %", [_part(mended[n], "lower") for n in JUDGED]),
+        ("the same against plain + temperature: as many rows", None, [_part(fair[n], "lower") for n in JUDGED]),
         ("at least level with five networks", "≥ 50 %", [_part(five[n], "wins", "ties") for n in JUDGED]),
         ("coverage of 90 % intervals, pooled", "87 to 93 %", [_percent(*pooled[n]) for n in JUDGED]),
         ("tasks with a coverage outside 83 to 96 %", "0", [str(_outside(records, n)) for n in JUDGED]),
@@ -64,7 +66,7 @@ def verdicts(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(made: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """NLL of the better plain network of each task, and the others' differences from it; bold: beyond chance.
+    """NLL of the better plain network of each task; the others' differences from it ± half of their 95 % intervals.
 
     Args:
         made: What `table.summary` returns.
@@ -105,7 +107,8 @@ def _difference(made: Mapping[str, Any], name: str, task: str) -> str | None:
     if found is None:
         return None
     mean, low, high = found
-    return f"**{mean:+.3f}**" if low > 0 or high < 0 else f"{mean:+.3f}"
+    shown = f"**{mean:+.3f}**" if low > 0 or high < 0 else f"{mean:+.3f}"
+    return f"{shown} ± {(high - low) / 2:.3f}"
 
 
 def _part(row: Mapping[str, Any], *keys: str) -> str | None:

@@ -43,7 +43,6 @@ REPRODUCTIONS = sorted((ROOT / "reproductions").glob("**/README.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *REPRODUCTIONS]
 # Blocks that are shown but not run. A new one must be entered here, with a reason in the page.
 NOT_RUN = {
-    "README.md": 1,
     "adversarial-sampling.md": 1,
     "attacks.md": 1,
     "bayesian-cnn.md": 1,
@@ -51,6 +50,7 @@ NOT_RUN = {
     "data-and-models.md": 1,
     "export.md": 1,
     "fidelity.md": 1,
+    "hybrid-flow.md": 1,
     "migration.md": 5,
     "node-bnn.md": 2,
     "optimizers.md": 6,

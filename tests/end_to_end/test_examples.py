@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.usefixtures("own_place"), pytest.mark.slow]
 MODULES = {"dcgan.py", "espcn.py"}  # networks that examples import; tests/models has their tests
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in MODULES)
 # Examples that go with another library, if it is there.
-NEEDED = {"transformers_ivon.py": "transformers", "serve_fastapi.py": "fastapi"}
+NEEDED = {"transformers_ivon.py": "transformers", "serve_fastapi.py": "fastapi", "optuna_search.py": "optuna"}
 # Examples that train for minutes and can be told to only show that they run; applications may be longer.
 QUICK = {"gan.py", "segmentation.py", "super_resolution.py"}
 
@@ -61,6 +61,15 @@ def check_segmentation(names: dict[str, Any], out: str) -> None:
     assert int(times[1]) >= 2
     with Image.open("segmentation.png") as picture:
         assert picture.size == (640, 480)
+
+
+def check_optuna_search(names: dict[str, Any], out: str) -> None:
+    study = names["study"]
+    assert len(study.trials) == names["TRIALS"]
+    assert math.isfinite(study.best_value)
+    assert study.best_value == min(trial.value for trial in study.trials if trial.state.name == "COMPLETE")
+    assert names["metrics"]["nll"] < 1.2  # of unit variance: a constant has 1.42
+    assert "best settings" in out
 
 
 def check_own_loop(names: dict[str, Any], out: str) -> None:

@@ -93,13 +93,38 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert numbers["bbb, seed 1"]["nll"] == pytest.approx(-np.log(0.7))
 
 
+def test_a_record_is_of_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = of_classes(torch.tensor([[0.7, 0.3]]), torch.tensor([0]))
+    monkeypatch.setattr(benchmark, "CONTENDERS", dict.fromkeys(("plain 1e-3", "bbb"), lambda problem, seed: result))
+    chosen = ["--tasks", "iris", "--seeds", "1", "--folder", str(tmp_path), "--contenders"]
+    benchmark.main([*chosen, "plain 1e-3"])
+    monkeypatch.setattr(benchmark, "processor", lambda: "another")
+    with pytest.raises(SystemExit, match=r"made on .*, this is another.*--folder"):
+        benchmark.main([*chosen, "plain 1e-3,bbb"])
+    assert list(json.loads((tmp_path / "iris.json").read_text())["numbers"]) == ["plain 1e-3, seed 0"]
+    benchmark.main([*chosen, "plain 1e-3"])  # nothing to run: the tables can be made anywhere
+
+
+def test_published_records_are_of_one_processor() -> None:
+    paths = [path for path in (ROOT / benchmark.FOLDER).glob("*.json") if path.stem in TASKS]
+    assert len({json.loads(path.read_text(encoding="utf-8"))["processor"] for path in paths}) == 1
+
+
+@pytest.mark.parametrize("contender", ["plain 1e-2", "bbb", "vogn", "noisy-kfac", "vogn + calibrate"])
+def test_a_run_repeats_itself(contender: str) -> None:
+    first, second = (benchmark.CONTENDERS[contender](tiny("iris", 0), 0).losses for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_the_page_says_which_aims_are_met() -> None:
     rows = np.linspace(0, 1, 100)
+    uneven = np.tile([0.7, 1.1], 50)  # of mean 0.9 and standard deviation 0.2
     losses = {
         ("diabetes", "plain 1e-3"): [rows + 1.0],
-        ("diabetes", "bbb"): [rows + 0.9],
+        ("diabetes", "bbb"): [rows + uneven],
         ("diabetes", "five plain 1e-3"): [rows + 0.95],
         ("wine", "plain 1e-3"): [rows],
+        ("wine", "plain 1e-3 + temperature"): [rows - 0.2],
         ("wine", "bbb"): [rows + 0.1],
         ("wine", "bbb + calibrate"): [rows - 0.1],
     }
@@ -117,12 +142,14 @@ def test_the_page_says_which_aims_are_met() -> None:
     assert aims["lower NLL than plain"] == "1 of 2 (50 %)"
     assert aims["tasks clearly worse than plain (by 0.02)"] == "1"
     assert aims["lower NLL than plain, with `calibrate`"] == "1 of 1 (100 %)"
+    assert aims["the same against plain + temperature: as many rows"] == "0 of 1 (0 %)"
     assert aims["at least level with five networks"] == "1 of 1 (100 %)"
     assert aims["coverage of 90 % intervals, pooled"] == "99.8 %"
     assert aims["tasks with a coverage outside 83 to 96 %"] == "1"
-    assert made["differences"]["rows"] == [["diabetes", "1.500", "**-0.100**"], ["wine", "0.500", "**+0.100**"]]
+    wide, none = "**-0.100** ± 0.039", "**+0.100** ± 0.000"  # 1.96 · 0.2/√100
+    assert made["differences"]["rows"] == [["diabetes", "1.500", wide], ["wine", "0.500", none]]
     bbb = next(row for row in made["verdicts"]["rows"] if row[0] == "bbb")
-    assert bbb == ["bbb", "1 / 1 / 0", None, "1 / 0 / 0", "1 of 2", "wine"]
+    assert bbb == ["bbb", "1 / 1 / 0", "0 / 1 / 0", "1 / 0 / 0", "1 of 2", "wine"]
     assert made["coverage"]["rows"][0] == ["diabetes", "90.0 %", "99.8 %"]
 
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, FileFormatError
+from credo.core.support.extras import needs
 from credo.core.support.files import folder_for, kind_of, left_overs, write_text
 from credo.core.support.json_files import read_json, read_toml
 from credo.experiments.config import Experiment, make_experiment
@@ -183,6 +182,9 @@ def _locked(folder: Path) -> Iterator[None]:
         raise CredoError(
             f"{path} is a {kind_of(path)}, not a regular file: it is not a lock that Credo made; delete it."
         )
+    with needs("cli", "A run folder"):
+        from filelock import FileLock, Timeout
+
     # The thread that closes a run may be another than the one that opened it.
     lock = FileLock(path, blocking=False, thread_local=False, preserve_lock_file=True)
     try:

@@ -16,6 +16,7 @@ from credo.core.errors import CredoError, unknown
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, MultiLabel
 from credo.core.posterior import Posterior
+from credo.core.support.extras import needs
 from credo.core.support.files import write_atomically
 from credo.core.support.validate import checked_count, checked_seed
 from credo.exporting.graph import FixedDraws
@@ -23,7 +24,6 @@ from credo.predict.run import check_posterior, noise_scaled
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
-_NEEDED = "pip install 'credo[export]', or onnx, onnxscript and onnxruntime"
 # Of the largest output; graphs of other runtimes add in another order.
 TOLERANCE = 1e-5
 
@@ -168,11 +168,9 @@ def _save_program(program: Any, path: Path) -> None:
 
 
 def _onnx_writer(program: Any, graph: FixedDraws, inputs: int, facts: dict[str, Any]) -> partial[None]:
-    try:
+    with needs("export", "A file in the ONNX format"):
         import onnx
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise CredoError(f"ONNX files need packages that are not installed ({error.name}): {_NEEDED}.") from error
     names = [f"input_{index}" for index in range(inputs)] if inputs > 1 else ["input"]
     with warnings.catch_warnings():  # of the exporter about itself
         warnings.simplefilter("ignore")
@@ -203,10 +201,8 @@ def _run_file(path: Path, suffix: str, inputs: tuple[Tensor, ...]) -> list[Tenso
     if suffix == ".pt2":
         with path.open("rb") as file:  # a temporary file, whose name has another suffix
             return [output.cpu() for output in torch.export.load(file).module()(*inputs)]
-    try:
+    with needs("export", "Without check=False, a file in the ONNX format"):
         import onnxruntime
-    except ImportError as error:
-        raise CredoError(f"The file cannot be checked, and is not written: {_NEEDED}; or check=False.") from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     given = {entry.name: tensor.cpu().numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(output) for output in session.run(None, given)]

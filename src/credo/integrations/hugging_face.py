@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from credo import optim
 from credo.core.errors import unknown
+from credo.core.support.extras import needs
 from credo.core.support.validate import checked_count
 from credo.integrations.draws import averaged, posterior_optimizer, with_draws
 
@@ -18,7 +19,8 @@ _METHODS = {"ivon": optim.IVON, "vogn": optim.VOGN, "ogn": optim.OGN, "kfac": op
 
 def bayes_trainer() -> type[Any]:
     """The class `BayesTrainer`; needs transformers and accelerate."""
-    from transformers import Trainer
+    with needs("integrations", "BayesTrainer"):
+        from transformers import Trainer
 
     class BayesTrainer(Trainer):  # type: ignore[misc]
         """`transformers.Trainer` that trains a posterior and evaluates with its draws.

@@ -8,13 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from credo.core.posterior import Posterior
+from credo.core.support.extras import needs
 from credo.core.support.validate import checked_count
 from credo.integrations.draws import averaged, posterior_optimizer, with_draws
 
 
 def bayes_callback() -> type[Any]:
     """The class `BayesCallback`; needs lightning."""
-    from lightning import Callback
+    with needs("integrations", "BayesCallback"):
+        from lightning import Callback
 
     class BayesCallback(Callback):  # type: ignore[misc]
         """For a module whose `configure_optimizers` returns one of `credo.optim`.

@@ -103,7 +103,7 @@ def _command(
         if abstention is not None:
             _abstain(rows, *abstention, draws)
         if output is not None:
-            _write(output, rows, facts["class_names"])
+            _write(output, rows, facts["class_names"], _target_names(facts))
             say(f"{len(rows)} rows written to {output}")
         if as_json:
             print_json(rows)
@@ -211,7 +211,8 @@ def _rows(prediction: Prediction, facts: dict[str, Any]) -> list[dict[str, Any]]
     if isinstance(prediction, QuantilePrediction):
         return _as_rows({f"q{100 * level:g}": prediction.quantile(level) for level in prediction.levels})
     if isinstance(prediction, MultiLabelPrediction):
-        by_label = ("labels", "total", "aleatoric", "epistemic", "probs")
+        by_label: tuple[str, ...] = ("labels", "total", "aleatoric", "epistemic", "probs")
+        by_label += () if prediction.sets is None else ("sets",)
         return _as_rows({key: getattr(prediction, key) for key in by_label})
     assert isinstance(prediction, ClassPrediction)
     names = facts["class_names"]
@@ -277,8 +278,27 @@ def _as_rows(values: dict[str, Tensor]) -> list[dict[str, Any]]:
     return [{"index": i, **dict(zip(values, row, strict=True))} for i, row in enumerate(rows)]
 
 
-def _write(path: Path, rows: list[dict[str, Any]], names: list[str] | None) -> None:
-    """JSON; an archive with an array for each column; or a table, with a column for the probability of each class."""
+def _target_names(facts: dict[str, Any]) -> list[str]:
+    """The target columns of a table that has several; none otherwise."""
+    columns = facts.get("columns")
+    target = None if columns is None else columns["target"]
+    return list(target) if isinstance(target, list | tuple) else []
+
+
+def _by_target(row: dict[str, Any], targets: list[str]) -> dict[str, Any]:
+    """A row with a value for each target, such as `mean(price)`, in the place of a list."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        is_each = key != "probs" and isinstance(value, list) and len(value) == len(targets)
+        found |= {f"{key}({t})": v for t, v in zip(targets, value, strict=True)} if is_each else {key: value}
+    return found
+
+
+def _write(path: Path, rows: list[dict[str, Any]], names: list[str] | None, targets: list[str]) -> None:
+    """JSON; an archive with an array for each column; or a table, with a column for the probability of each class.
+
+    In a table, several targets have columns of their own.
+    """
     if path.suffix == ".json":
         write_json(path, rows)
         return
@@ -288,6 +308,7 @@ def _write(path: Path, rows: list[dict[str, Any]], names: list[str] | None) -> N
             arrays["class_names"] = np.array(names)
         write_atomically(path, lambda temporary: _save_arrays(temporary, arrays))
         return
+    rows = [_by_target(row, targets) for row in rows] if targets else rows
     text = io.StringIO()
     writer = csv.writer(text)
     keys = [key for key in rows[0] if key != "probs"]

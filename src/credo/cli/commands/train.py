@@ -107,7 +107,7 @@ def _command(
         "distributed.batchnorm": "sync" if sync_batchnorm else None,
     }
     with errors_explained():
-        experiment = _read([*(arguments or []), *(f"{k}={v}" for k, v in options.items() if v is not None)])
+        experiment = read_arguments([*(arguments or []), *(f"{k}={v}" for k, v in options.items() if v is not None)])
         if is_own(experiment.model["name"]):
             own_model(experiment.model["name"])  # raises if only a TOML file names it
         if threads is not None:
@@ -162,7 +162,8 @@ def _say_once(text: str) -> None:
         say(text)
 
 
-def _read(arguments: list[str]) -> Experiment:
+def read_arguments(arguments: list[str]) -> Experiment:
+    """The experiment of a TOML file or data of your own, and settings."""
     files = [a for a in arguments if "=" not in a]
     if len(files) > 1:
         raise ValueError(f"At most one TOML file, got {', '.join(files)}. Write settings as key=value.")

@@ -184,7 +184,11 @@ def make_predictive(
         chosen = log_probs.gather(-1, labels.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
         return ClassPredictive(chosen.double(), strata, log_probs.exp(), labels)
     if not isinstance(first, GaussianNoise):
-        raise TypeError(f"The doctor supports class and Gaussian likelihoods, not {type(first).__name__}.")
+        raise TypeError(
+            f"The doctor supports class and Gaussian likelihoods, not {type(first).__name__}: its rules compare "
+            "accuracy or squared errors. credo.measure (`credo evaluate RUN`) has the metrics of such targets, and "
+            "credo.calibrate tells whether the noise of the weights is too large or too small."
+        )
     pairs = [_moments(likelihoods[i % strata], one) for i, one in enumerate(outputs)]
     mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
     std, y = chosen_on_rows.std_factor * std, y.double()
