@@ -41,6 +41,7 @@ def last(learner: StreamLearner, stream: Stream, folder: Path | None = None) -> 
     return result
 
 
+@pytest.mark.part(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("forgetting", ["functional", "replay"])
@@ -83,6 +84,7 @@ def test_the_posterior_of_the_couplings_becomes_the_prior_of_the_next_task(metho
     assert set(learner.prior.mean) == set(dict(learner.model.flow.named_parameters()))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("forgetting", ["functional", "replay", "buffer", "posterior"])
 def test_a_stream_killed_in_the_middle_resumes_bit_for_bit(forgetting: str, tmp_path: Path) -> None:
     class KilledError(Exception):

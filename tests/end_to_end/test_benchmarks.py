@@ -73,6 +73,7 @@ def assert_ratio_of_two_rounds(found, own, reference):
     assert found["high"] + margin >= ratio * (1 - 1e-9)
 
 
+@pytest.mark.grid
 def test_predict_cost_as_a_user_runs_it(tmp_path, run_here):
     output, record = run_here("predict_cost", tmp_path / "predict.json", "--peers", "none", "--threads", "1")
     plain, trained = record["numbers"]["mlp-200"], record["numbers"]["digits"]
@@ -186,6 +187,7 @@ def test_a_twin_has_every_layer_replaced_and_nothing_else():
     assert list(after.values()).count(Other) == 20
 
 
+@pytest.mark.grid
 def test_compaction_as_a_user_runs_it(tmp_path, run_here):
     output, record = run_here("compaction", tmp_path / "compaction.json")
     assert list(record["numbers"]) == ["lenet5", "resnet20"]
