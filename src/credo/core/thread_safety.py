@@ -354,9 +354,14 @@ class ThreadSafe(nn.Module):
 
     def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
+        next_draw = self._drawer() if self.guard.is_private else self.draw
         for _ in range(count):
-            draw = self.draw()
+            draw = next_draw()
             yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
+
+    def _drawer(self) -> Callable[[], dict[str, Tensor]]:
+        """What makes one draw after another of a private copy, whose means and standard deviations stay as they are."""
+        return self.draw
 
     def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
@@ -428,8 +433,10 @@ class ThreadSafe(nn.Module):
             yield self if training is None else self.train(training)
             return
         with self.guard.exclusive(me):
-            me.settle_checks()
-            generators = [(part, part.generator) for part in self.guard.parts(me)]
+            parts = self.guard.parts(me)
+            if any(part._checks.waiting for part in parts):
+                me.settle_checks()
+            generators = [(part, part.generator) for part in parts]
             skeleton = self.guard.take(me, copies, training)
             if skeleton is not None:
                 for part, generator in generators:
