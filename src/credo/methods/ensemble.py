@@ -71,6 +71,11 @@ class Ensemble(Posterior):
         return list(self.members)  # type: ignore[arg-type]
 
     @property
+    def default_predictive(self) -> str:  # type: ignore[override]
+        """That of the members."""
+        return self.parts[0].default_predictive
+
+    @property
     def is_random(self) -> bool:
         """Whether any member is random."""
         return any(part.is_random for part in self.parts)

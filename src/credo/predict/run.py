@@ -220,10 +220,10 @@ class _Batches:
         self.parts: list[Prediction] = []
         self.bad_inputs: set[int] = set()  # rows, counted over all batches
         self.check: WeightsCheck | None = None
-        members, self._device = frozen.parts, frozen.device
-        if task.predictive == "weights" and task.is_random and members[0].default_predictive == "linear":
+        self._device = frozen.device
+        if task.predictive == "weights" and task.is_random and frozen.default_predictive == "linear":
             self.check = WeightsCheck(frozen)
-        likelihoods = [part.likelihood for part in members]
+        likelihoods = [part.likelihood for part in frozen.parts]
         self._moments_of = partial(make_moments, likelihoods, calibration=calibration)
         self._loop: Loop | NumberedDraws | None = None
         self._closed: ClosedForm | None = None
@@ -273,7 +273,8 @@ class _Batches:
         task, frozen, chunk, agreed = self.task, self.frozen, self.task.chunk, None
         is_closed = task.is_closed(frozen, x)
         shared = task.shared_draws and not is_closed
-        how = {"strategy": task.strategy, "predictive": task.predictive, "keep": shared and task.shard is None}
+        how: dict[str, Any] = {"strategy": task.strategy, "predictive": task.predictive}
+        how["keep"] = shared and task.shard is None
         made = draw_loop(frozen, x, draws=task.draws, shared=shared, **how)
         loop: Loop | NumberedDraws = made
         if is_closed:
@@ -317,7 +318,7 @@ def checked_predictive(posterior: Posterior, predictive: str | None, link: str |
         link: As in `predict`.
         strategy: As in `predict`.
     """
-    chosen = posterior.parts[0].default_predictive if predictive is None else predictive
+    chosen = posterior.default_predictive if predictive is None else predictive
     if chosen not in PREDICTIVES:
         raise ValueError(unknown("predictive", str(chosen), PREDICTIVES))
     if chosen == "weights":

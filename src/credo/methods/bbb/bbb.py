@@ -177,12 +177,12 @@ class BBB(GradientPosterior, GaussianPosterior):
     def _compiled_draws(self) -> flat.SoftplusDraws | None:
         if not isinstance(self.spread, SoftplusStd) or torch.is_grad_enabled():
             return None
-        means = parameters_at(self.model, self.layout.names)
+        generator, means = self.generator, parameters_at(self.model, self.layout.names)
         pieces = [*means.values()] if self.layout.is_whole else self.layout.pieces(means)
         if not flat.fused([*pieces, self.rho]):
             return None
         split = partial(flat.split, like=means) if self.layout.is_whole else self.layout.split
-        return flat.SoftplusDraws(pieces, self.rho, self.generator, split)
+        return flat.SoftplusDraws(pieces, self.rho, generator, split)
 
     def mean(self) -> dict[str, Tensor]:
         """Posterior means: copies of the network's own parameters."""
