@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from credo.cli.commands import data
+from credo.cli.catalogue import data
 from credo.data import DATASETS, DataFile, DownloadError
 
 Call = Callable[..., Any]

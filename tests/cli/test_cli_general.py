@@ -51,9 +51,10 @@ def test_help_names_every_command(call: Call) -> None:
 
 def test_only_the_module_of_the_command_is_imported() -> None:
     code = "import sys; from credo.cli import main; sys.argv = ['credo', 'summary', '--help']\n"
-    code += "try: main()\nfinally: print(sorted(m for m in sys.modules if m.startswith('credo.cli.commands.')))"
+    code += "FOLDERS = ('credo.cli.commands.', 'credo.cli.catalogue.')\n"
+    code += "try: main()\nfinally: print(sorted(m for m in sys.modules if m.startswith(FOLDERS)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['credo.cli.commands.summary']"
+    assert done.stdout.splitlines()[-1] == "['credo.cli.catalogue.summary']"
 
 
 def test_a_misspelled_command(call: Call) -> None:

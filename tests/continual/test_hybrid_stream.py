@@ -150,7 +150,7 @@ def test_the_detector_is_two_sided_and_waits_for_consecutive_batches() -> None:
     assert batch(0.0) == "new"
     assert {batch(0.0) for _ in range(200)} == {"stay"}
     assert [batch(5.0), batch(0.0), batch(-5.0), batch(0.0)] == ["hold", "stay", "hold", "stay"]
-    assert [batch(5.0), batch(5.0)] == ["hold", "new"]  # too likely is foreign, too
+    assert [batch(5.0), batch(5.0)] == ["hold", "new"]  # too likely is unusual, too
     assert {batch(5.0) for _ in range(60)} == {"stay"}
     assert [batch(0.0), batch(0.0)] == ["hold", "switch"]
     assert detector.current == 0

@@ -27,7 +27,7 @@ from pages import PROGRAMS, ROOT, run_command
 
 import credo
 from credo.cli.app import COMMANDS
-from credo.cli.commands.listing import catalogue
+from credo.cli.catalogue.listing import catalogue
 from credo.experiments.config import Training, make_experiment, prepare
 from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
 from credo.methods.bbb.init import MEAN_INITS

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.core.likelihood import GaussianNoise
-from credo.core.support.finite_state import unsound
+from credo.core.saved.finite_state import unsound
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(24) % 3

@@ -50,7 +50,7 @@ class PosteriorLogits:
             raise ValueError(f"draws={draws} must be at least 1.")
         self.posterior, self.threat, self.likelihood = posterior, threat, posterior.likelihood
         self.draws = 1 if threat == "one" else posterior.whole_draws(draws)
-        self.is_linear = posterior.parts[0].default_predictive == "linear" and posterior.is_random
+        self.is_linear = posterior.default_predictive == "linear" and posterior.is_random
         self.seed, self.calls = seed, 0
         self.fixed_draws: list[Draw] | None = self._fixed() if threat in ("fixed", "one") else None
 

@@ -45,7 +45,7 @@ def held_out(
         seed: Seed of the draws.
         on_batch: Called after each batch.
     """
-    is_linear = frozen.parts[0].default_predictive == "linear"
+    is_linear = frozen.default_predictive == "linear"
     with noise_scaled(frozen, noise_scale), frozen.seeded(seed):
         pairs = _with_targets(batches, frozen.device, on_batch)
         first = next(pairs, None)

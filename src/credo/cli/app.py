@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from credo.cli import moved
 from credo.version import __version__
 
-# Each command, in the order of the help: its module in `credo.cli.commands`, and the first line of its help.
+# Each command, in the order of the help: its module, and the first line of its help.
 COMMANDS = {
     "list": ("listing", "List methods, models, data sets and everything else that an experiment can name."),
     "data": ("data", "List the available data sets, verify their files, or download one."),
@@ -54,6 +54,8 @@ COMMANDS = {
         "Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.",
     ),
 }
+# Those whose modules are in `credo.cli.catalogue`; all others are in `credo.cli.commands`.
+CATALOGUE = ("list", "data", "summary")
 
 # In the help of all commands, an unindented line must follow the examples: typer would indent those less otherwise.
 HELP = """Bayesian neural networks: predictions with calibrated uncertainty.
@@ -79,7 +81,8 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(import_module(f"credo.cli.commands.{COMMANDS[name][0]}").app)
+            folder = "catalogue" if name in CATALOGUE else "commands"
+            command = typer.main.get_command(import_module(f"credo.cli.{folder}.{COMMANDS[name][0]}").app)
         return name, command, rest
 
 

@@ -111,7 +111,7 @@ class DeferredChecks(NotFollowed):
 
     def __init__(self) -> None:
         self.is_open = False  # the checks of the current step wait
-        self._waiting: list[tuple[int, Terms]] = []
+        self.waiting: list[tuple[int, Terms]] = []  # steps to be checked
         self._kept: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeferredChecks:
@@ -131,15 +131,15 @@ class DeferredChecks(NotFollowed):
 
     def add(self, posterior: Posterior, terms: Terms) -> None:
         """After a step: check all that wait if there are enough of them."""
-        self._waiting.append((posterior.steps - 1, terms))
-        if len(self._waiting) >= EVERY:
+        self.waiting.append((posterior.steps - 1, terms))
+        if len(self.waiting) >= EVERY:
             self.settle(posterior)
 
     def settle(self, posterior: Posterior) -> None:
         """Check all that wait. Raises NonFiniteError with the first step that failed; the copy is restored before."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         kept, self._kept = self._kept, None
         bad = next(((step, terms.loss) for step, terms in waiting if not math.isfinite(terms.loss)), None)
         if bad is None and _are_finite([*posterior.parameters()]):

@@ -22,7 +22,7 @@ from credo.core.network.inputs import AnyInputs
 from credo.core.network.pruning import Prunable
 from credo.core.network.selection import check_model
 from credo.core.network.substitute import aliases
-from credo.core.saved_state import Saved
+from credo.core.saved.saved_state import Saved
 from credo.core.support.renamed import RenamedMethods
 from credo.core.support.validate import checked_seed, is_count
 from credo.core.thread_safety import checked_once, exclusively

@@ -1,28 +1,25 @@
-"""Several threads may use one posterior: a lock for what changes it, private copies of its network for the rest."""
+"""Several threads may use one posterior: a lock for what changes it, and its private copies (`credo.core.sampling`)."""
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from credo.core.deferred import DeferredChecks
+from credo.core.deferred import DeferredChecks, LaterTerms, Terms
 from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped
-from credo.core.errors import CalibrationWarning
+from credo.core.divergence import TrainingWatch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
-from credo.core.network.substitute import NOTHING, Draw, substituted
-from credo.core.support.user_warnings import warn
+from credo.core.network.substitute import NOTHING
 from credo.core.support.validate import checked_seed
 
 if TYPE_CHECKING:
@@ -275,38 +272,23 @@ def changes_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     def changing(self: Posterior, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
         if self._calibration is not None or self.conformal is not None:
-            _drop_calibration(self)
+            self._drop_calibration()
         return result
 
     return changing
 
 
-def _drop_calibration(posterior: Posterior) -> None:
-    chosen = {"calibrate": posterior.calibration, "conformal": posterior.conformal}
-    again = " and ".join(f"credo.{name}" for name, found in chosen.items() if found is not None)
-    posterior.calibration = None  # and with it all that follows it
-    what = "The calibration was" if chosen["calibrate"] is not None else "Conformal sets or intervals were"
-    warn(
-        f"{what} chosen for weights or a spread that have changed, and is dropped: call {again} again after training.",
-        CalibrationWarning,
-    )
-
-
 class ThreadSafe(nn.Module):
-    """What a posterior needs so that several threads may use it.
-
-    Draws go into private copies of the network's module tree, never into the network itself; a step holds a lock, and
-    what predicts works on a `snapshot` between two steps.
-    """
+    """What a posterior needs so that several threads may step it: the lock, its own generator, a copy to train on."""
 
     model: nn.Module
     seed: int
+    steps: int
+    lr_scale: float
     can_defer_checks: ClassVar[bool]
     _checks: DeferredChecks
-    noise_scale: float = 1.0
-    """Factor on the noise of `draws` and `noise`: not 1 only in the private copies of calibrated predictions."""
+    _watch: TrainingWatch
     _generator: torch.Generator
-    _aliases: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Every method, also one written elsewhere, steps with the lock held, and is checked before its first step."""
@@ -321,52 +303,6 @@ class ThreadSafe(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.guard = Guard()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy as of any module, of the state between two steps. A pickle has no lock: take it of such a copy."""
-        me: Any = self
-        with self.guard.exclusive(me):
-            me.settle_checks()
-            new = memo[id(self)] = type(self).__new__(type(self))
-            new.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
-        return new
-
-    # -- draws ----------------------------------------------------------------------------------------------------
-
-    @property
-    def parts(self) -> list[Posterior]:
-        """The posteriors that this one is an equal mixture of; itself, if it is none."""
-        return [self]  # type: ignore[list-item]
-
-    @property
-    def is_random(self) -> bool:
-        """Whether there is more than its parts to draw; a point estimate is not random."""
-        return True
-
-    def whole_draws(self, wanted: int) -> int:
-        """How many draws to make where `wanted` are asked for: the same number from every part, one if not random."""
-        count = len(self.parts)
-        return -(-wanted // count) * count if self.is_random else count
-
-    @abstractmethod
-    def draw(self) -> dict[str, Tensor]:
-        """Weights of one network from the posterior, by parameter name; `{}` means the mean."""
-
-    def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
-        for _ in range(count):
-            draw = self.draw()
-            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
-
-    def _rescaled(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        """μ + noise_scale·(w − μ), where the network's own parameters are μ."""
-        scale = self.noise_scale
-        means = dict(self.model.named_parameters())
-        return {n: means[n] + scale * (w - means[n]) if n in means else w for n, w in draw.items()}
-
-    def activation_noise(self) -> AbstractContextManager[Any]:
-        """Activation noise that belongs to a pass while open; none by default."""
-        return NOTHING
 
     # -- random numbers -------------------------------------------------------------------------------------------
 
@@ -390,133 +326,41 @@ class ThreadSafe(nn.Module):
         """Take random numbers from a new generator from here on."""
         self._generator = torch.Generator(self.device).manual_seed(checked_seed(seed))
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """While open, randomness comes from a generator of its own. Not for several threads: use a `snapshot` there."""
-        parts = self.all_posteriors()
-        before = [part.generator for part in parts]
-        self.reseed_(seed)
-        try:
-            yield
-        finally:
-            for part, generator in zip(parts, before, strict=True):
-                part._generator = generator
+    # -- the end of a step ----------------------------------------------------------------------------------------
 
-    # -- copies of the posterior ----------------------------------------------------------------------------------
+    def _stepped(self, terms: Terms) -> Terms:
+        """Count a step that is done, and warn if training has diverged; the same terms."""
+        self.steps += 1
+        # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
+        torch.clear_autocast_cache()
+        if self._checks.is_open:
+            me: Any = self
+            terms = LaterTerms(**vars(terms))
+            self._checks.add(me, terms)
+        else:
+            self._watch_loss(terms.nll)
+        return terms
+
+    def _watch_loss(self, nll: float) -> None:
+        if nll > self._watch.limit or self._watch.above:
+            me: Any = self
+            self._watch.after_step(nll, me)
+
+    def lr_factor(self, step: int) -> float:
+        """The factor on the learning rates in a step: `lr_scale`, unless the method has a reason to differ.
+
+        Args:
+            step: Number of steps before it.
+        """
+        return self.lr_scale
+
+    # -- what a step works on -----------------------------------------------------------------------------------
 
     def all_posteriors(self) -> list[Posterior]:
         """This posterior and those that it is made of."""
         return [module for module in self.modules() if isinstance(module, ThreadSafe)]  # type: ignore[misc]
 
-    @contextmanager
-    def snapshot(
-        self, *, seed: int | None = None, copies: str = "trained", training: bool | None = None
-    ) -> Iterator[Self]:
-        """A private copy of this posterior as it is between two steps, for one thread; free to change its modes.
-
-        It shares no module with the original, so draws, hooks and modes of the copy are seen by nobody else. Where the
-        network cannot be copied this is the posterior itself, under its lock.
-
-        Args:
-            seed: Start of its random numbers; None continues those of the posterior.
-            copies: Which tensors are copied: `"trained"` what training changes, `"parameters"` not the buffers, so that
-                passes in train mode move running statistics, `"none"`. Gradients reach the original's parameters.
-            training: Whether it is put into train mode; None leaves all modes as they are.
-        """
-        me: Any = self
-        if self.guard.is_private:
-            yield self if training is None else self.train(training)
-            return
-        with self.guard.exclusive(me):
-            me.settle_checks()
-            generators = [(part, part.generator) for part in self.guard.parts(me)]
-            skeleton = self.guard.take(me, copies, training)
-            if skeleton is not None:
-                for part, generator in generators:
-                    skeleton.copy_of(part)._generator = generator
-                if seed is not None:
-                    skeleton.module.reseed_(seed)
-        if skeleton is None:
-            with self._under_lock(seed):
-                yield self if training is None else self.train(training)
-            return
-        try:
-            yield skeleton.module if training is None else skeleton.module.train(training)
-        except NotIsolatedError:
-            for part in self.all_posteriors():
-                part.guard.is_isolated = False
-            raise
-        finally:
-            with self.guard.exclusive(me):
-                if copies == "parameters":
-                    skeleton.write_back()
-                self.guard.give_back(skeleton, copies)
-
-    @contextmanager
-    def _under_lock(self, seed: int | None) -> Iterator[None]:
-        """`snapshot` where there can be no copy: modes and generators are restored afterwards."""
-        me: Any = self
-        with self.guard.exclusive(me):
-            parts = self.all_posteriors()
-            generators, modes = [part._generator for part in parts], [(m, m.training) for m in self.modules()]
-            if seed is not None:
-                self.reseed_(seed)
-            try:
-                yield
-            finally:
-                for part, generator in zip(parts, generators, strict=True):
-                    part._generator = generator
-                for module, training in modes:
-                    module.training = training
-
-    def frozen_copy(self) -> Self:
-        """A copy for predictions, which does not change when training continues, and may be used by several threads.
-
-        Cheaper than `copy.deepcopy`: optimiser states are not copied.
-        """
-        me: Any = self
-        with self.guard.exclusive(me):
-            me.settle_checks()
-            skeleton = self.guard.take(me, "all")
-            if skeleton is None:
-                return copy.deepcopy(self)
-            for part in self.all_posteriors():
-                frozen = skeleton.copy_of(part)
-                frozen.guard = Guard()
-                frozen.guard.trusted = {True, False}  # its first passes are watched for what they read of the original
-                frozen._generator = torch.Generator(part.device).manual_seed(part.seed)
-        whole: Self = skeleton.module
-        return whole
-
-    def owns(self, net: nn.Module) -> bool:
-        """Whether this is the posterior's network, or the private copy that a step hands to the loss."""
-        me: Any = self
-        return any(net is part.model or part.guard.is_training_copy(net) for part in self.guard.parts(me))
-
-    # -- the network with a draw in it ----------------------------------------------------------------------------
-
     @property
     def _net(self) -> nn.Module:
         """The network as training passes see it: a private copy of its modules with its own tensors."""
         return self.guard.training_network(self.model)
-
-    @contextmanager
-    def sampled(self, draw: Draw | None = None) -> Iterator[nn.Module]:
-        """A private copy of the network with one draw in it, for any use inside.
-
-        Use the network that this yields: the posterior's own `model` stays at the mean. Gradients reach the posterior's
-        parameters unless they are switched off, and passes in train mode update its running statistics.
-
-        Args:
-            draw: Weights by name; None makes a fresh draw.
-        """
-        trains = any(module.training for module in self.model.modules())
-        copies = "parameters" if trains else "trained"
-        with self.snapshot(copies=copies) as private, private.sampled_in_place(draw) as net:
-            yield net
-
-    def sampled_in_place(self, draw: Draw | None = None) -> AbstractContextManager[nn.Module]:
-        """The network itself with one draw in place of its weights; undone on exit. Not for several threads."""
-        weights, noise = self.draw() if draw is None else draw, self.activation_noise()
-        beside = noise if self.guard.is_private else self.guard.holding(noise)
-        return substituted(self.model, weights, self._aliases, beside=beside)

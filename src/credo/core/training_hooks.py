@@ -1,15 +1,11 @@
-"""What happens around the steps of a posterior: counting them, and what `credo.fit` asks for between them."""
+"""What `credo.fit` asks of a posterior before, between and after its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import torch
-
-from credo.core.deferred import DeferredChecks, LaterTerms, Terms
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.divergence import TrainingWatch
 from credo.core.held_out.ledger import Ledger
 
 
@@ -22,29 +18,7 @@ class TrainingHooks:
     """Whether a step, in a process group, averages all that differs between processes."""
     can_defer_checks: ClassVar[bool] = False
     """Whether a step can leave all numbers on an accelerator, so that the checks of several steps are made at once."""
-    steps: int
-    lr_scale: float
     ledger: Ledger
-    _watch: TrainingWatch
-    _checks: DeferredChecks
-
-    def _stepped(self, terms: Terms) -> Terms:
-        """Count a step that is done, and warn if training has diverged; the same terms."""
-        self.steps += 1
-        # Autocast keeps casts of parameters until its region ends: a loop inside of one would train on old weights.
-        torch.clear_autocast_cache()
-        if self._checks.is_open:
-            me: Any = self
-            terms = LaterTerms(**vars(terms))
-            self._checks.add(me, terms)
-        else:
-            self._watch_loss(terms.nll)
-        return terms
-
-    def _watch_loss(self, nll: float) -> None:
-        if nll > self._watch.limit or self._watch.above:
-            me: Any = self
-            self._watch.after_step(nll, me)
 
     def settle_checks(self) -> None:
         """Check the steps whose checks were deferred. Raises NonFiniteError if one of them was not finite.
@@ -56,14 +30,6 @@ class TrainingHooks:
         for part in me.all_posteriors():
             if not part.guard.is_private:
                 part._checks.settle(part)
-
-    def lr_factor(self, step: int) -> float:
-        """The factor on the learning rates in a step: `lr_scale`, unless the method has a reason to differ.
-
-        Args:
-            step: Number of steps before it.
-        """
-        return self.lr_scale
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
         """Choose arguments that were left open for a training of this length; `fit` calls it before the first step.

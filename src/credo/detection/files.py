@@ -12,8 +12,8 @@ from torch import Tensor
 
 from credo.core.errors import FileFormatError
 from credo.core.posterior import Posterior
+from credo.core.saved.posterior_tensors import tensors_of
 from credo.core.support.files import write_atomically
-from credo.core.support.posterior_tensors import tensors_of
 from credo.core.support.tensor_files import digest_of, read_safetensors, write_safetensors
 from credo.detection.scores import FittedScore
 from credo.version import __version__

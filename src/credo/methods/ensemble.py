@@ -20,7 +20,7 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
-from credo.core.support.posterior_tensors import checkpoint_files, load_checkpoint_
+from credo.core.saved.posterior_tensors import checkpoint_files, load_checkpoint_
 
 
 class Ensemble(Posterior):
@@ -69,6 +69,11 @@ class Ensemble(Posterior):
     def parts(self) -> list[Posterior]:
         """The members."""
         return list(self.members)  # type: ignore[arg-type]
+
+    @property
+    def default_predictive(self) -> str:  # type: ignore[override]
+        """That of the members."""
+        return self.parts[0].default_predictive
 
     @property
     def is_random(self) -> bool:

@@ -2,6 +2,7 @@
 
 from credo.predict.kinds.dense import DenseClassPrediction
 from credo.predict.kinds.distributions import DistributionPrediction
+from credo.predict.kinds.expected import predict_classes, predict_values
 from credo.predict.kinds.labels import MultiLabelPrediction
 from credo.predict.kinds.quantiles import QuantilePrediction
 from credo.predict.predictor import Predictor, predictor
@@ -13,7 +14,7 @@ from credo.predict.result import (
     Uncertainty,
     rescaled,
 )
-from credo.predict.run import predict, predict_classes, predict_values
+from credo.predict.run import predict
 
 __all__ = [
     "DECOMPOSITIONS",

@@ -66,7 +66,7 @@ def draw_loop(
         predictive: As in `predict`.
         keep: Keep shared draws in memory where they are small; False draws them again for every batch.
     """
-    if (predictive or posterior.parts[0].default_predictive) == "linear" and not is_point(posterior):
+    if (predictive or posterior.default_predictive) == "linear" and not is_point(posterior):
         if not shared and has_moments(posterior):
             example = example_output(posterior.model, x)
             if isinstance(x, Tensor) and len(x) <= rows_at_once(example.shape):

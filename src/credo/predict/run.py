@@ -18,6 +18,8 @@ from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import unknown
+from credo.core.held_out.calibration import Calibration
+from credo.core.held_out.conformal import Conformal
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
@@ -29,17 +31,9 @@ from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_c
 from credo.predict.draw_loop import Loop, averaged, draw_loop, run_draws
 from credo.predict.kinds.make import make_moments
 from credo.predict.linear import check_linearisable
-from credo.predict.moments import Moments
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import (
-    ClassPrediction,
-    Prediction,
-    RegressionPrediction,
-    concatenate,
-    conformed,
-    warn_of_other_predictions,
-)
+from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 from credo.predict.weights_check import WeightsCheck
 
@@ -113,26 +107,16 @@ def predict(
             probability of 0, and allowed.
         on_batch: Called with the number of inputs after each batch, for progress bars.
     """
-    check_posterior(posterior)
-    _check_choices(strategy, tolerance, shard, on_nonfinite)
-    predictive = checked_predictive(posterior, predictive, link, strategy)
-    if strategy in _REMOVED_STRATEGIES:
-        warn(
-            f"strategy={strategy!r} is gone and runs as 'loop'; the name goes in 0.3. Use 'auto' or 'loop', or "
-            "credo.predictor for a fixed set of networks that run in one pass.",
-            DeprecationWarning,
-        )
-        strategy = "loop"
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     seed = checked_seed(seed)
+    check_posterior(posterior)
+    _check_choices(strategy, tolerance, shard, on_nonfinite)
     task = _Task(
         draws=draws,
-        chunk=_CHUNK,
-        is_random=True,
         shared_draws=shared_draws,
         tolerance=tolerance,
-        strategy=strategy,
-        predictive=predictive,
+        strategy="loop" if strategy in _REMOVED_STRATEGIES else strategy,
+        predictive=checked_predictive(posterior, predictive, link, strategy),
         link=link,
         seed=seed,
         shard=shard,
@@ -159,8 +143,6 @@ class _Task:
     """The arguments of `predict`, validated; `chunk` draws are made between two looks at the Monte-Carlo error."""
 
     draws: int
-    chunk: int
-    is_random: bool
     shared_draws: bool
     tolerance: float | None
     strategy: str
@@ -170,115 +152,145 @@ class _Task:
     shard: str | None
     on_nonfinite: str
     on_batch: OnBatch | None
+    chunk: int = _CHUNK
+    is_random: bool = True
 
     def run(self, posterior: Posterior, batches: Iterable[Batch]) -> Prediction:
         """Predict all batches, in order, on a private copy of the posterior."""
         if self.predictive == "linear" and torch.is_inference_mode_enabled():  # which has no gradients at all
             with torch.inference_mode(False), torch.no_grad():
                 return self.run(posterior, ((x.clone(), y) for x, y in batches))
-        parts: list[Prediction] = []
-        bad_inputs: set[int] = set()  # rows, counted over all batches
-        loop: Loop | NumberedDraws | None = None
-        closed: ClosedForm | None = None
-        row = 0
         group = posterior.process_group
-        data_shard = DataShard(group) if self.shard == "data" else None
-        with evaluating(posterior, self.seed) as frozen, data_shard or nullcontext():
-            calibration, found = frozen.calibration, frozen.conformal
-            task, members, device = self._for(frozen), frozen.parts, frozen.device
-            is_linear = members[0].default_predictive == "linear"
-            check = WeightsCheck(frozen) if is_linear and self.predictive == "weights" and task.is_random else None
-            moments_of = partial(make_moments, [part.likelihood for part in members], calibration=calibration)
+        shard = DataShard(group) if self.shard == "data" else None
+        with evaluating(posterior, self.seed) as frozen, shard or nullcontext():
+            calibration, conformal = frozen.calibration, frozen.conformal
+            predicted = _Batches(self.on(frozen), frozen, group, calibration)
             for index, (x, y) in enumerate(batches):
-                x, y = x.to(device), None if y is None else y.to(device)
-                if isinstance(x, Tensor) and not len(x):
-                    raise ValueError("An empty batch cannot be predicted.")
-                if loop is None:
-                    loop, closed, average = task._draw_loop(frozen, x, group, moments_of)
-                first = row
-                if data_shard is not None and not data_shard.is_ours(index):
-                    row += len(x)
-                    continue
-                with frozen.seeded(self.seed) if self.shared_draws else nullcontext():
-                    loop.begin(index)
-                    by_draws = partial(average, x, y)
-                    parts.append(by_draws() if closed is None else closed.prediction(x, y, by_draws))
-                if check is not None and y is not None:
-                    check.add(parts[-1], moments_of(self._mean_outputs(frozen, x), y).result())
-                finite, row = parts[-1].finite, first + len(parts[-1])
-                if not bool(finite.all()):
-                    bad_inputs |= nonfinite_inputs(x, finite, first)
-                if self.on_batch is not None:
-                    self.on_batch(len(parts[-1]))
-        if data_shard is not None:
-            parts, bad_inputs = data_shard.gathered(parts, bad_inputs)
-        if check is not None:
-            check.warn()
-        if found is not None:
-            matters = task.is_random and not self._is_closed(frozen)
-            way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
-            meant = partial(meant_link, frozen)
-            warn_of_other_predictions(found, meant, draws=self.draws if matters else None, **way)
-        prediction = task._joined(parts, bad_inputs)
+                predicted.add(index, x, y, is_ours=shard is None or shard.is_ours(index))
+        if shard is not None:
+            predicted.parts, predicted.bad_inputs = shard.gathered(predicted.parts, predicted.bad_inputs)
+        if predicted.check is not None:
+            predicted.check.warn()
+        if conformal is not None:
+            self._warn_of_other_predictions(frozen, conformal)
+        prediction = predicted.joined()
         if calibration is not None:
             prediction = recalibrated(prediction, calibration)
-        return prediction if found is None else conformed(prediction, found)
+        return prediction if conformal is None else conformed(prediction, conformal)
 
-    def _for(self, frozen: Posterior) -> _Task:
+    def on(self, frozen: Posterior) -> _Task:
         """The same for a snapshot, which says how many draws are whole: training may have changed it until then.
 
         Without noise, one draw of each part is all; a closed form has no error to lower.
         """
-        is_random = frozen.is_random and frozen.noise_scale != 0.0
-        draws = frozen.whole_draws(self.draws if frozen.noise_scale != 0.0 else 1)
+        has_noise = frozen.noise_scale != 0.0
+        is_random = frozen.is_random and has_noise
+        draws = frozen.whole_draws(self.draws if has_noise else 1)
         chunk = frozen.whole_draws(self.chunk)  # the error of a mixture is looked at after a draw of every member
         tolerance = self.tolerance if is_random else None
-        if tolerance is not None and self._is_closed(frozen):
+        if tolerance is not None and self.is_closed(frozen):
             draws, tolerance = min(draws, chunk), None
         return replace(self, draws=draws, chunk=chunk, is_random=is_random, tolerance=tolerance)
 
-    def _is_closed(self, frozen: Posterior, x: AnyInputs | None = None) -> bool:
+    def is_closed(self, frozen: Posterior, x: AnyInputs | None = None) -> bool:
+        """Whether averages need no draws, those of the inputs `x` if they are given."""
         return self.predictive == "linear" and has_closed_form(frozen, self.link, x)
 
-    def _joined(self, parts: list[Prediction], bad_inputs: set[int]) -> Prediction:
+    def _warn_of_other_predictions(self, frozen: Posterior, found: Conformal) -> None:
+        """Warn if sets or intervals were chosen for predictions of another kind than these."""
+        draws = self.draws if self.on(frozen).is_random and not self.is_closed(frozen) else None
+        way = {"predictive": self.predictive, "link": self.link, "tolerance": self.tolerance}
+        warn_of_other_predictions(found, partial(meant_link, frozen), draws=draws, **way)
+
+
+class _Batches:
+    """The predictions of one batch after another, and the rows among them whose inputs are not finite.
+
+    Args:
+        task: What to do, on this snapshot.
+        frozen: A snapshot of the posterior.
+        group: The processes of the posterior, if there are several.
+        calibration: Of the posterior, if there is one.
+    """
+
+    def __init__(
+        self, task: _Task, frozen: Posterior, group: ProcessGroup | None, calibration: Calibration | None
+    ) -> None:
+        self.task, self.frozen, self.group = task, frozen, group
+        self.parts: list[Prediction] = []
+        self.bad_inputs: set[int] = set()  # rows, counted over all batches
+        self.check: WeightsCheck | None = None
+        self._device = frozen.device
+        if task.predictive == "weights" and task.is_random and frozen.default_predictive == "linear":
+            self.check = WeightsCheck(frozen)
+        likelihoods = [part.likelihood for part in frozen.parts]
+        self._moments_of = partial(make_moments, likelihoods, calibration=calibration)
+        self._loop: Loop | NumberedDraws | None = None
+        self._closed: ClosedForm | None = None
+        self._row = 0
+
+    def add(self, index: int, x: AnyInputs, y: Tensor | None, *, is_ours: bool) -> None:
+        """Predict a batch; where it is another process's, only count its rows.
+
+        Args:
+            index: Number of the batch.
+            x: Its inputs.
+            y: Its targets, if there are any.
+            is_ours: Whether this process predicts it.
+        """
+        x, y = x.to(self._device), None if y is None else y.to(self._device)
+        if isinstance(x, Tensor) and not len(x):
+            raise ValueError("An empty batch cannot be predicted.")
+        loop = self._loop = self._loop or self._make_loop(x)
+        if not is_ours:
+            self._row += len(x)
+            return
+        with self.frozen.seeded(self.task.seed) if self.task.shared_draws else nullcontext():
+            loop.begin(index)
+            by_draws = partial(averaged, loop, self._moments_of, x, y, **self._way)
+            part = by_draws() if self._closed is None else self._closed.prediction(x, y, by_draws)
+        self.parts.append(part)
+        if self.check is not None and y is not None:
+            self.check.add(part, self._moments_of(self._mean_outputs(x), y).result())
+        finite = part.finite
+        if not bool(finite.all()):
+            self.bad_inputs |= nonfinite_inputs(x, finite, self._row)
+        self._row += len(finite)
+        if self.task.on_batch is not None:
+            self.task.on_batch(len(finite))
+
+    def joined(self) -> Prediction:
         """The prediction of all batches."""
-        prediction = concatenate(parts)
+        prediction = concatenate(self.parts)
         if not bool(prediction.finite.all()):
-            prediction = raise_or_mark(prediction, self.on_nonfinite, bad_inputs)
-        if isinstance(prediction, ClassPrediction) and not self.is_random:
+            prediction = raise_or_mark(prediction, self.task.on_nonfinite, self.bad_inputs)
+        if isinstance(prediction, ClassPrediction) and not self.task.is_random:
             return replace(prediction, mc_error=torch.zeros_like(prediction.mc_error))
         return prediction
 
-    def _draw_loop(
-        self, frozen: Posterior, x: AnyInputs, group: ProcessGroup | None, moments_of: Callable[..., Moments]
-    ) -> tuple[Loop | NumberedDraws, ClosedForm | None, Callable[..., Prediction]]:
-        """What makes the draws, the closed form that needs none for its averages, and what averages over draws."""
-        is_closed, chunk = self._is_closed(frozen, x), self.chunk
-        shared = self.shared_draws and not is_closed
-        keep = shared and self.shard is None
-        how = {"strategy": self.strategy, "predictive": self.predictive}
-        made = draw_loop(frozen, x, draws=self.draws, shared=shared, keep=keep, **how)
-        closed = closed_form(frozen, x, self.link, draws=self.draws, loop=made) if is_closed else None
+    def _make_loop(self, x: AnyInputs) -> Loop | NumberedDraws:
+        """What makes the draws, by the first batch; also the closed form, if averages need none, and how to average."""
+        task, frozen, chunk, agreed = self.task, self.frozen, self.task.chunk, None
+        is_closed = task.is_closed(frozen, x)
+        shared = task.shared_draws and not is_closed
+        how: dict[str, Any] = {"strategy": task.strategy, "predictive": task.predictive}
+        how["keep"] = shared and task.shard is None
+        made = draw_loop(frozen, x, draws=task.draws, shared=shared, **how)
         loop: Loop | NumberedDraws = made
-        agreed = None
-        if self.shard is not None:
-            by_draws = group if self.shard == "draws" else None
-            loop = NumberedDraws(made, frozen, by_draws, seed=self.seed, shared=shared)
-            chunk, agreed = loop.rounded(chunk) if self.tolerance is None else chunk, loop.agreed
-        single = self.draws == 1 and not self.is_random
-        way: dict[str, Any] = {
-            "draws": self.draws,
-            "chunk": chunk,
-            "tolerance": self.tolerance,
-            "single": single,
-            "agreed": agreed,
-        }
-        return loop, closed, partial(averaged, loop, moments_of, **way)
+        if is_closed:
+            self._closed = closed_form(frozen, x, task.link, draws=task.draws, loop=made)
+        if task.shard is not None:
+            by_draws = self.group if task.shard == "draws" else None
+            loop = NumberedDraws(made, frozen, by_draws, seed=task.seed, shared=shared)
+            chunk, agreed = loop.rounded(chunk) if task.tolerance is None else chunk, loop.agreed
+        self._way: dict[str, Any] = {"draws": task.draws, "chunk": chunk, "tolerance": task.tolerance, "agreed": agreed}
+        self._way["single"] = task.draws == 1 and not task.is_random
+        return loop
 
-    def _mean_outputs(self, frozen: Posterior, x: AnyInputs) -> Tensor:
+    def _mean_outputs(self, x: AnyInputs) -> Tensor:
         """Outputs without noise."""
-        with frozen.seeded(self.seed), noise_scaled(frozen, 0.0):
-            return run_draws(frozen, frozen.iter_draws(len(frozen.parts)), x)
+        with self.frozen.seeded(self.task.seed), noise_scaled(self.frozen, 0.0):
+            return run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
@@ -289,6 +301,12 @@ def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on
     if shard is not None and shard not in SHARDS:
         raise ValueError(unknown("shard", str(shard), SHARDS))
     check_on_nonfinite(on_nonfinite)
+    if strategy in _REMOVED_STRATEGIES:
+        warn(
+            f"strategy={strategy!r} is gone and runs as 'loop'; the name goes in 0.3. Use 'auto' or 'loop', or "
+            "credo.predictor for a fixed set of networks that run in one pass.",
+            DeprecationWarning,
+        )
 
 
 def checked_predictive(posterior: Posterior, predictive: str | None, link: str | None, strategy: str = "auto") -> str:
@@ -300,7 +318,7 @@ def checked_predictive(posterior: Posterior, predictive: str | None, link: str |
         link: As in `predict`.
         strategy: As in `predict`.
     """
-    chosen = posterior.parts[0].default_predictive if predictive is None else predictive
+    chosen = posterior.default_predictive if predictive is None else predictive
     if chosen not in PREDICTIVES:
         raise ValueError(unknown("predictive", str(chosen), PREDICTIVES))
     if chosen == "weights":
@@ -326,22 +344,6 @@ def check_posterior(given: object) -> None:
         raise ValueError(
             f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(given).__name__}."
         )
-
-
-def predict_classes(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> ClassPrediction:
-    """Call `predict` with these arguments; raise TypeError unless the result is a `ClassPrediction`."""
-    prediction = predict(posterior, inputs, **options)
-    if not isinstance(prediction, ClassPrediction):
-        raise TypeError(f"A class likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
-    return prediction
-
-
-def predict_values(posterior: Posterior, inputs: Tensor | Iterable[Any], **options: Any) -> RegressionPrediction:
-    """Call `predict` with these arguments; raise TypeError unless the result is a `RegressionPrediction`."""
-    prediction = predict(posterior, inputs, **options)
-    if not isinstance(prediction, RegressionPrediction):
-        raise TypeError(f"A Gaussian likelihood is needed; this posterior has {type(posterior.likelihood).__name__}.")
-    return prediction
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from credo.core.errors import FileFormatError
 from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior, Terms
-from credo.core.support.finite_state import listed, unsound, without_std
+from credo.core.saved.finite_state import listed, unsound, without_std
 from credo.methods.natural.point_estimate import current_names
 from credo.training.files.checkpoint import (
     check_kernels,

@@ -206,8 +206,8 @@ class Race:
         for job, entry in zip(every, entries, strict=True):
             if entry.failed is not None and job.name not in {known.name for known in self.results}:
                 state, _, reason = entry.failed.partition(": ")
-                refused = state == "not possible"
-                self.out[job.name] = (state, reason) if refused else ("dropped", entry.failed)
+                is_impossible = state == "not possible"
+                self.out[job.name] = (state, reason) if is_impossible else ("dropped", entry.failed)
             elif entry.failed is None and job.is_scored:
                 self.results[job] = entry
 

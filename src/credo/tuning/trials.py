@@ -25,9 +25,9 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.saved.posterior_tensors import tensors_of
 from credo.core.support.files import finite, write_json
 from credo.core.support.json_files import read_json
-from credo.core.support.posterior_tensors import tensors_of
 from credo.evaluate.calibration import ece
 from credo.evaluate.predictive import coverage_of
 from credo.evaluate.suite import quick_metrics

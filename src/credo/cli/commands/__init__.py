@@ -1,1 +1,1 @@
-"""One module per command."""
+"""One module per command; those that need no run are in `credo.cli.catalogue`."""

@@ -40,7 +40,7 @@ from credo.core.support.progress import make_progress
 from credo.data import Dataset, as_float
 from credo.evaluate import accuracy, sample_study
 from credo.experiments.runs import MODEL, Run
-from credo.predict.run import predict_classes
+from credo.predict.kinds.expected import predict_classes
 
 app = new_app()
 

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +119,30 @@ def softplus_draw(means: TensorList, rho: Tensor, key: int) -> Tensor:
         threads_for(rho.numel()),
     )  # fmt: skip
     return out
+
+
+class SoftplusDraws:
+    """Makes draws of N(means, softplus(rho)²), one with each call; the means must not be freed or replaced meanwhile.
+
+    Args:
+        means: Tensors that together form the vector of means.
+        rho: std = softplus(rho).
+        generator: Advances by one number with each draw.
+        split: Turns the vector of a draw into tensors by name.
+    """
+
+    def __init__(
+        self,
+        means: Sequence[Tensor],
+        rho: Tensor,
+        generator: torch.Generator,
+        split: Callable[[Tensor], dict[str, Tensor]],
+    ) -> None:
+        self._means, self._rho, self._generator, self._split = TensorList(means), rho, generator, split
+
+    def __call__(self) -> dict[str, Tensor]:
+        """The next draw."""
+        return self._split(softplus_draw(self._means, self._rho, new_key(self._generator)))
 
 
 def softplus_back(

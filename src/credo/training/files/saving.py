@@ -17,9 +17,9 @@ from credo.core.held_out.conformal import conformal_from
 from credo.core.held_out.evidence import AutoEvidence
 from credo.core.held_out.ledger import Ledger
 from credo.core.posterior import Posterior
+from credo.core.saved.finite_state import listed, unsound, without_std
+from credo.core.saved.posterior_tensors import check_fit, tensors_of
 from credo.core.support.files import finite, write_atomically
-from credo.core.support.finite_state import listed, unsound, without_std
-from credo.core.support.posterior_tensors import check_fit, tensors_of
 from credo.core.support.tensor_files import digest_of, read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,26 +12,24 @@ from torch import nn
 from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.deferred import DeferredChecks
 from credo.core.held_out.calibration import Calibration
-from credo.core.held_out.conformal import Conformal, conformal_from
+from credo.core.held_out.conformal import conformal_from
 from credo.core.held_out.evidence import AutoEvidence
 from credo.core.held_out.ledger import Ledger
-from credo.core.thread_safety import ThreadSafe, exclusively
+from credo.core.sampling import Sampling
+from credo.core.thread_safety import exclusively
 
 
-class Saved(ThreadSafe):
+class Saved(Sampling):
     """The record of a posterior's constructor arguments, and its saved state beside tensors by name."""
 
     arguments: dict[str, Any]
     steps: int
     planned: dict[str, Any]
     """Arguments that were left open, with the values that `fit` has chosen."""
-    conformal: Conformal | None = None
-    """What `credo.conformal` chose, which predictions apply last of all, after `calibration`."""
     evidence: AutoEvidence | None = None
     """What `credo.auto` tried, and why it chose this posterior; files keep it."""
     ledger: Ledger
     _checks: DeferredChecks
-    _calibration: Calibration | None = None
     _not_in_config: ClassVar[tuple[str, ...]] = ()
     """Arguments that only initialise: what they gave is in the tensors."""
     _renamed_arguments: ClassVar[Renamed] = {}
@@ -42,27 +40,6 @@ class Saved(ThreadSafe):
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
             cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What `credo.calibrate` chose, which predictions apply; draws, steps and `forward` do not.
-
-        A new one drops `conformal`, which was chosen for the predictions of the old one.
-        """
-        return self._calibration
-
-    @calibration.setter
-    def calibration(self, found: Calibration | None) -> None:
-        self._calibration, self.conformal = found, None
-
-    def uncalibrated(self) -> Self:
-        """A copy for predictions, as `frozen_copy` makes it, without all that was chosen on held-out rows.
-
-        `posterior.calibration = None` drops it for good, and `posterior.conformal = None` sets and intervals alone.
-        """
-        plain = self.frozen_copy()
-        plain.calibration = None
-        return plain
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from credo.core.errors import FileFormatError
 from credo.core.posterior import Posterior
+from credo.core.saved.finite_state import listed, unsound
 from credo.core.support.files import earlier
-from credo.core.support.finite_state import listed, unsound
 from credo.core.support.tensor_files import read_torch_file
 
 
