@@ -8,7 +8,8 @@ import torch
 
 import credo
 from credo.continual import HybridFlow, Stream, StreamLearner, StreamResult, TaskDetector, detection_summary, run_stream
-from credo.continual.hybrid.streams import Segment, feature_tasks
+from credo.continual.hybrid.features import feature_tasks
+from credo.continual.hybrid.streams import Segment
 from credo.continual.tasks import Task
 from credo.data import Split
 
