@@ -36,7 +36,7 @@ SEQUENCES = ("vcl", "vogn")
 NETWORK = "network"
 _EPOCHS = {
     "split": {"smoke": 2, "cpu": 4, "paper": 15},
-    "recurrence": {"smoke": 2, "cpu": 3, "paper": 90},
+    "recurrence": {"smoke": 2, "cpu": 2, "paper": 90},
     "features": {"smoke": 2, "cpu": 6, "paper": 15},
 }
 _SMALL = {"hidden": 16, "couplings": 2, "burn_in": 5, "low": 4}
@@ -108,6 +108,7 @@ def network_for(scale: str) -> dict[str, Any]:
         "method": {"name": "map", "lr": 3e-3},
         "training": {
             "epochs": {"smoke": 1, "cpu": 2, "paper": 100}[scale],
+            "examples": 20_000 if scale == "cpu" else None,
             "augment": "none" if small else "flip-crop",
             "validation": 0.0,
         },

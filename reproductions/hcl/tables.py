@@ -41,8 +41,8 @@ _NOTES = {
     "when they predict.",
     "recurrence": "Labels are shared by the two data sets. MNIST and SVHN in turn, in the paper, are not at hand here.",
     "features": "Reported: HCL as Zhu et al. (2022) give it, on features of a network trained on ImageNet. Ours are "
-    "the 64 features of a ResNet-20 that was trained on CIFAR-100 for {epochs} epochs ({accuracy} % test accuracy "
-    "there), whose classes are others; they are much weaker, as joint training shows.",
+    "the 64 features of a ResNet-20 that was trained on {examples} images of CIFAR-100 for {epochs} epochs ({accuracy} "
+    "% test accuracy there), whose classes are others; they are much weaker, as joint training shows.",
 }
 
 
@@ -120,10 +120,10 @@ def finish(table: str, records: Records, scale: str) -> ResultTable:
 
 def _note(table: str, records: Records) -> str:
     network = records.get(NETWORK)
-    if network is None:
-        return _NOTES[table].format(epochs="a few", accuracy="?")
-    epochs = network["arguments"]["experiment"]["training"]["epochs"]
-    return _NOTES[table].format(epochs=epochs, accuracy=f"{100 * network['test']['accuracy']:.1f}")
+    training = {} if network is None else network["arguments"]["experiment"]["training"]
+    accuracy = "–" if network is None else f"{100 * network['test']['accuracy']:.1f}"
+    examples, epochs = training.get("examples") or "all", training.get("epochs", "–")
+    return _NOTES[table].format(epochs=epochs, examples=examples, accuracy=accuracy)
 
 
 def _cells(records: list[Record]) -> list[str | None]:
