@@ -36,7 +36,7 @@ SEQUENCES = ("vcl", "vogn")
 NETWORK = "network"
 _EPOCHS = {
     "split": {"smoke": 2, "cpu": 4, "paper": 15},
-    "recurrence": {"smoke": 2, "cpu": 2, "paper": 90},
+    "recurrence": {"smoke": 2, "cpu": 1, "paper": 90},
     "features": {"smoke": 2, "cpu": 6, "paper": 15},
 }
 _SMALL = {"hidden": 16, "couplings": 2, "burn_in": 5, "low": 4}

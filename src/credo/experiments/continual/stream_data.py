@@ -29,7 +29,7 @@ class StreamData:
     Attributes:
         stream: The stream.
         tests: Rows of each task that it is measured on.
-        held_out: Held-out rows of all tasks.
+        held_out: Held-out rows of the tasks in the stream.
         names: Names of the tasks.
         classes: Number of classes.
     """
@@ -65,9 +65,8 @@ def load_stream(given: StreamExperiment) -> StreamData:
         batch_size=training.batch_size,
         seed=training.seed,
     )
-    return StreamData(
-        stream, splits[continual.evaluate], joined(splits["held-out"]), [task.name for task in seen], seen[0].classes
-    )
+    held_out = joined([splits["held-out"][task] for task in dict.fromkeys(stream.order)])  # of tasks that come at all
+    return StreamData(stream, splits[continual.evaluate], held_out, [task.name for task in seen], seen[0].classes)
 
 
 def joined(splits: Sequence[Split]) -> Split:
