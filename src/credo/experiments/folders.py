@@ -32,6 +32,10 @@ _FREE = {
     "training.checkpoint_every",
     "training.checkpoint_minutes",
     "training.epochs",
+    "training.device",  # a training that resumes elsewhere, or in another precision, says so
+    "training.precision",
+    "training.channels_last",
+    "training.compile",
     "distributed.mc_groups",
     "distributed.timeout",
 }

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from credo.calibration import calibrate as calibrated
 from credo.core.divergence import reduce_first_noise
@@ -27,8 +29,10 @@ from credo.training.batch_loss import (
     start_likelihoods_,
 )
 from credo.training.checkpoint_timer import CheckpointTimer
+from credo.training.devices import Placement, prepare_device
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.precision import Precision, check_precision
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators
@@ -102,6 +106,10 @@ def train(
     examples: Callable[[Any], float] | None = None,
     weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
+    device: torch.device | str | None = None,
+    precision: str = "float32",
+    channels_last: bool = False,
+    compile: bool = False,
 ) -> Iterator[EpochRecord]:
     """Train, yielding a record after each epoch, once its checkpoint is on disk.
 
@@ -141,8 +149,14 @@ def train(
         weights: `weights(batch)` returns how often each row counts (see `Posterior.step`); without `nll`, the loss is
             weighted by them, as if rows were repeated.
         on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
+        device: Where to train, such as `"auto"`, `"cpu"` or `"cuda:1"`, and where batches go. None: where it is.
+        precision: `"float32"`, or `"bfloat16"` or `"float16"` inside the steps; parameters stay as they are.
+        channels_last: Lay out images, and weights of convolutions, with the channels last in memory.
+        compile: Compile the network's passes in steps by `torch.compile`, with each draw in it.
     """
     _check_posterior(posterior)
+    check_precision(precision, posterior)
+    place = prepare_device(posterior, device, channels_last=channels_last, compiled=compile, moves=nll is None)
     process_group = posterior.process_group
     read = ReadBatches(loader, forward, target).read
     validation = None if validation is None else read_batches(validation, forward, target)
@@ -158,11 +172,12 @@ def train(
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
     options["schedule"] = schedule if isinstance(schedule, str) else "your own"
+    options |= {"precision": precision, "channels_last": channels_last, "compile": compile}
     options |= _given(checkpoint=checkpoint, validation=validation, examples=examples, weights=weights)
     check_alike(process_group, options)
     chosen = make_schedule(schedule, epochs=epochs, warmup=None) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
-    checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
+    checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep), precision=precision)
     timer = CheckpointTimer(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
     _check_not_lowered(epochs, progress, path)
@@ -176,7 +191,8 @@ def train(
             part.plan_training_(steps=epochs * len(loader), epochs=epochs)
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
-    training = _Training(posterior, loader, whole, loss, counts, checkpoints, timer, progress, seed, on_step, first)
+    shared = (checkpoints, timer, progress, seed, on_step, first, place, Precision(precision, posterior, progress))
+    training = _Training(posterior, loader, whole, loss, counts, *shared)
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
@@ -224,6 +240,9 @@ class _Training:
     on_step: OnStep | None
     read_first: ReadBatch | None
     """Reads the first batch, whose targets the likelihood's own parameters start from; None: they do not."""
+    place: Placement
+    """Moves a batch to the device of the training."""
+    precision: Precision
 
     def epoch(self, scale: Schedule) -> Terms:
         """Make the remaining steps of the epoch; return the means of the terms over all its steps."""
@@ -269,9 +288,12 @@ class _Training:
             if progress.epoch == 0 and group is None:  # processes would remember different rows
                 self._remember(batch)
             counted = {} if self.counts is None else self.counts(batch).given()
-            terms = posterior.step(lambda net, batch=batch: self.nll(net, batch), **counted)
+            terms = self.precision.step(partial(posterior.step, partial(self._nll_of, self.place(batch)), **counted))
             progress.add_step(terms)
             self._after_step(terms)
+
+    def _nll_of(self, batch: Any, net: nn.Module) -> Tensor:
+        return self.nll(net, batch)
 
     def _remember(self, batch: Any) -> None:
         """Record the rows as trained on, where they can be told apart: conformal prediction needs others."""
@@ -282,8 +304,10 @@ class _Training:
         """Before the first step, let what the user did not give suit the first batch."""
         if self.read_first is not None:
             start_likelihoods_(self.posterior, self.read_first(batch)[1])
-        for part in self.posterior.parts:
-            reduce_first_noise(part, lambda net: self.nll(net, batch))
+        batch = self.place(batch)
+        with self.precision.autocast():
+            for part in self.posterior.parts:
+                reduce_first_noise(part, lambda net: self.nll(net, batch))
 
     def _after_step(self, terms: Terms) -> None:
         """Write a checkpoint if one is due, and raise TrainingStopped if training was asked to stop."""

@@ -126,6 +126,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         self.attack = make_attack(noise) if is_attack(noise) else None
         self.arguments["noise"] = self.attack or noise
         self.noise_name = "weights" if self.attack is not None else str(noise)
+        self.can_compile = self.noise_name == "weights"  # others are noise inside the layers
         self.step_draws, self.temperature = int(draws), 1.0 if temperature is None else temperature
         kl_term, init = KLTerm.of(kl_term), Init.of(init)
         self.kl_weight = kl_term.schedule()
