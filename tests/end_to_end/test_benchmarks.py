@@ -43,10 +43,18 @@ def run_here(capsys):
     torch.set_rng_state(state)
 
 
+def test_networks_of_sequences_are_the_same_every_time():
+    for name in ("transformer", "lstm", "vit", "mlp1200"):
+        net = NETS[name]
+        first, second = net.build(), net.build()
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+        assert first(torch.zeros(2, *net.shape)).shape == (2, 10)
+
+
 def test_step_cost_as_a_user_runs_it(tmp_path):
     output, record = run("step_cost", tmp_path / "step.json", "--nets", "mlp", "--methods", "map,bbb,bbb-adversarial")
     rows = record["numbers"]["mlp"]
-    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "map", "bbb", "bbb-adversarial"]
+    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "AdamW, fused", "map", "bbb", "bbb-adversarial"]
     assert rows["Adam"]["median"] == 1
     assert all(0 < row["low"] <= row["median"] <= row["high"] for row in rows.values())
     assert f"{rows['bbb']['median']:.2f} ({rows['bbb']['low']:.2f}–{rows['bbb']['high']:.2f})" in output
