@@ -28,6 +28,7 @@ from credo.methods import (
     Ensemble,
     Laplace,
     LastLayer,
+    LowRankNoise,
     MCDropout,
     NodeBNN,
     NoisyKFAC,
@@ -89,6 +90,7 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "laplace": lambda net: Laplace(net, data_size=24),
     "laplace diag": lambda net: Laplace(net, data_size=24, structure="diag", random="all", prior=1.0),
     "last-layer": lambda net: LastLayer(net, data_size=24),
+    "low-rank-noise": lambda net: LowRankNoise(net, data_size=24),
     "hmc": lambda net: HMC(net, data_size=24, chains=2, warmup=4, samples=4, settings=CHAINS),
 }
 POINTS = {"map", "ogn", "kfac"}
