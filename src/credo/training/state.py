@@ -40,6 +40,7 @@ class Progress:
         best_score: Best validation score, larger being better.
         best_state: The posterior's state then, if early stopping needs it.
         records: Records of the finished epochs.
+        calibration: What held-out rows of the loader chose before they were trained on.
     """
 
     epoch: int = 0
@@ -51,6 +52,7 @@ class Progress:
     best_score: float = -math.inf
     best_state: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
+    calibration: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.unread: list[Terms] = []  # of steps that are not in the sums yet; not part of the state
@@ -87,11 +89,23 @@ class Checkpoints:
         loader: The training batches, whose generators are saved, too.
         seed: Seed of the training, which the checkpoint must match.
         keep: Number of checkpoints to keep.
+        held_out: Number of its batches that are held out at first, which the checkpoint must match; None: none are.
     """
 
-    def __init__(self, path: Path | None, posterior: Posterior, loader: Any, *, seed: int, keep: int) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        posterior: Posterior,
+        loader: Any,
+        *,
+        seed: int,
+        keep: int,
+        held_out: int | None = None,
+    ) -> None:
         self.path, self.posterior, self.loader, self.keep = path, posterior, loader, keep
         self.fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
+        if held_out is not None:
+            self.fingerprint["held out"] = held_out
         self._at_epoch: list[Tensor] = []
 
     def resume(self) -> Progress:
