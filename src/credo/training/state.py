@@ -43,6 +43,7 @@ class Progress:
         records: Records of the finished epochs.
         loss_scale: Factor on a float16 loss in the backward pass.
         steady: Steps since it has changed.
+        calibration: What held-out rows of the loader chose before they were trained on.
     """
 
     epoch: int = 0
@@ -56,6 +57,7 @@ class Progress:
     records: list[dict[str, Any]] = field(default_factory=list)
     loss_scale: float = 2.0**16
     steady: int = 0
+    calibration: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.unread: list[Terms] = []  # of steps that are not in the sums yet; not part of the state
@@ -93,6 +95,7 @@ class Checkpoints:
         seed: Seed of the training, which the checkpoint must match.
         keep: Number of checkpoints to keep.
         precision: Of the steps; a training that resumes on another device or in another precision says so.
+        held_out: Number of its batches that are held out at first, which the checkpoint must match; None: none are.
     """
 
     def __init__(
@@ -104,10 +107,13 @@ class Checkpoints:
         seed: int,
         keep: int,
         precision: str = "float32",
+        held_out: int | None = None,
     ) -> None:
         self.precision = precision
         self.path, self.posterior, self.loader, self.keep = path, posterior, loader, keep
         self.fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
+        if held_out is not None:
+            self.fingerprint["held out"] = held_out
         self._at_epoch: list[Tensor] = []
 
     def resume(self) -> Progress:
