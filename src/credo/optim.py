@@ -133,7 +133,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Rate, momentum, curvature, generator, step count; the network's own weights are not in it."""
         state = self.posterior.state_dict()
-        own = {key: value for key, value in state.items() if not _belongs_to_network(key)}
+        own = {key: value for key, value in state.items() if not key.startswith("model.")}
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         method = type(self.posterior).__name__
         return {"posterior": copy.deepcopy(own), "param_groups": groups, "by_name": self._by_name, "method": method}
@@ -146,7 +146,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         Args:
             state_dict: What `state_dict()` returned.
         """
-        own = {key for key in self.posterior.state_dict() if not _belongs_to_network(key)}
+        own = {key for key in self.posterior.state_dict() if not key.startswith("model.")}
         methods = [state_dict.get("method", type(self.posterior).__name__), type(self.posterior).__name__]
         if methods[0] != methods[1]:
             raise ValueError(f"This state is of another optimiser or network: of {methods[0]}, not of {methods[1]}.")
@@ -283,10 +283,6 @@ def _wanted(posterior: Any) -> int:
     if not posterior.is_random or not posterior.describe().has_curvature:
         return 1
     return int(posterior.step_draws)
-
-
-def _belongs_to_network(key: str) -> bool:
-    return key.startswith("model.")
 
 
 class VOGN(PosteriorOptimizer):

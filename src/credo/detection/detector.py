@@ -26,7 +26,7 @@ from credo.detection.networks import Networks
 from credo.detection.passes import Pass, class_logits, with_head
 from credo.detection.sample import Sample
 from credo.detection.scores import FittedScore, Mahalanobis, Training
-from credo.methods.laplace.data_pass import shown
+from credo.methods.training_pass import shown
 from credo.predict.run import batches_of, check_posterior
 
 _Batches = Tensor | Mapping[str, Any] | Iterable[Any]

@@ -1,7 +1,8 @@
-"""Run folders: their settings, and a lock so that only one training writes into them."""
+"""Run folders: their settings and results, and a lock so that only one training writes into them."""
 
 from __future__ import annotations
 
+import platform
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,16 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from credo.core.description import parameter_counts
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, FileFormatError
+from credo.core.posterior import Posterior
 from credo.core.support.extras import needs
 from credo.core.support.files import folder_for, kind_of, left_overs, write_text
 from credo.core.support.json_files import read_json, read_toml
 from credo.experiments.config import Experiment, make_experiment
 from credo.experiments.options import AUTO, own_normalize
 from credo.experiments.training import Training
+from credo.training import EpochRecord
 from credo.training.rank_zero import first_does, is_first
 from credo.training.state import progress_at
+from credo.version import __version__
 
 CONFIG, LOG, CHECKPOINT, MODEL, RESULT = "config.toml", "log.jsonl", "checkpoint.pt", "model.safetensors", "result.json"
 LEDGER = "ledger.json"  # uses of held-out rows by other commands; those of training are in the model
@@ -266,3 +273,52 @@ def _flat(tables: dict[str, Any], path: str = "") -> dict[str, Any]:
         name = f"{path}.{key}" if path else key
         flat.update(_flat(value, name) if isinstance(value, dict) else {name: value})
     return flat
+
+
+def make_result(
+    experiment: Experiment, posterior: Posterior, records: list[EpochRecord], metrics: dict[str, Any], draws: int
+) -> dict[str, Any]:
+    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`.
+
+    `chosen` has the options of the method that training chose, by their keys.
+    `normalize` has the numbers by which the network scales its inputs, None if it does not; `device` and `precision`
+    say what it was trained on, and in.
+    """
+    return {
+        "experiment": experiment.to_dict(),
+        "chosen": chosen_settings(posterior),
+        "normalize": used_normalize(posterior),
+        "seed": experiment.training.seed,
+        "epochs": len(records),
+        "seconds": sum(record.seconds for record in records),
+        "device": str(posterior.device),
+        "precision": experiment.training.precision,
+        "parameters": parameter_counts(posterior),
+        "draws": draws,
+        "test": metrics,
+        "versions": versions(),
+    }
+
+
+def chosen_settings(posterior: Posterior) -> dict[str, Any]:
+    """Options of the method that were left open and that training chose, such as a temperature, by their keys; JSON."""
+    member = posterior.parts[0]
+    prefix, config, found = "" if member is posterior else "of.", member.config(), {}
+    for key in member.planned:
+        group, _, field = key.partition(".")
+        value = config[group][field] if field else config.get(group, member.planned[key])
+        # Members that chose different values are not described by one setting.
+        if all(part.planned.get(key) == member.planned[key] for part in posterior.parts):
+            found[prefix + key] = value
+    return found
+
+
+def used_normalize(posterior: Posterior) -> list[Any] | None:
+    """The option `normalize` of the network of a `posterior`: [mean, std], or None."""
+    found: list[Any] | None = posterior.parts[0].model.credo_spec["options"].get("normalize")  # type: ignore[union-attr, index]
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions that results depend on."""
+    return {"credo": __version__, "torch": torch.__version__, "python": platform.python_version()}

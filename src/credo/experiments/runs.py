@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from credo.core.description import parameter_counts
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.setup import join
 from credo.core.errors import DataWarning, LostProcessError
@@ -37,11 +33,14 @@ from credo.experiments.folders import (
     MODEL,
     RESULT,
     claimed,
+    make_result,
     opened,
     recorded,
     resumed_normalize,
     started_data,
     table_paths,
+    used_normalize,
+    versions,
 )
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
@@ -49,7 +48,6 @@ from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, 
 from credo.training.devices import choose_device
 from credo.training.progress import shown
 from credo.training.rank_zero import first_does, from_first, is_first
-from credo.version import __version__
 
 __all__ = [
     "ABOUT_MODEL",
@@ -64,6 +62,7 @@ __all__ = [
     "evaluate_run",
     "in_target_units",
     "make_result",
+    "used_normalize",
     "versions",
 ]
 
@@ -294,55 +293,6 @@ class Run:
                 raise stopped() from error
             raise
         return prediction
-
-
-def make_result(
-    experiment: Experiment, posterior: Posterior, records: list[EpochRecord], metrics: dict[str, Any], draws: int
-) -> dict[str, Any]:
-    """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`.
-
-    `chosen` has the options of the method that training chose, by their keys.
-    `normalize` has the numbers by which the network scales its inputs, None if it does not; `device` and `precision`
-    say what it was trained on, and in.
-    """
-    return {
-        "experiment": experiment.to_dict(),
-        "chosen": chosen_settings(posterior),
-        "normalize": used_normalize(posterior),
-        "seed": experiment.training.seed,
-        "epochs": len(records),
-        "seconds": sum(record.seconds for record in records),
-        "device": str(posterior.device),
-        "precision": experiment.training.precision,
-        "parameters": parameter_counts(posterior),
-        "draws": draws,
-        "test": metrics,
-        "versions": versions(),
-    }
-
-
-def chosen_settings(posterior: Posterior) -> dict[str, Any]:
-    """Options of the method that were left open and that training chose, such as a temperature, by their keys; JSON."""
-    member = posterior.parts[0]
-    prefix, config, found = "" if member is posterior else "of.", member.config(), {}
-    for key in member.planned:
-        group, _, field = key.partition(".")
-        value = config[group][field] if field else config.get(group, member.planned[key])
-        # Members that chose different values are not described by one setting.
-        if all(part.planned.get(key) == member.planned[key] for part in posterior.parts):
-            found[prefix + key] = value
-    return found
-
-
-def used_normalize(posterior: Posterior) -> list[Any] | None:
-    """The option `normalize` of the network of a `posterior`: [mean, std], or None."""
-    found: list[Any] | None = posterior.parts[0].model.credo_spec["options"].get("normalize")  # type: ignore[union-attr, index]
-    return found
-
-
-def versions() -> dict[str, str]:
-    """Versions that results depend on."""
-    return {"credo": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def ood_split(run: Run, name: str, dataset: Dataset) -> Split:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from credo.core.support.validate import is_number
+
 # Temperatures of a long training. Noise in the weights at temperature 1 costs more accuracy than it gains in
 # calibration on usual data sets; of these labels are clean, "curated", which is evidence for each by several people
 # (Aitchison 2021), so that the posterior of classifiers is colder still.
@@ -53,3 +55,12 @@ def planned_decay(steps: int, part: float = AVERAGED_PART) -> float:
         part: Part of them that an average spans.
     """
     return 1 - 1 / min(max(steps * part, FEWEST_AVERAGED), MOST_AVERAGED)
+
+
+def checked_temperature(temperature: float) -> float:
+    """The same; raises ValueError unless it is a number that is finite and not negative."""
+    if not (is_number(temperature) and 0 <= temperature < float("inf")):
+        raise ValueError(
+            f"temperature={temperature!r:.80} must be one number, finite and not negative; 1 is the exact posterior."
+        )
+    return temperature

@@ -35,28 +35,21 @@ from credo.core.optimizer_step import GradientPosterior, OptimizerStep, plain_na
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import GaussianPosterior, Nll, Terms
 from credo.core.prior import PRECISION, Gaussian, Prior
-from credo.core.support.validate import checked_count, is_number
-from credo.methods.adversarial_sampling import NAME as ADVERSARIAL
-from credo.methods.adversarial_sampling import (
-    AdversarialSampling,
-    is_attack,
-    make_attack,
-    unknown_noise,
-    weight_gradients,
-)
-from credo.methods.bbb.activation_noise import NOISES, noisy_loss
+from credo.core.support.validate import checked_count
+from credo.methods.adversarial_sampling import weight_gradients
+from credo.methods.bbb.activation_noise import noisy_loss
 from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
 from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
-from credo.methods.planning import planned_noise, planned_temperature
+from credo.methods.bbb.step_noise import NOISE_NAMES as NOISE_NAMES
+from credo.methods.bbb.step_noise import Noise, chosen_noise
+from credo.methods.planning import checked_temperature, planned_noise, planned_temperature
 
-NOISE_NAMES = ("weights", *NOISES, ADVERSARIAL)
 # Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
 _MEAN_RATE = 1.5e-2
 RATES: Rates = {"rho": 1e-2, "*": _MEAN_RATE}
-Noise = str | AdversarialSampling | Mapping[str, Any]
 
 
 class BBB(GradientPosterior, GaussianPosterior):
@@ -122,12 +115,11 @@ class BBB(GradientPosterior, GaussianPosterior):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        _check_choices(noise, draws, temperature)
-        self.attack = make_attack(noise) if is_attack(noise) else None
+        self.attack, self.noise_name = chosen_noise(noise)
         self.arguments["noise"] = self.attack or noise
-        self.noise_name = "weights" if self.attack is not None else str(noise)
         self.can_compile = self.noise_name == "weights"  # others are noise inside the layers
-        self.step_draws, self.temperature = int(draws), 1.0 if temperature is None else temperature
+        self.step_draws = checked_count("draws", draws, what="draws a step")
+        self.temperature = 1.0 if temperature is None else checked_temperature(temperature)
         kl_term, init = KLTerm.of(kl_term), Init.of(init)
         self.kl_weight = kl_term.schedule()
         parameters = parameters_at(model, random_names(model, random))
@@ -405,13 +397,3 @@ class BBB(GradientPosterior, GaussianPosterior):
         """Continue exactly where `get_extra_state` was called."""
         super().set_extra_state(state)
         self._by_weight = set(state["by_weight"])
-
-
-def _check_choices(noise: Noise, draws: int, temperature: float | None) -> None:
-    if not is_attack(noise) and noise not in NOISE_NAMES:
-        raise unknown_noise(noise, NOISE_NAMES)
-    checked_count("draws", draws, what="draws a step")
-    if temperature is not None and not (is_number(temperature) and 0 <= temperature < float("inf")):
-        raise ValueError(
-            f"temperature={temperature!r:.80} must be one number, finite and not negative; 1 is the exact posterior."
-        )

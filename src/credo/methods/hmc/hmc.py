@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.description import Description, KeptChains
-from credo.core.errors import CredoError, CredoWarning, DataSizeWarning, UnsupportedModelError
+from credo.core.errors import CredoError, CredoWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import Forward, Inputs, Target, join_inputs, read_batches, tensors_of
+from credo.core.network.inputs import Forward, Inputs, Target, join_inputs, tensors_of
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
 from credo.core.optimizers import Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
-from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.loader_checks import read_quietly
 from credo.core.support.memory import available_bytes
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_number
@@ -41,9 +41,8 @@ from credo.methods.hmc.groups import RENAMED_SETTINGS, ChainSettings
 from credo.methods.hmc.potential import Data, Potential
 from credo.methods.hmc.starts import fresh_weights, trained, without_fresh_start
 from credo.methods.laplace.data_pass import checked_pair
+from credo.methods.training_pass import training_pass, warn_of_data_size
 
-# As `credo.fit` warns about other methods.
-_SIZE_FACTOR = 2
 # A chain that accepts less than this part of its transitions is stuck.
 _LEAST_ACCEPTANCE = 0.2
 # More weights than this are possible, but chains hardly mix in any time that one has.
@@ -207,12 +206,11 @@ class HMC(GradientPosterior):
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
-        check_batches(loader)
-        loader = read_batches(loader, forward, target)
         every = checked_count("checkpoint_every", checkpoint_every, what="transitions")
         file = None if checkpoint is None else Path(checkpoint)
-        with _shown(self.plan.total, progress=progress) as on_transition:
-            self._sample(self._remembered(loader), file, every, on_transition)
+        batches = training_pass(self, loader, progress=False, forward=forward, target=target)
+        with batches as read, _shown(self.plan.total, progress=progress) as on_transition:
+            self._sample(read, file, every, on_transition)
         self._warn()
         return self
 
@@ -279,13 +277,11 @@ class HMC(GradientPosterior):
         x = x.mapped(self._cast) if isinstance(x, Inputs) else self._cast(x)
         counted = self.likelihood.counted(y).examples
         seen = float(len(y)) if counted is None else float(counted)
-        if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warn(
-                f"data_size={self.data_size}, but the loader has {seen:,.0f} examples: their log-likelihood is scaled "
-                f"to that of {self.data_size:,}. Give data_size={seen:.0f}; to weight the data differently, set "
-                "temperature.",
-                DataSizeWarning,
-            )
+        advice = (
+            f"their log-likelihood is scaled to that of {self.data_size:,}. Give data_size={seen:.0f}; to weight the "
+            "data differently, set temperature."
+        )
+        warn_of_data_size(self, seen, "the loader has", advice)
         return Data(x, y, self.data_size / seen)
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_steps
 from credo.methods.natural.groups import Momentum, Warmup
-from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper, Pass
+from credo.methods.natural.passes import Pass
+from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper
 from credo.methods.natural.validate import check_clip, check_damping, check_finite
 
 # Of trainings of any length, where `fit` chooses it.

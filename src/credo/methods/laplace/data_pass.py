@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Any, TypeGuard
 
@@ -14,9 +13,7 @@ from torch import Tensor
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, split_batch
-from credo.core.posterior import Posterior
-from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.network.inputs import AnyInputs, split_batch
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
 
@@ -104,47 +101,3 @@ def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
     if not len(x) or len(x) != len(y):
         raise ValueError(f"A batch has {len(x)} inputs and {len(y)} targets: it needs as many, one at least.")
     return x, y
-
-
-@contextmanager
-def training_pass(
-    posterior: Posterior, loader: Iterable[Any], *, progress: bool, forward: Forward | None, target: Target | None
-) -> Iterator[Iterable[Any]]:
-    """The batches of a pass over the training data, which are remembered as trained on when they are read.
-
-    Args:
-        posterior: The posterior that passes over them.
-        loader: The training batches; those of this process if there are several.
-        progress: Show a progress bar in the first process, on an interactive terminal.
-        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch.
-        target: `target(batch)` returns the targets; None: by the form of the batch.
-    """
-    check_batches(loader)
-    is_first = posterior.process_group is None or posterior.process_group.is_first
-    with shown(read_batches(loader, forward, target), progress=progress and is_first) as batches:
-        yield posterior._remembered(batches)
-
-
-@contextmanager
-def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> Iterator[Iterator[Any]]:
-    """The batches of a loader, read without advancing torch's global generator.
-
-    Args:
-        loader: The loader, which may know how many batches it has.
-        progress: Show a progress bar, on an interactive terminal.
-        what: What the pass finds.
-    """
-    if not progress:
-        yield read_quietly(loader)
-        return
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
-    with make_progress() as bar:
-        task = bar.add_task(what, total=len(loader) if isinstance(loader, Sized) else None, text="")
-
-        def counted() -> Iterator[Any]:
-            for batch in read_quietly(loader):
-                yield batch
-                bar.advance(task)
-
-        yield counted()

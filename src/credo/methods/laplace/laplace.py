@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
-from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
 import torch
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.description import Description
-from credo.core.errors import CredoError, DataSizeWarning, UnsupportedModelError
+from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
-from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
@@ -32,19 +30,16 @@ from credo.core.optimizer_step import OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
-from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import Totals, pass_over, training_pass
+from credo.methods.laplace.data_pass import Totals, pass_over
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
 from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal
-
-# As `credo.fit` warns about other methods.
-_SIZE_FACTOR = 2
+from credo.methods.training_pass import found_in_pass, training_pass, warn_of_data_size
 
 
 class Laplace(PriorChoice):
@@ -229,13 +224,11 @@ class Laplace(PriorChoice):
         with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
             self._find(batches)
         seen = float(self.totals[0])
-        if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warn(
-                f"data_size={self.data_size}, but the pass saw {seen:,.0f} examples: the curvature is scaled to that "
-                f"of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples that training saw; to "
-                "weight the data differently, set temperature.",
-                DataSizeWarning,
-            )
+        advice = (
+            f"the curvature is scaled to that of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples "
+            "that training saw; to weight the data differently, set temperature."
+        )
+        warn_of_data_size(self, seen, "the pass saw", advice)
         return self
 
     def end_epoch_(self, loader: Iterable[Any], *, epoch: int, epochs: int) -> None:
@@ -260,16 +253,8 @@ class Laplace(PriorChoice):
 
     @checked_once
     def _find(self, batches: Iterable[Any]) -> None:
-        source = iter(batches)
-        first = list(islice(source, 1))
-        steps = self.steps
-        try:
-            sums, totals = self._summed(chain(first, source))
-        except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
-            sums, totals = self._summed(chain(first, source))
-        with self.guard.exclusive(self):
-            if self.steps != steps:
-                raise CredoError("A training step was made during the pass: its curvature is that of other weights.")
+        stale = "its curvature is that of other weights"
+        with found_in_pass(self, batches, self._summed, stale=stale) as (sums, totals):
             try:
                 self.structure.set_(sums, totals.examples, float(self.data_size))
                 found = astuple(totals.scaled(self.data_size / totals.examples))

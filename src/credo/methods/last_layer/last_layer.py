@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
-from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,27 +17,23 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.description import Description
-from credo.core.errors import CredoError, DataSizeWarning, NonFiniteError, UnsupportedModelError, unknown
+from credo.core.errors import CredoError, NonFiniteError, UnsupportedModelError, unknown
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, Forward, Target
-from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import all_names, join
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior, OptimizerStep, trainable
 from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunction, Rates
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
-from credo.core.support.user_warnings import warn
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import checked_pair, training_pass
+from credo.methods.laplace.data_pass import checked_pair
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.last_layer.conjugate import LayerPrior
 from credo.methods.last_layer.layer_posterior import ClassPosterior, ConjugatePosterior, LayerPosterior
-
-# As `credo.fit` warns about other methods.
-_SIZE_FACTOR = 2
+from credo.methods.training_pass import found_in_pass, training_pass, warn_of_data_size
 
 
 class LastLayer(GradientPosterior):
@@ -187,13 +182,8 @@ class LastLayer(GradientPosterior):
         """
         with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
             self._find(batches)
-        seen = float(self.gaussian.rows)
-        if not seen / _SIZE_FACTOR <= self.data_size <= seen * _SIZE_FACTOR:
-            warn(
-                f"data_size={self.data_size}, but the pass saw {seen:,.0f} examples: the posterior is that of these. "
-                "Give fit() the training data, and data_size their number.",
-                DataSizeWarning,
-            )
+        advice = "the posterior is that of these. Give fit() the training data, and data_size their number."
+        warn_of_data_size(self, float(self.gaussian.rows), "the pass saw", advice)
         return self
 
     def end_training_(self, loader: Iterable[Any]) -> None:
@@ -219,16 +209,8 @@ class LastLayer(GradientPosterior):
     @checked_once
     @changes_weights
     def _find(self, batches: Iterable[Any], *, adds: bool = False) -> None:
-        source = iter(batches)
-        first = list(islice(source, 1))
-        steps = self.steps
-        try:
-            found = self._gathered(chain(first, source))
-        except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
-            found = self._gathered(chain(first, source))
-        with torch.no_grad(), self.guard.exclusive(self):
-            if self.steps != steps:
-                raise CredoError("A training step was made during the pass: the features are not those of the network.")
+        stale = "the features are not those of the network"
+        with found_in_pass(self, batches, self._gathered, stale=stale) as found, torch.no_grad():
             self._take(found, adds=adds)
 
     def _gathered(self, batches: Iterable[Any]) -> Any:

@@ -24,7 +24,7 @@ from credo.methods.adversarial_sampling import (
 )
 from credo.methods.natural.diagonal import NaturalGaussian
 from credo.methods.natural.likelihood_params import likelihood_restored_on_error
-from credo.methods.natural.stepper import Pass
+from credo.methods.natural.passes import Pass
 from credo.methods.natural.validate import check_loss
 
 

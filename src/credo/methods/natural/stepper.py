@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,54 +20,23 @@ from credo.core.deferred import Later, Number
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
 from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
-from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error, tracking_layers
+from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.network.inplace_inputs import same_inputs
-from credo.core.network.selection import Random, one_device
 from credo.core.network.substitute import parameters_at, substituted
-from credo.core.optimizer_step import OptimizerStep, scaled_backward
-from credo.core.optimizers import Rates
+from credo.core.optimizer_step import scaled_backward
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.layer_rules import widened
-from credo.core.posterior import Nll, Posterior, Terms
-from credo.core.prior import Gaussian, Prior, Value
+from credo.core.posterior import Nll, Terms
 from credo.methods.adversarial_sampling import AdversarialSampling
-from credo.methods.natural.groups import Momentum, Warmup, make_temperature
+from credo.methods.natural.groups import Warmup
 from credo.methods.natural.likelihood_params import (
-    likelihood_optimizer,
     likelihood_restored_on_error,
     move_likelihood,
     ready_likelihood,
 )
-from credo.methods.natural.parameter_vector import ParameterVector, gaussian_prior, rescaled_last_step
+from credo.methods.natural.passes import Pass, average_over_processes_
+from credo.methods.natural.settings import NaturalSettings
 from credo.methods.natural.validate import check_finite_loss, check_loss
-from credo.methods.planning import PRIOR_PRECISION, planned_decay, planned_temperature
-
-
-@dataclass
-class Pass:
-    """One forward and backward pass at a draw.
-
-    Attributes:
-        weights: The draw, by parameter name; each tensor takes its gradient.
-        noise: The noise in it, if the update rule needs that again.
-        counted: What the loss is a mean over.
-        size: Its examples relative to those of the first pass of the update.
-        loss: The loss.
-        gradients: Its gradients.
-        curvatures: Estimates of the curvature, which are to be multiplied by `curvature_scale`.
-        curvature_scale: See there.
-        examples: What squared per-example gradients are divided by for their mean.
-    """
-
-    weights: dict[str, Tensor]
-    noise: Any
-    counted: Counted
-    size: float
-    loss: Number = 0.0
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    curvatures: dict[str, Tensor] = field(default_factory=dict)
-    curvature_scale: float = 1.0
-    examples: float = 1.0
 
 
 class GradientAccumulator:
@@ -155,7 +123,7 @@ class GradientAccumulator:
             raise
 
 
-class NaturalStepper(Posterior, ABC):
+class NaturalStepper(NaturalSettings, ABC):
     """A posterior that accumulates gradients and curvatures of some passes and makes one update from them.
 
     Subclasses are update rules: they implement `_sample`, one of `_estimating` and `_accumulate`, and `_prepare`, and
@@ -166,20 +134,10 @@ class NaturalStepper(Posterior, ABC):
     can_defer_checks = True
     checks_first_draw: ClassVar[bool] = True
     """Whether the first step with noise compares the draw's loss with that of the mean."""
-    planned_prior_precision: ClassVar[float] = PRIOR_PRECISION
-    """The precision of the prior that `fit` chooses."""
-    prior: Gaussian
-    rates: float | Tensor
     step_draws = 1
     noisy = True
     attack: AdversarialSampling | None = None
     has_curvature: bool
-    momentum_decay: float
-    averaged: bool
-    momentum_correction: bool
-    _not_in_config: ClassVar[tuple[str, ...]] = ("prior_precision",)
-    _last_scale: float | Tensor | None = None
-    _prior_numbers: tuple[float, float] | None = None
 
     # -- the update rule -----------------------------------------------------------------------------------------
 
@@ -233,75 +191,9 @@ class NaturalStepper(Posterior, ABC):
         """Whether draws differ from the mean."""
         return self.has_curvature and self.noisy
 
-    # -- construction --------------------------------------------------------------------------------------------
-
-    def _set_momentum(self, momentum: Momentum) -> None:
-        self.momentum_decay, self.averaged = momentum.decay, momentum.averaged
-        self.momentum_correction = momentum.correction
-
-    def _set_temperature(self, temperature: Warmup | Mapping[str, Any] | float | None) -> None:
-        made = self.arguments["temperature"] = make_temperature(temperature)
-        self._temperature = 1.0 if made is None else made
-
-    def plan_training_(self, *, steps: int, epochs: float) -> None:
-        """Choose temperature, curvature decay and prior, as far as they were left open, for `steps` and `epochs`."""
-        given = self.arguments
-        if "temperature" not in given:  # a point estimate
-            return
-        if given["temperature"] is None:
-            self._set_planned("temperature", self._planned_temperature(steps, epochs))
-        if given["curvature"].decay is None:
-            self._set_planned("curvature.decay", self._planned_decay(steps))
-        if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
-            self._set_planned("prior_precision", self.planned_prior_precision)
-
-    def _planned_temperature(self, steps: int, epochs: float) -> Any:
-        return planned_temperature(self.likelihood.task, epochs)
-
-    def _planned_decay(self, steps: int) -> float:
-        return planned_decay(steps)
-
-    def _set_planned(self, name: str, value: Any) -> None:
-        super()._set_planned(name, value)
-        if name == "temperature":
-            made = self.arguments["temperature"] = make_temperature(value)
-            assert made is not None
-            self._temperature = made
-            return
-        if name == "curvature.decay":
-            self.curvature_decay = value
-        else:
-            self._set_prior(gaussian_prior(None, value, self.vector, self.data_size, self.device))
-
-    def _set_up(
-        self,
-        lr: Rates,
-        prior: Prior | Mapping[str, Any] | float | None,
-        prior_precision: Value | None,
-        random: Random,
-    ) -> torch.device:
-        """Make what all methods have once their arguments are checked; returns the parameters' device."""
-        self.vector = ParameterVector(self.model, random)
-        self.arguments["random"] = list(self.vector.random)
-        device = one_device(parameters_at(self.model, self.vector.names))
-        self._set_prior(gaussian_prior(prior, prior_precision, self.vector, self.data_size, device))
-        self._lr = dict(lr) if isinstance(lr, Mapping) else lr
-        rates = self.vector.rates(lr)
-        self.rates = rates.to(device) if isinstance(rates, Tensor) else rates
-        self.likelihood_step: OptimizerStep | None = likelihood_optimizer(self.likelihood)
+    def _set_up(self, *args: Any, **options: Any) -> torch.device:
         self._gathered = GradientAccumulator()
-        self._has_statistics = bool(tracking_layers(self.model))
-        return device
-
-    def _set_prior(self, prior: Gaussian) -> None:
-        self.prior = prior
-        mean, precision = self._read_prior()
-        numbers = isinstance(mean, float) and isinstance(precision, float)
-        self._prior_numbers = (mean, precision) if numbers else None  # type: ignore[assignment]
-
-    def _read_prior(self) -> tuple[float | Tensor, float | Tensor]:
-        """Mean and precision of the prior. Where both are numbers, they are in `_prior_numbers`; vectors may change."""
-        return self.prior.mean, self.prior.std**-2
+        return super()._set_up(*args, **options)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -461,7 +353,9 @@ class NaturalStepper(Posterior, ABC):
         if not found.count:
             raise RuntimeError("Nothing was gathered: call gather(nll), or step(nll), which does both.")
         if self.process_group is not None and self.process_group.defers:
-            self._average(self.process_group)
+            own = {} if self.likelihood_step is None else self.likelihood_step.parameters
+            check = partial(check_finite_loss, posterior=self)
+            average_over_processes_(found, self.process_group, own.values(), check)
         with found.dropped_on_error():
             before = self._half_squares()
             write = self._prepare(found, parameters_at(self.model, self.vector.names))
@@ -493,49 +387,6 @@ class NaturalStepper(Posterior, ABC):
         if isinstance(last, Tensor):
             return torch.where(last > 0, scale / last, 1.0)
         return 1.0 if last in (0.0, scale) else scale / last
-
-    def _average(self, process_group: ProcessGroup) -> None:
-        """Average what was gathered over the passes of all processes, and check their losses.
-
-        Also the gradients of the likelihood's own parameters.
-        """
-        found = self._gathered
-        own = [*self.likelihood_step.parameters.values()] if self.likelihood_step is not None else []
-        gradients = [*found.gradients.values(), *(p.grad for p in own if p.grad is not None)]
-        curvatures = [*found.curvatures.values()]
-        found.vectors.clear()
-        if found.flat_curvature is not None:
-            curvatures.append(found.flat_curvature)
-        with found.dropped_on_error(process_group):
-            # Sums over examples where these are counted, and else means: processes then have equally many.
-            factor = 1 / found.size if found.examples is None else found.examples
-            torch._foreach_mul_(gradients, factor)
-            if curvatures:
-                torch._foreach_mul_(curvatures, found.curvature_scale * factor)
-            tensors = [*found.gradients.values(), *curvatures]
-            # NaN for what is not known would be taken for a pass that failed.
-            loss = 0.0 if found.is_silent else float(found.loss * factor)
-            examples = [] if found.examples is None else [found.examples * found.size]
-            mean, *examples = process_group.average_step_(tensors, [loss, *examples], own)
-            found.count, found.curvature_scale = 1, 1.0
-            found.size = examples[0] if examples else 1.0
-            check_finite_loss(mean, self)
-            found.loss = math.nan if found.is_silent else mean
-
-    # -- saving --------------------------------------------------------------------------------------------------
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Also the rate of the last step."""
-        return {**super().get_extra_state(), "last_scale": self._last_scale, "lr": self._lr}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Continue exactly where `get_extra_state` was called, also if that was at another `lr`."""
-        super().set_extra_state(state)
-        last = rescaled_last_step(state, self._lr, self.vector)
-        self._last_scale = last.to(self.device) if isinstance(last, Tensor) else last
-
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None if self.likelihood_step is None else self.likelihood_step.optimizer
 
 
 def _counted(examples: float | None, weights: Tensor | None) -> Counted:

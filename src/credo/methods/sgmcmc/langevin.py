@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.kernels import flat
+from credo.core.kernels.langevin import langevin_
 from credo.core.optimizers import Rates, rates_by_name
 from credo.methods.natural.parameter_vector import ParameterVector
 
@@ -86,7 +87,7 @@ class LangevinStep(nn.Module):
         if not flat.fused([*weights, *(g for g in gradients if g is not None)], *state):
             return self._by_torch(parameters, roots, noise, prior, generator)
         layout = self.vector.layout
-        return flat.langevin_(
+        return langevin_(
             flat.TensorList(weights),
             flat.TensorList(gradients, layout.sizes),
             roots,

@@ -1,0 +1,104 @@
+"""One pass over the training data: of methods that find their posterior, or part of it, around given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from credo.core.errors import CredoError, DataSizeWarning
+from credo.core.network.inputs import Forward, Target, read_batches
+from credo.core.network.isolation import NotIsolatedError
+from credo.core.posterior import Posterior
+from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.user_warnings import warn
+
+T = TypeVar("T")
+# As `credo.fit` warns about other methods.
+_SIZE_FACTOR = 2
+
+
+@contextmanager
+def training_pass(
+    posterior: Posterior, loader: Iterable[Any], *, progress: bool, forward: Forward | None, target: Target | None
+) -> Iterator[Iterable[Any]]:
+    """The batches of a pass over the training data, which are remembered as trained on when they are read.
+
+    Args:
+        posterior: The posterior that passes over them.
+        loader: The training batches; those of this process if there are several.
+        progress: Show a progress bar in the first process, on an interactive terminal.
+        forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch.
+        target: `target(batch)` returns the targets; None: by the form of the batch.
+    """
+    check_batches(loader)
+    is_first = posterior.process_group is None or posterior.process_group.is_first
+    with shown(read_batches(loader, forward, target), progress=progress and is_first) as batches:
+        yield posterior._remembered(batches)
+
+
+@contextmanager
+def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> Iterator[Iterator[Any]]:
+    """The batches of a loader, read without advancing torch's global generator.
+
+    Args:
+        loader: The loader, which may know how many batches it has.
+        progress: Show a progress bar, on an interactive terminal.
+        what: What the pass finds.
+    """
+    if not progress:
+        yield read_quietly(loader)
+        return
+    from credo.core.support.progress import make_progress  # rich is slow to import
+
+    with make_progress() as bar:
+        task = bar.add_task(what, total=len(loader) if isinstance(loader, Sized) else None, text="")
+
+        def counted() -> Iterator[Any]:
+            for batch in read_quietly(loader):
+                yield batch
+                bar.advance(task)
+
+        yield counted()
+
+
+@contextmanager
+def found_in_pass(
+    posterior: Posterior, batches: Iterable[Any], find: Callable[[Iterable[Any]], T], *, stale: str
+) -> Iterator[T]:
+    """What a pass finds, with the posterior's lock held, for the weights that it was found for.
+
+    Raises CredoError if a training step was made during the pass.
+
+    Args:
+        posterior: The posterior.
+        batches: The training batches.
+        find: Runs the pass; called again if the first batch shows that the network cannot be copied.
+        stale: What is wrong with what was found after a step, for the message.
+    """
+    source = iter(batches)
+    first = list(islice(source, 1))
+    steps = posterior.steps
+    try:
+        found = find(chain(first, source))
+    except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
+        found = find(chain(first, source))
+    with posterior.guard.exclusive(posterior):
+        if posterior.steps != steps:
+            raise CredoError(f"A training step was made during the pass: {stale}.")
+        yield found
+
+
+def warn_of_data_size(posterior: Posterior, seen: float, found: str, advice: str) -> None:
+    """Warn if the number of examples is far from the posterior's `data_size`.
+
+    Args:
+        posterior: The posterior.
+        seen: Number of examples.
+        found: Where they are, such as "the pass saw".
+        advice: What is done about it, and what to do.
+    """
+    if not seen / _SIZE_FACTOR <= posterior.data_size <= seen * _SIZE_FACTOR:
+        text = f"data_size={posterior.data_size}, but {found} {seen:,.0f} examples: {advice}"
+        warn(text, DataSizeWarning)
