@@ -34,8 +34,9 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import checked_pair, training_pass
+from credo.methods.laplace.data_pass import checked_pair
 from credo.methods.noise_directions import adapter_factors, basis_of, largest_width
+from credo.methods.training_pass import training_pass
 
 Example = tuple[AnyInputs, Tensor]
 # Draws for each width that is tried.
