@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import credo
 from credo.core.held_out.calibration import Calibration
 from credo.exporting import export
-from credo.exporting.export import fixed_draws
+from credo.exporting.export import _run_file, fixed_draws
 from credo.models import build_model
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -192,3 +192,41 @@ def test_targets_of_other_kinds(kind: str, tmp_path: Path) -> None:
     first = "mean" if isinstance(wanted, credo.RegressionPrediction) else "probs"
     for value, name in zip(found, (first, "total", "aleatoric", "epistemic"), strict=True):
         torch.testing.assert_close(value, getattr(wanted, name), atol=2e-5, rtol=1e-4)
+
+
+def test_eight_bits_are_a_smaller_file_near_the_mean(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    posterior = credo.BBB(build_model("mlp", inputs=(64,), classes=10, hidden=[128], seed=0), data_size=20)
+    x = torch.rand(6, 64)
+    plain = credo.export(posterior, x, tmp_path / "plain.onnx", mean=True)
+    small = credo.export(posterior, x, tmp_path / "small.onnx", mean=True, int8=True)
+    assert small.stat().st_size < 0.5 * plain.stat().st_size
+    wanted, found = (_run_file(path, ".onnx", (x,)) for path in (plain, small))
+    assert not torch.equal(wanted[0], found[0])
+    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0.02)
+    facts = pytest.importorskip("onnx").load(str(small)).metadata_props
+    assert any(entry.key == "credo" for entry in facts)
+
+
+@pytest.mark.parametrize(("name", "options"), [("m.onnx", {}), ("m.pt2", {"mean": True})])
+def test_eight_bits_of_anything_else_are_an_error(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"int8=True is for an .onnx file with mean=True"):
+        credo.export(posteriors()["bbb"], X, tmp_path / name, int8=True, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, about itself
+def test_tracing_a_posterior_names_the_way_out() -> None:
+    with pytest.raises(TypeError, match=r"one draw of BBB.*credo.export\(posterior, example, 'model.onnx'\)"):
+        torch.jit.trace(posteriors()["bbb"], X)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_adapters_of_a_transformer(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    net = credo.lora(
+        nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(96, 3)), rank=2, target=["*linear*"]
+    )
+    export(credo.BBB(net, data_size=10), torch.randn(3, 6, 16), tmp_path / f"model{suffix}", draws=2)
