@@ -53,14 +53,17 @@ wheel: .venv-release/.made  # sdist and wheel in dist, the same bytes from the s
 clean:
 	rm -rf $(VENV) .venv-docs .venv-release dist .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
 
-$(VENV)/.run: pyproject.toml constraints.txt
+# Installing compiles nothing: what is imported is compiled then, which is a small part of these packages.
+$(VENV)/.torch: constraints.txt
 	@echo "Setting up $(VENV): PyTorch and a few packages, some minutes on the first call …"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e '.[cli,report,sklearn]'
+	$(PIP) install --no-compile -c constraints.txt torch
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.run
-	@echo "Adding the tools of the tests …"
-	$(PIP) install -c constraints.txt -e '.[dev,cli,report,sklearn,export,integrations]'
+$(VENV)/.run: pyproject.toml $(VENV)/.torch
+	$(PIP) install --no-compile -c constraints.txt -e '.[cli,report,sklearn]'
 	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,cli,report,sklearn,export,integrations]'
+	touch $(VENV)/.run $@

@@ -19,7 +19,7 @@ Step = Callable[[Tensor, Tensor], object]
 BuildStep = Callable[[nn.Module], Step]
 
 ADAM = "Adam"
-REFERENCES = ("Adam again", "Adam, fused")
+REFERENCES = ("Adam again", "Adam, fused", "AdamW, fused")
 """Rows that are no method. The first is the noise of the measurement: a ratio closer to 1 than this one is 1."""
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,9 +62,14 @@ def method_step(name: str) -> BuildStep:
     return lambda net: step_of(posterior_of(name, net))
 
 
-def descent_step(net: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], **options: Any) -> Step:
-    """A step of torch's Adam, as every README writes it."""
-    optimizer = torch.optim.Adam(net.parameters(), **options)
+def descent_step(
+    net: nn.Module,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    build: type[torch.optim.Adam] = torch.optim.Adam,
+    **options: Any,
+) -> Step:
+    """A step of torch's Adam, or of its relative, as every README writes it."""
+    optimizer = build(net.parameters(), **options)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
@@ -76,8 +81,9 @@ def descent_step(net: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Ten
 
 def reference_step(name: str) -> BuildStep:
     """Adam on the same network without anything Bayesian."""
-    options = {"fused": True} if name == "Adam, fused" else {}
-    return lambda net: descent_step(net, _cross_entropy, **options)
+    options = {"fused": True} if name.endswith("fused") else {}
+    build = torch.optim.AdamW if name.startswith("AdamW") else torch.optim.Adam
+    return lambda net: descent_step(net, _cross_entropy, build, **options)
 
 
 def _cross_entropy(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

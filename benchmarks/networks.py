@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.sequence_networks import LastState, PatchTransformer, PooledTransformer
 from credo.models import build_model
 
 CLASSES = 10
@@ -16,22 +19,38 @@ DATA_SIZE = 50_000
 
 @dataclass(frozen=True)
 class Net:
-    """A network by its name in `credo.models`, the shape of one example, and the batch of a training step."""
+    """A network, the shape of one example, and the batch of a training step.
 
-    model: str
+    Attributes:
+        model: Its name in `credo.models`, or a function that makes it from the number of classes.
+        shape: The shape of one example.
+        batch: Examples of a training step.
+        options: Further arguments of either.
+    """
+
+    model: str | Callable[..., nn.Module]
     shape: tuple[int, ...]
     batch: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
         """A new network; the same weights every time."""
-        return build_model(self.model, inputs=self.shape, classes=CLASSES, seed=0)
+        if isinstance(self.model, str):
+            return build_model(self.model, inputs=self.shape, classes=CLASSES, seed=0, **self.options)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            return self.model(CLASSES, **self.options)
 
 
 NETS = {
     "mlp": Net("mlp", (1, 28, 28), 128),
+    "mlp1200": Net("mlp", (1, 28, 28), 128, {"hidden": [1200, 1200]}),
     "lenet5": Net("lenet5", (3, 32, 32), 128),
     "alexnet": Net("alexnet", (3, 32, 32), 128),
     "resnet20": Net("resnet20", (3, 32, 32), 128),
+    "transformer": Net(PooledTransformer, (64, 16), 32),
+    "lstm": Net(LastState, (32, 16), 64),
+    "vit": Net(PatchTransformer, (3, 32, 32), 64),
     "resnet18": Net("resnet18", (3, 32, 32), 64),
 }
 

@@ -30,6 +30,7 @@ Reading the table
 Examples
   python -m benchmarks.step_cost --methods map,bbb --nets mlp,lenet5,alexnet,resnet20
   python -m benchmarks.step_cost --peers none --nets mlp --rounds 50
+  python -m benchmarks.step_cost --nets transformer,lstm,vit,mlp1200 --peers ivon-opt
   python -m benchmarks.step_cost --json results/step_cost.json       all methods, all peers, four networks
   python -m benchmarks.step_cost --quick                             does everything run?
 
@@ -67,7 +68,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--nets",
         type=names_of("net", NETS),
         metavar="NAMES",
-        help=f"networks: {', '.join(NETS)}; all but the last by default, mlp alone with --quick",
+        help=f"networks: {', '.join(NETS)}; {', '.join(_DEFAULT_NETS)} by default, mlp alone with --quick",
     )
     parser.add_argument("--no-memory", action="store_true", help="leave out the table of peak memory")
     return parser.parse_args(argv)

@@ -20,8 +20,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Whole files, so that what their tests share is not made twice.
     """
+    _leave_parts(items)
     for item in items:
         if item.path.relative_to(HERE).parts[0] in LONG:
             item.add_marker(pytest.mark.slow)
     first = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in first)
+
+
+def _leave_parts(items: list[pytest.Item]) -> None:
+    """Of the cases of a test with `part(n)`, leave n, spread evenly; the others get the mark `grid`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("part") and not item.get_closest_marker("grid"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        (wanted,) = found[0].get_closest_marker("part").args
+        left = {round(index * (len(found) - 1) / max(1, wanted - 1)) for index in range(wanted)}  # first and last too
+        for index, item in enumerate(found):
+            if index not in left:
+                item.add_marker(pytest.mark.grid)

@@ -4,8 +4,9 @@
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
 was chosen for one by one. One record for each task is written after each run, and a run that was stopped goes on from
-it; the losses of single rows, for paired intervals, are beside them in losses/ and not committed. A record is of one
-processor: the same run rounds otherwise on another, and hundreds of steps make a visible difference of it.
+it; the losses of single rows, for paired intervals, are beside them in losses/ and not committed: differences of runs
+whose losses are on another machine stay those of the summary. A record is of one processor: the same run rounds
+otherwise on another, and hundreds of steps make a visible difference of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -80,14 +82,25 @@ def _run(problem: Problem, contender: str, seed: int, losses: Path) -> dict[str,
 
 
 def stored_losses(folder: Path) -> Losses:
-    """The losses of all rows, by task and contender, for each seed."""
+    """The losses of all rows, by task and contender, for each seed of the records; None where they are not here."""
     found: Losses = {}
-    order = list(TASKS)
-    paths = sorted((folder / "losses").glob("*/*.npy"), key=lambda path: (order.index(path.parent.name), path.stem))
-    for path in paths:
-        contender, _, _ = path.stem.rpartition(", seed ")
-        found.setdefault((path.parent.name, contender), []).append(np.load(path))
+    for task, numbers in stored_numbers(folder).items():
+        for key in sorted(numbers):
+            path = folder / "losses" / task / f"{key}.npy"
+            losses = found.setdefault((task, key.rpartition(", seed ")[0]), [])
+            losses.append(np.load(path) if path.exists() else None)
     return found
+
+
+def stored_means(folder: Path) -> dict[str, dict[str, float]]:
+    """The NLL of each task and contender, over the seeds of the records."""
+    means: dict[str, dict[str, float]] = {}
+    for task, numbers in stored_numbers(folder).items():
+        seeds: dict[str, list[float]] = {}
+        for key in sorted(numbers):
+            seeds.setdefault(key.rpartition(", seed ")[0], []).append(numbers[key]["nll"])
+        means[task] = {contender: fmean(each) for contender, each in seeds.items()}
+    return means
 
 
 def stored_numbers(folder: Path) -> dict[str, Any]:
@@ -125,7 +138,9 @@ def main(given: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     for name in _available(chosen.tasks):
         run_task(name, contenders, range(chosen.first_seed, chosen.first_seed + chosen.seeds), chosen.folder)
-    made = summary(stored_losses(chosen.folder))
+    before = chosen.folder / "summary.json"
+    earlier = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+    made = summary(stored_losses(chosen.folder), stored_means(chosen.folder), earlier)
     made["tables"] = tables(made, stored_numbers(chosen.folder))
     write_json(chosen.folder / "summary.json", made)
     print(text(made))

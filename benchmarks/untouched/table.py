@@ -18,7 +18,8 @@ BASELINES: dict[str, tuple[str, ...]] = {
     "plain + temperature": tuple(f"{name} + temperature" for name in PLAIN),
     "five plain networks": tuple(f"five {name}" for name in PLAIN),
 }
-Losses = dict[tuple[str, str], list[NDArray[np.float64]]]
+# Of each row, for each seed; None for a run of the record whose losses are on another machine.
+Losses = dict[tuple[str, str], list[NDArray[np.float64] | None]]
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,25 @@ def paired(first: Sequence[NDArray[np.float64]], second: Sequence[NDArray[np.flo
     return Difference(mean, mean - half, mean + half)
 
 
-def summary(losses: Losses) -> dict[str, Any]:
+def summary(
+    losses: Losses, means: dict[str, dict[str, float]] | None = None, earlier: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """NLL of every task and contender, and how often each is better and worse than the baselines.
 
     A baseline of several members is the better one of each task, also where it is compared itself.
+
+    Args:
+        losses: Losses of every run.
+        means: NLL of each task and contender; None: that of `losses`, all of which are here.
+        earlier: A summary whose differences are kept where the losses for them are not here.
     """
     tasks = list(dict.fromkeys(task for task, _ in losses))
     contenders = list(dict.fromkeys(name for _, name in losses))
-    means = {task: {name: _mean(losses[task, name]) for name in contenders if (task, name) in losses} for task in tasks}
+    if means is None:
+        means = {
+            task: {name: _mean(losses[task, name]) for name in contenders if (task, name) in losses} for task in tasks
+        }
+    before = {} if earlier is None else earlier["compared"]
     compared = {}
     for name in [*contenders, *BASELINES]:
         for baseline, members in BASELINES.items():
@@ -71,10 +83,15 @@ def summary(losses: Losses) -> dict[str, Any]:
             found = {}
             for task in tasks:
                 best, other = (_best(means[task], BASELINES.get(n, (n,))) for n in (name, baseline))
-                if best is not None and other is not None:
-                    first, second = losses[task, best], losses[task, other]
-                    count = min(len(first), len(second))
-                    found[task] = paired(first[:count], second[:count])
+                if best is None or other is None:
+                    continue
+                both = list(zip(losses[task, best], losses[task, other], strict=False))
+                here = [(first, second) for first, second in both if first is not None and second is not None]
+                known = before.get(f"{name} against {baseline}", {}).get("differences", {}).get(task)
+                if len(here) == len(both):
+                    found[task] = paired([first for first, _ in here], [second for _, second in here])
+                elif known is not None:
+                    found[task] = Difference(*known)
             compared[f"{name} against {baseline}"] = _compared(found)
     return {"nll": means, "compared": compared}
 
@@ -84,8 +101,8 @@ def _best(means: Mapping[str, float], members: Sequence[str]) -> str | None:
     return min((member for member in members if member in means), key=lambda member: means[member], default=None)
 
 
-def _mean(losses: Iterable[NDArray[np.float64]]) -> float:
-    return float(np.mean([one.mean() for one in losses]))
+def _mean(losses: Iterable[NDArray[np.float64] | None]) -> float:
+    return float(np.mean([one.mean() for one in losses if one is not None]))
 
 
 def _compared(found: dict[str, Difference]) -> dict[str, Any]:

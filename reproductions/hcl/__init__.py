@@ -16,6 +16,8 @@ STUDY = Study(
     "Task-agnostic continual learning with hybrid probabilistic models (Kirichenko et al. 2021)",
     {
         "split": _table("split", "split MNIST, five tasks, boundaries not given"),
-        "baselines": _table("baselines", "a buffer, fine-tuning and all tasks at once on the same stream"),
+        "baselines": _table("baselines", "a posterior, a buffer, fine-tuning, all tasks at once; VCL and VOGN"),
+        "recurrence": _table("recurrence", "MNIST, Fashion-MNIST, and MNIST again"),
+        "features": _table("features", "split CIFAR-10 on frozen features of a ResNet-20 trained on CIFAR-100"),
     },
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import credo
 from credo import BBB, MAP, Calibration, Ensemble, GaussianNoise
-from credo.calibration.choose import _PRIOR, _SMALLEST, SCALES
+from credo.calibration.choose import _SMALLEST, PRIOR, SCALES
 from credo.core.likelihood import ClassLikelihood, Likelihood
 from credo.evaluate import temperature_scale
 
@@ -52,7 +52,7 @@ def test_the_choice_is_the_minimum_of_a_brute_force_search(network: Make, rows: 
         chosen = log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).squeeze(-1)
         log_s = max(math.log(scale), _SMALLEST) if scale else _SMALLEST
         fit = float((math.log(len(log_probs)) - chosen.logsumexp(0)).sum())
-        return fit + 0.5 * _PRIOR * (log_s**2 + log_t**2)
+        return fit + 0.5 * PRIOR * (log_s**2 + log_t**2)
 
     best = cost(found.noise_scale, math.log(found.temperature))
     grid = [step / 20 for step in range(-20, 41)]
@@ -118,15 +118,25 @@ def test_twelve_rows_do_not_decide(network: Make) -> None:
     assert posterior.calibration.temperature > 0.4
 
 
-def test_with_two_thousand_rows_the_prior_does_not_matter(network: Make, rows: Make, monkeypatch: Any) -> None:
+def test_with_two_thousand_rows_the_prior_does_not_matter(network: Make, rows: Make) -> None:
     batches = rows(2000, temperature=0.4)
     found = []
-    for prior in (_PRIOR, 1e-9):  # as it is, and none
-        monkeypatch.setattr("credo.calibration.choose._PRIOR", prior)
-        calibration = credo.calibrate(MAP(network(gain=6.0), data_size=100), batches).calibration
+    for prior in (PRIOR, 1e-9):  # as it is, and none
+        calibration = credo.calibrate(MAP(network(gain=6.0), data_size=100), batches, prior=prior).calibration
         assert calibration is not None
         found.append(calibration.temperature)
     assert found[0] == pytest.approx(found[1], rel=0.02)
+
+
+def test_a_strong_prior_keeps_both_numbers_near_one(network: Make, rows: Make) -> None:
+    batches = rows(100, temperature=0.4)
+    found = [credo.calibrate(MAP(network(gain=6.0), data_size=100), batches, prior=p).calibration for p in (4, 64, 1e6)]
+    temperatures = [1.0 if one is None else one.temperature for one in found]
+    assert temperatures[0] < temperatures[1] < temperatures[2] + 1e-3
+    assert temperatures[2] == pytest.approx(1.0, abs=1e-3)
+    for wrong in (-1.0, math.inf, "4"):
+        with pytest.raises(ValueError, match="about so many rows outweigh it"):
+            credo.calibrate(MAP(network(gain=6.0), data_size=100), batches, prior=wrong)  # type: ignore[arg-type]
 
 
 def test_nothing_is_gained_where_nothing_is_to_gain(network: Make, rows: Make) -> None:

@@ -199,6 +199,7 @@ def test_counts_are_not_standardised(call: Call, counts: Path, kind: str) -> Non
     call("evaluate", "run", "--draws", 2)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", ["student-t", "mixture-density", "quantiles"])
 def test_values_are_in_the_units_of_the_table(call: Call, kind: str) -> None:
     rng = np.random.default_rng(0)

@@ -56,6 +56,7 @@ def test_a_worker_of_a_reproduction_does_so_too() -> None:
     assert float(torch.tensor(1e-40) * 0.5) > 0
 
 
+@pytest.mark.grid
 def test_the_command_of_reproductions_does_so_too() -> None:
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU cannot flush denormals")

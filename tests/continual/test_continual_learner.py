@@ -245,6 +245,7 @@ def test_bad_choices_are_refused() -> None:
     assert any(key.startswith("0.3.weight@") for key in scaled.memory.mean)  # the head is the layer with the classes
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("carry", ["posterior", "nothing"])
 @pytest.mark.parametrize("heads", ["multi", "single"])
 def test_all_tasks_at_once_is_an_upper_bound(carry: str, heads: str) -> None:

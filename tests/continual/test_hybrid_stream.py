@@ -8,7 +8,8 @@ import torch
 
 import credo
 from credo.continual import HybridFlow, Stream, StreamLearner, StreamResult, TaskDetector, detection_summary, run_stream
-from credo.continual.hybrid.streams import Segment, feature_tasks
+from credo.continual.hybrid.features import feature_tasks, features_of
+from credo.continual.hybrid.streams import Segment
 from credo.continual.tasks import Task
 from credo.data import Split
 
@@ -41,8 +42,9 @@ def last(learner: StreamLearner, stream: Stream, folder: Path | None = None) -> 
     return result
 
 
+@pytest.mark.part(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.grid) for seed in (1, 2))])
 @pytest.mark.parametrize("forgetting", ["functional", "replay"])
 def test_every_change_is_found_none_invented_and_a_task_that_returns_is_recognised(forgetting: str, seed: int) -> None:
     stream = toy_stream((0, 1, 0, 2))
@@ -53,6 +55,31 @@ def test_every_change_is_found_none_invented_and_a_task_that_returns_is_recognis
     assert found["false_alarms"] == []
     assert (found["recurrences"], found["recognised"], found["tasks_made"]) == (1, 1, 3)
     assert result.matrix[-1][0] > 0.95, "the task that came twice is kept"
+
+
+def spots(task: int, rows: int, seed: int) -> Split:
+    """Two blobs in the plane."""
+    centres = torch.tensor([[[-2.0, 0.0], [-1.0, 1.5]], [[2.0, 0.0], [1.0, -1.5]], [[0.0, 3.0], [2.5, 2.5]]])
+    generator = torch.Generator().manual_seed(100 * seed + task)
+    y = torch.randint(2, (rows,), generator=generator)
+    return Split(centres[task][y] + 0.25 * torch.randn(rows, 2, generator=generator), y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgetting", ["functional", "replay"])
+def test_in_the_plane_every_change_is_found_none_invented_and_a_return_is_recognised(forgetting: str) -> None:
+    model = HybridFlow(2, 2, couplings=6, hidden=32, radius=3.0)
+    detector = TaskDetector(window=60, known_threshold=10.0, consecutive=3, burn_in=60)
+    options = {"strength": 5.0} if forgetting == "functional" else {"replays": 2.0}
+    learner = StreamLearner(model, forgetting=forgetting, detector=detector, lr=2e-3, decay=50.0, **options)
+    stream = Stream([spots(task, 64 * 150, 0) for task in range(3)], order=(0, 1, 0, 2), batch_size=64)
+    *_, result = run_stream(learner, stream, [spots(task, 500, 1) for task in range(3)])
+    found = detection_summary(stream.segments, result.events)
+    assert found["delays"] == [2, 2, 2], "three batches in a row decide"
+    assert found["false_alarms"] == []
+    assert (found["recurrences"], found["recognised"], found["tasks_made"]) == (1, 1, 3)
+    assert result.matrix[1][0] > 0.95
+    assert result.matrix[2][1] > 0.95, "kept while the first task came again"
 
 
 @pytest.mark.slow
@@ -83,6 +110,7 @@ def test_the_posterior_of_the_couplings_becomes_the_prior_of_the_next_task(metho
     assert set(learner.prior.mean) == set(dict(learner.model.flow.named_parameters()))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("forgetting", ["functional", "replay", "buffer", "posterior"])
 def test_a_stream_killed_in_the_middle_resumes_bit_for_bit(forgetting: str, tmp_path: Path) -> None:
     class KilledError(Exception):
@@ -201,6 +229,21 @@ def test_features_of_a_frozen_network_replace_the_inputs() -> None:
     torch.testing.assert_close(test.x, (network[0](blobs(0, 32, 1).x).detach() - raw.mean(0)) / raw.std(0))
     assert network.training, "its mode is as before"
     assert mapped[1].load()[0].x.shape == (64, 5)
+
+
+def test_features_of_a_posterior_are_the_inputs_of_its_last_linear_layer_at_its_mean() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.ReLU(), torch.nn.Linear(5, 4), torch.nn.Linear(4, 2))
+    posterior = credo.BBB(network, data_size=10, init=0.5)
+    x = blobs(0, 70, 0).x
+    with torch.no_grad():
+        hidden = network[1](network[0](x))
+    torch.testing.assert_close(features_of(posterior, x, batch_size=32), network[2](hidden).detach())
+    torch.testing.assert_close(features_of(posterior, x, layer="2"), hidden)
+    tasks = [Task("blobs", lambda: (blobs(0, 64, 0), blobs(0, 32, 1)), 2)]
+    assert feature_tasks(tasks, posterior)[0].load()[1].x.shape == (32, 4)
+    with pytest.raises(ValueError, match="layer='2' needs a posterior"):
+        features_of(network, x, layer="2")
 
 
 def test_bad_settings_of_a_learner_raise() -> None:

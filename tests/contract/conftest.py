@@ -28,6 +28,7 @@ from credo.methods import (
     Ensemble,
     Laplace,
     LastLayer,
+    LowRankNoise,
     MCDropout,
     NodeBNN,
     NoisyKFAC,
@@ -147,6 +148,7 @@ METHODS: dict[str, Row] = {
         of(Laplace, lr=0.05, structure="diag", random="all", prior=1.0), differs=False, noisy=False, penalised=True
     ),
     "last-layer": Row(of(LastLayer, lr=0.05), differs=False, noisy=False),
+    "low-rank-noise": Row(of(LowRankNoise, lr=0.05), differs=False, noisy=False),
     "last-layer with prior": Row(of(LastLayer, lr=0.05, prior=1.0), differs=False, noisy=False, penalised=True),
     "hmc": Row(
         of(HMC, lr=0.05, chains=2, warmup=4, samples=4, settings={"thin": 1, "start_steps": 2, "max_steps": 4}),

@@ -82,6 +82,7 @@ def of_tensors(method: str) -> tuple[Posterior, credo.ClassPrediction]:
 
 
 # "mc-dropout own" is an nn.Sequential, which has one input.
+@pytest.mark.part(50)
 @pytest.mark.parametrize(("method", "form"), [(m, f) for m in METHODS if m != "mc-dropout own" for f in FORMS])
 def test_any_form_of_batch_gives_the_same_training_and_prediction(method: str, form: str) -> None:
     if form == "functions" and method.endswith("sampled"):

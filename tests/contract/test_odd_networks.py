@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+import credo
 from credo.core.errors import UnsupportedModelError
 from credo.core.posterior import Posterior
 from credo.methods import BBB, IVON, MAP
@@ -103,6 +104,7 @@ def inputs_for(kind: str) -> tuple[Tensor, Tensor]:
     return torch.randn(INPUTS[kind], generator=generator), y
 
 
+@pytest.mark.part(180)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_steps_move_every_parameter_and_nothing_else_is_different(build, name: str) -> None:
     make, kind = NETWORKS[name]
@@ -156,10 +158,16 @@ def test_problems_of_a_network_are_reported_together() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compiler
-def test_a_compiled_network_is_refused() -> None:
+def test_a_compiled_network_is_unwrapped_and_compiled_in_steps() -> None:
     compiled = torch.compile(nn.Linear(3, 2), backend="eager")
-    with pytest.raises(UnsupportedModelError, match="compiled"):
-        BBB(compiled, data_size=5)
+    posterior = BBB(compiled, data_size=5)
+    assert posterior.model is compiled._orig_mod
+    assert [*posterior.mean()] == ["weight", "bias"]
+    assert posterior.guard.compiles
+    with pytest.warns(credo.CredoWarning, match="VOGN looks into single layers"):
+        posterior = credo.VOGN(model=compiled, data_size=5)
+    assert posterior.model is compiled._orig_mod
+    assert not posterior.guard.compiles
 
 
 @pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])

@@ -28,6 +28,7 @@ from credo.methods import (
     Ensemble,
     Laplace,
     LastLayer,
+    LowRankNoise,
     MCDropout,
     NodeBNN,
     NoisyKFAC,
@@ -89,6 +90,7 @@ METHODS: dict[str, Callable[[nn.Module], Posterior]] = {
     "laplace": lambda net: Laplace(net, data_size=24),
     "laplace diag": lambda net: Laplace(net, data_size=24, structure="diag", random="all", prior=1.0),
     "last-layer": lambda net: LastLayer(net, data_size=24),
+    "low-rank-noise": lambda net: LowRankNoise(net, data_size=24),
     "hmc": lambda net: HMC(net, data_size=24, chains=2, warmup=4, samples=4, settings=CHAINS),
 }
 POINTS = {"map", "ogn", "kfac"}
@@ -150,6 +152,7 @@ def test_every_method_is_here() -> None:
     assert REGISTERED.keys() <= {*METHODS, "ensemble"}
 
 
+@pytest.mark.part(30)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", [*METHODS, "ensemble"])
 def test_answers_from_threads_are_the_serial_ones(method: str, network: str) -> None:
@@ -163,6 +166,7 @@ def test_four_hundred_answers_from_eight_threads_are_the_serial_ones(method: str
     check_answers(method, network, threads=8, calls=50)
 
 
+@pytest.mark.part(7)
 @pytest.mark.parametrize("method", [*METHODS, "ensemble"])
 def test_training_beside_predictions_is_training_alone(method: str, same: Callable[..., bool]) -> None:
     alone, busy = build(method, "batch norm"), build(method, "batch norm")

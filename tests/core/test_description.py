@@ -36,13 +36,14 @@ def test_every_method_after_a_step(name: str) -> None:
     posterior = make(name)
     posterior.step(nll)
     about = posterior.describe()
-    assert about.has_curvature is (name not in ("laplace", "last-layer"))  # a pass over the data finds it
-    assert about.has_prior is (name not in ("map", "mc-dropout", "ensemble", "last-layer", "swag"))
-    assert (about.temperature is None) is (
-        name in ("map", "mc-dropout", "ensemble", "ogn", "kfac", "last-layer", "swag")
-    )
+    assert about.has_curvature is (
+        name not in ("laplace", "last-layer", "low-rank-noise")
+    )  # a pass over the data finds it
+    unregularised = ("map", "mc-dropout", "ensemble", "last-layer", "low-rank-noise", "swag")
+    assert about.has_prior is (name not in unregularised)
+    assert (about.temperature is None) is (name in (*unregularised, "ogn", "kfac"))
     assert (about.kl is not None) is (name in ("bbb", "node-bnn"))
-    have_moments = ("bbb", "vogn", "ivon", "noisy-kfac", "laplace", "last-layer", "swag")
+    have_moments = ("bbb", "vogn", "ivon", "noisy-kfac", "laplace", "last-layer", "low-rank-noise", "swag")
     assert isinstance(posterior, HasMoments) is (name in have_moments)
     if about.kl is not None:
         assert about.kl().item() > 0
@@ -67,6 +68,7 @@ def test_every_method_after_a_step(name: str) -> None:
         ("noisy-kfac", 5 * 5 + 5 * 5 + 6 * 6 + 3 * 3),  # inputs with a 1, and outputs, of each layer
         ("laplace", 6 * 6 + 3 * 3 + 3 * 6),  # bases of the last layer's inputs with a 1 and outputs, and scales
         ("last-layer", 6 * 6 + 6),  # a basis of the last layer's inputs with a 1, and variances in it
+        ("low-rank-noise", 5 * 4 + 3 * 3 + 1),  # singular vectors of each matrix, and the width
         ("swag", 21 * WEIGHTS),  # variances and twenty deviations
         ("sgld", 12 * WEIGHTS),
         ("sghmc", 12 * WEIGHTS),  # samples

@@ -14,7 +14,7 @@ import credo
 from credo.core.per_example.api import per_example_squares
 from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
-from credo.core.per_example.rnn_cells import is_recurrent
+from credo.core.per_example.sequences.rnn_cells import is_recurrent
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "tanh": nn.RNN,

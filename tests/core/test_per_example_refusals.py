@@ -42,7 +42,7 @@ def test_problems_that_the_modules_show_are_reported_together() -> None:
         {
             "time": nn.LSTM(2, 2),
             "look": nn.MultiheadAttention(2, 1),
-            "drop": nn.MultiheadAttention(2, 1, dropout=0.1, batch_first=True),
+            "drop": nn.MultiheadAttention(2, 1, dropout=0.1, batch_first=True, add_bias_kv=True),
             "few": nn.Embedding(3, 2, sparse=True),
             "own": Run(
                 lambda net, x: x, a=nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5)), b=nn.Parameter(torch.ones(2))

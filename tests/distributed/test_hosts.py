@@ -157,6 +157,7 @@ def run_ip(arguments: list[str]) -> str:
     return "" if done.returncode == 0 else f"ip {' '.join(arguments)}: {done.stderr.strip()}"
 
 
+@pytest.mark.grid
 def test_two_hosts_equal_one_process(reference: Path, tmp_path: Path, hosts: list[Host]) -> None:
     folder = tmp_path / "hosts"
     endpoint = f"{hosts[0].address}:29400"

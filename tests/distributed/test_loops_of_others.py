@@ -36,6 +36,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.part(1)
 def test_without_distribute_every_process_raises_at_its_first_step(found: list[dict[str, Any]]) -> None:
     for one in found:
         assert "one of 2 processes" in one["message"]

@@ -12,6 +12,7 @@ from benchmarks import scaling
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.grid
 def test_scaling_as_a_user_runs_it(tmp_path: Path) -> None:
     path = tmp_path / "scaling.json"
     command = [sys.executable, "-m", "benchmarks.scaling", "--quick", "--methods", "map,vogn", "--json", str(path)]

@@ -43,10 +43,18 @@ def run_here(capsys):
     torch.set_rng_state(state)
 
 
+def test_networks_of_sequences_are_the_same_every_time():
+    for name in ("transformer", "lstm", "vit", "mlp1200"):
+        net = NETS[name]
+        first, second = net.build(), net.build()
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+        assert first(torch.zeros(2, *net.shape)).shape == (2, 10)
+
+
 def test_step_cost_as_a_user_runs_it(tmp_path):
     output, record = run("step_cost", tmp_path / "step.json", "--nets", "mlp", "--methods", "map,bbb,bbb-adversarial")
     rows = record["numbers"]["mlp"]
-    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "map", "bbb", "bbb-adversarial"]
+    assert list(rows) == ["Adam", "Adam again", "Adam, fused", "AdamW, fused", "map", "bbb", "bbb-adversarial"]
     assert rows["Adam"]["median"] == 1
     assert all(0 < row["low"] <= row["median"] <= row["high"] for row in rows.values())
     assert f"{rows['bbb']['median']:.2f} ({rows['bbb']['low']:.2f}–{rows['bbb']['high']:.2f})" in output
@@ -73,6 +81,7 @@ def assert_ratio_of_two_rounds(found, own, reference):
     assert found["high"] + margin >= ratio * (1 - 1e-9)
 
 
+@pytest.mark.grid
 def test_predict_cost_as_a_user_runs_it(tmp_path, run_here):
     output, record = run_here("predict_cost", tmp_path / "predict.json", "--peers", "none", "--threads", "1")
     plain, trained = record["numbers"]["mlp-200"], record["numbers"]["digits"]
@@ -186,6 +195,7 @@ def test_a_twin_has_every_layer_replaced_and_nothing_else():
     assert list(after.values()).count(Other) == 20
 
 
+@pytest.mark.grid
 def test_compaction_as_a_user_runs_it(tmp_path, run_here):
     output, record = run_here("compaction", tmp_path / "compaction.json")
     assert list(record["numbers"]) == ["lenet5", "resnet20"]

@@ -165,6 +165,7 @@ def bayes_trainer(kind: str, folder: Path, seen: list[Any], **options: Any) -> A
     return BayesTrainer(model=model, args=arguments, train_dataset=sentences(), optimizers=(optimizer, None))
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_the_trainer_makes_the_posteriors_steps(kind: str, tmp_path: Path) -> None:
     seen: list[Any] = []
@@ -180,6 +181,7 @@ def test_the_trainer_makes_the_posteriors_steps(kind: str, tmp_path: Path) -> No
         torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_the_trainer_resumes_exactly(kind: str, tmp_path: Path) -> None:
     whole = bayes_trainer(kind, tmp_path, [], save_strategy="steps", save_steps=3)

@@ -49,6 +49,19 @@ def test_the_summary_compares_with_the_better_plain_network_of_each_task() -> No
     assert "1/1/0, lower on 1" in text(made)
 
 
+def test_differences_of_runs_on_another_machine_stay_those_of_the_earlier_summary() -> None:
+    rows = np.linspace(0, 1, 100)
+    here = {("a", "plain 1e-3"): [rows, rows], ("a", "bbb"): [rows + 0.1, rows + 0.3], ("a", "vogn"): [rows - 0.1]}
+    earlier = summary(here)  # type: ignore[arg-type]
+    means = earlier["nll"]
+    there = {**here, ("a", "bbb"): [rows + 0.1, None], ("a", "vogn"): [rows - 0.4]}
+    made = summary(there, means, earlier)  # type: ignore[arg-type]
+    assert made["compared"]["bbb against plain"] == earlier["compared"]["bbb against plain"]
+    assert made["compared"]["vogn against plain"]["differences"]["a"][0] == pytest.approx(-0.4)
+    assert made["nll"] == means
+    assert summary(there, means)["compared"]["bbb against plain"]["tasks"] == 0  # type: ignore[arg-type]
+
+
 def test_losses_are_log_densities() -> None:
     y = torch.tensor([[0.3], [-1.0]])
     found = of_normals(torch.zeros(2, 1), torch.full((2, 1), 0.7), y)

@@ -74,6 +74,7 @@ def test_sets_cover_as_the_beta_distribution_says(kind: str, classes: int) -> No
         assert float(covered.double().mean()) == pytest.approx(float(found[split]), abs=1e-12)
 
 
+@pytest.mark.part(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("by_class", [False, True])
 def test_coverage_is_exact_where_a_part_of_the_rows_chose_the_penalty(by_class: bool) -> None:

@@ -73,6 +73,7 @@ def test_a_step_drops_the_samples() -> None:
     assert posterior.draw() == {}
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     "likelihood", ["bernoulli", "gaussian", {"kind": "gaussian", "std": None, "heteroscedastic": True}]
 )

@@ -85,6 +85,7 @@ def network_for(name: str) -> nn.Module:
     return normed() if "norm" in name else network()
 
 
+@pytest.mark.part(8)
 @pytest.mark.parametrize("name", VOGN_SETTINGS)
 def test_vogn_is_its_formula(name: str) -> None:
     options = {"lr": 0.1, **VOGN_SETTINGS[name]}
@@ -246,6 +247,7 @@ def test_ogn_is_vogn_without_noise(make: Callable[[], nn.Module]) -> None:
 # -- learned noise, saving -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("method", ["vogn", "ivon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_learned_noise_is_learned(method: str, dtype: torch.dtype) -> None:

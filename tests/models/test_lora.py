@@ -94,6 +94,7 @@ METHODS: dict[str, Callable[[Callable[[], nn.Module]], credo.Posterior]] = {
     "laplace diag": lambda net: laplace("diag")(net()),
     "laplace kron": lambda net: laplace("kron")(net()),
     "swag": lambda net: swag(net()),
+    "low-rank-noise": lambda net: stepped(credo.LowRankNoise(net(), data_size=ROWS, lr=0.05)).fit([(X, Y)]),
     "ensemble": lambda net: stepped(
         credo.Ensemble([credo.MAP(net(), data_size=ROWS, lr=0.05, seed=s) for s in range(2)])
     ),
@@ -224,7 +225,7 @@ def test_members_with_bases_of_their_own_are_saved_whole(tmp_path: Path) -> None
     assert torch.equal(predicted(credo.load(path, model=net(5))), predicted(posterior))
 
 
-@pytest.mark.parametrize("method", ["bbb", "ivon", "vogn", "laplace kron", "swag"])
+@pytest.mark.parametrize("method", ["bbb", "ivon", "vogn", "laplace kron", "swag", "low-rank-noise"])
 def test_merging_gives_the_same_outputs(method: str) -> None:
     posterior = METHODS[method](adapted).eval()
     merged = credo.merge_lora(posterior.model)

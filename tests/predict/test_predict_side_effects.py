@@ -228,6 +228,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("strategy", ["loop", "activation"])
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_no_tensor_grows_with_draws_times_data(strategy: str, likelihood: str, mlp: Network) -> None:

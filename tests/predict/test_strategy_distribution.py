@@ -71,6 +71,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_distribution_as_the_loop(family: str) -> None:
     """Kolmogorov-Smirnov on 1,500 draws: each output alone and mixtures of them, which see how they vary together.

@@ -242,6 +242,7 @@ def test_table_4_measures_pruned_copies(folder: Path) -> None:
     assert table.notes[-1] == f"The file without 75 % of the weights takes {share:.3f} of the unpruned one."
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_white_box_is_stronger_than_none_and_grows(folder: Path) -> None:

@@ -31,7 +31,7 @@ def _batches(split: Split) -> list[tuple[Tensor, Tensor]]:
 
 def _auto(**given: Any) -> credo.Posterior:
     options: dict[str, Any] = {"passes": 100, "progress": False, **given}
-    train = options.pop("train", None) or Batches(_classes(), batch_size=16)
+    train = options.pop("train", None) or Batches(_classes(), batch_size=48)
     return credo.auto(options.pop("model", None) or _net(), train, options.pop("validation", None), **options)
 
 
@@ -179,7 +179,7 @@ def test_a_network_that_a_method_cannot_take_is_listed(monkeypatch: pytest.Monke
 
     portfolio = (UNTRAINED[0], Candidate("odd", refuses), Candidate("hot", diverges))
     monkeypatch.setattr(sys.modules["credo.tuning.auto"], "UNTRAINED", portfolio)
-    found = _auto(passes=100)
+    found = _auto(train=Batches(_classes(), batch_size=16))
     assert found.evidence is not None
     rows = {row.name: row for row in found.evidence.rows}
     assert (rows["odd"].state, rows["odd"].reason) == ("not possible", "no such layer.")

@@ -5,8 +5,8 @@ with temperature scaling at s = 0 (Guo et al. 2017). Of all rows but one fold, a
 
     Σ NLL(s, T) + ½·κ·(log² s + log² T)
 
-is minimised, where NLL is that of the average over draws and κ = 4 weighs as much as a few rows, so that a handful of
-rows cannot choose an extreme. Every s is tried with the same random numbers.
+is minimised, where NLL is that of the average over draws and κ, by default 4, weighs as much as so many rows, so that a
+handful of rows cannot choose an extreme. Every s is tried with the same random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from credo.core.held_out.ledger import Digests, row_digests
 from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
-from credo.core.support.validate import checked_count, checked_seed
+from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.predict.run import check_posterior, evaluating
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
@@ -39,7 +39,7 @@ _LARGEST = 6.0
 # How often the scale is refined between its neighbours.
 _ROUNDS = 2
 # κ: the curvature of the prior on (log s, log T), that of about so many rows.
-_PRIOR = 4.0
+PRIOR = 4.0
 # log s counts down to this one: s = 0 is possible.
 _SMALLEST = math.log(1 / 8)
 # The temperatures that bracket the minimum, as logarithms; 0 is among them.
@@ -74,6 +74,7 @@ def calibrate(
     *,
     draws: int = 32,
     folds: int = 5,
+    prior: float = PRIOR,
     seed: int = 0,
     progress: bool = True,
     forward: Forward | None = None,
@@ -97,6 +98,7 @@ def calibrate(
             recorded in `posterior.ledger`, with a warning if they have served something else.
         draws: Networks to average over, as in `predict`.
         folds: Number of parts for cross-fitting, by which `calibration.nll_after` is honest.
+        prior: κ, how strongly both numbers are drawn to 1; about so many rows outweigh it.
         seed: Seed of the draws.
         progress: Show a progress bar; only on an interactive terminal.
         forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in `predict`.
@@ -107,6 +109,7 @@ def calibrate(
         validation,
         draws=draws,
         folds=folds,
+        prior=prior,
         seed=seed,
         progress=progress,
         forward=forward,
@@ -122,6 +125,7 @@ def calibrated_losses(
     *,
     draws: int = 32,
     folds: int = 5,
+    prior: float = PRIOR,
     seed: int = 0,
     progress: bool = True,
     forward: Forward | None = None,
@@ -137,6 +141,7 @@ def calibrated_losses(
         validation: Batches of (inputs, targets) that training has not seen.
         draws: Networks to average over.
         folds: Number of parts for cross-fitting.
+        prior: κ, how strongly both numbers are drawn to 1.
         seed: Seed of the draws.
         progress: Show a progress bar; only on an interactive terminal.
         forward: `forward(net, batch)` returns the network's outputs.
@@ -145,6 +150,8 @@ def calibrated_losses(
     check_posterior(posterior)
     draws, seed = checked_count("draws", draws), checked_seed(seed)
     folds = checked_count("folds", folds, least=2)
+    if not (is_number(prior) and 0 <= prior < math.inf):
+        raise ValueError(f"prior={prior!r:.40} must be a number, 0 or more: about so many rows outweigh it.")
     check_calibratable(posterior)
     batches = read_batches(list(validation) if isinstance(validation, Iterator) else validation, forward, target)
     digests = row_digests(batches)
@@ -153,7 +160,8 @@ def calibrated_losses(
         raise ValueError(f"calibrate needs at least two different held-out rows, got {len(distinct)}.")
     posterior.ledger.record("calibration", digests)
     with _shown(progress, posterior, batches) as on_batch, evaluating(posterior, seed) as frozen:
-        search = _Search(frozen, batches, distinct, min(folds, len(distinct)), len(digests), draws, seed, on_batch)
+        counts = (min(folds, len(distinct)), len(digests), draws)
+        search = _Search(frozen, batches, distinct, *counts, seed, on_batch, prior)
         found, losses = search.run()
     if posterior.process_group is not None:  # rounding may differ between machines
         found = posterior.process_group.share(found)
@@ -173,6 +181,7 @@ class _Search:
     draws: int
     seed: int
     on_batch: Callable[[], None]
+    prior: float
     _plain: HeldOut | None = None
 
     def run(self) -> tuple[Calibration, Tensor]:
@@ -220,18 +229,18 @@ class _Search:
 
     def _candidate(self, rows: HeldOut, noise_scale: float) -> Candidate:
         self._fold = torch.from_numpy(np.searchsorted(self.distinct, rows.digests) % self.folds)
-        return _candidate(rows, noise_scale, self._fold, self.folds)
+        return _candidate(rows, noise_scale, self._fold, self.folds, self.prior)
 
 
-def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> Candidate:
+def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int, prior: float) -> Candidate:
     """The best temperature for one scale of the noise, of all rows and of all but each fold."""
     if not rows.has_temperature:
-        return _without_temperature(rows, noise_scale, fold, folds)
+        return _without_temperature(rows, noise_scale, fold, folds, prior)
     grid = torch.stack([rows.nll_each(log_scale) for log_scale in _GRID])  # [grid, rows]
-    prior = torch.tensor([_prior(noise_scale, log_scale) for log_scale in _GRID], dtype=torch.double)
+    costs = torch.tensor([prior * _distance(noise_scale, log_scale) for log_scale in _GRID], dtype=torch.double)
     nll = float(grid[_GRID.index(0.0)].mean())
     sums = torch.stack([grid[:, fold == index].sum(1) for index in range(folds)])  # [folds, grid]
-    whole = sums.sum(0) + prior
+    whole = sums.sum(0) + costs
     if not bool(whole.isfinite().any()):  # so much noise that outputs overflow
         return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, torch.full_like(grid[0], math.inf))
     whole = whole.nan_to_num(nan=math.inf)
@@ -239,7 +248,7 @@ def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> C
     low, high = _GRID[max(lowest - 1, 0)], _GRID[min(lowest + 1, len(_GRID) - 1)]
 
     def cost(log_scale: float) -> float:
-        return float(rows.nll_each(log_scale).sum()) + _prior(noise_scale, log_scale)
+        return float(rows.nll_each(log_scale).sum()) + prior * _distance(noise_scale, log_scale)
 
     log_scale = golden_section(cost, low, high)
     fold_costs, at = [], torch.zeros(folds, dtype=torch.double)
@@ -253,18 +262,18 @@ def _candidate(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> C
     return Candidate(noise_scale, log_scale, cost(log_scale), nll, fold_costs, fold_losses)
 
 
-def _without_temperature(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int) -> Candidate:
+def _without_temperature(rows: HeldOut, noise_scale: float, fold: Tensor, folds: int, prior: float) -> Candidate:
     each = rows.nll_each(0.0).nan_to_num(nan=math.inf)  # so much noise that outputs overflow
     total, parts = float(each.sum()), [float(each[fold == index].sum()) for index in range(folds)]
     if not math.isfinite(total):
         return Candidate(noise_scale, 0.0, math.inf, math.inf, [math.inf] * folds, torch.full_like(each, math.inf))
-    prior = _prior(noise_scale, 0.0)
-    return Candidate(noise_scale, 0.0, total + prior, total / len(each), [total - part + prior for part in parts], each)
+    cost = prior * _distance(noise_scale, 0.0)
+    return Candidate(noise_scale, 0.0, total + cost, total / len(each), [total - part + cost for part in parts], each)
 
 
-def _prior(noise_scale: float, log_scale: float) -> float:
+def _distance(noise_scale: float, log_scale: float) -> float:
     log_noise = max(math.log(noise_scale), _SMALLEST) if noise_scale > 0 else _SMALLEST
-    return 0.5 * _PRIOR * (log_noise**2 + log_scale**2)
+    return 0.5 * (log_noise**2 + log_scale**2)
 
 
 def _between(tried: list[Candidate]) -> list[float]:

@@ -51,6 +51,7 @@ class OptimizerStep(NotFollowed):
         self.clip_norm = given.clip_norm
         self.locate = locate
         self._process_group: ProcessGroup | None = None
+        self.loss_scale = 1.0  # of the backward pass alone
         self.defers = False  # numbers of this step are read later, and it is checked together with others
         self._pruned: dict[str, Tensor] = {}
         self.optimizer = make_optimizer(given, self._groups(given, lr, undecayed), next(iter(_each(lr))))
@@ -112,7 +113,7 @@ class OptimizerStep(NotFollowed):
         value = loss if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad else scalar_loss(loss)
         number = self.read(value)
         self.check(number, at=at)
-        value.backward(flat.one(value.device, value.dtype) if fraction == 1 else torch.full_like(value, fraction))
+        scaled_backward(value, self.loss_scale, [*self.parameters.values(), *(drawn or {}).values()], fraction=fraction)
         if drawn is not None:
             check_dense({name: weight.grad for name, weight in drawn.items()})
         return number
@@ -286,6 +287,7 @@ class GradientPosterior(Posterior):
         statistics = statistics_kept_on_error(self.model) if has_statistics else nullcontext()
         with statistics, self.optimizer_step.guarded(self.process_group):
             self.optimizer_step.defers = self._checks.is_open
+            self.optimizer_step.loss_scale = self.loss_scale
             if examples is not None or weights is not None:
                 nll = weighed(nll, Counted(examples, weights), self.process_group)
             yield partial(self._update, self._gradients(nll))
@@ -298,6 +300,43 @@ class GradientPosterior(Posterior):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return self.optimizer_step.optimizer
+
+
+def scaled_backward(value: Tensor, scale: float, tensors: Sequence[Tensor], *, fraction: float = 1.0) -> None:
+    """Add the gradients of `fraction` of a loss, computed at `scale` times their size so that float16 can hold them.
+
+    Args:
+        value: The loss.
+        scale: A power of two; 1 is a plain backward pass.
+        tensors: Leaves that the graph of the loss may not show, as those inside of checkpointed parts.
+        fraction: What this pass contributes to the objective.
+    """
+    if scale == 1:
+        value.backward(flat.one(value.device, value.dtype) if fraction == 1 else torch.full_like(value, fraction))
+        return
+    leaves = [*{id(leaf): leaf for leaf in (*tensors, *_leaves(value)) if leaf.is_leaf}.values()]
+    before = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    value.backward(torch.full_like(value, fraction * scale))
+    for leaf, earlier in zip(leaves, before, strict=True):
+        if leaf.grad is not None:
+            leaf.grad /= scale
+        if earlier is not None:
+            leaf.grad = earlier if leaf.grad is None else leaf.grad.add_(earlier)
+
+
+def _leaves(value: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass from here gives a gradient."""
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
 
 
 def trainable(posterior: nn.Module) -> dict[str, nn.Parameter]:

@@ -103,6 +103,12 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """One stochastic pass."""
+        if torch._C._get_tracing_state() is not None:
+            raise TypeError(
+                f"torch.jit.trace would record one draw of {type(self).__name__} as if it were all of it: write a file "
+                "that predicts without Credo by credo.export(posterior, example, 'model.onnx'), or trace the network "
+                "at the mean, posterior.model."
+            )
         with self.sampled() as net:
             return net(*inputs, **options)
 

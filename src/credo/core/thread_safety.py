@@ -79,13 +79,18 @@ class Guard(NotFollowed):
         self.holds_draw = False  # the network itself has a draw in the place of its weights, for `credo.optim`
         self.checked_for = 0  # the number of processes at the last check of whether a step may be made
         self.trusted: set[bool] = set()  # modes in which a pass has shown that a copy of the network is on its own
+        self.compiles = False  # training passes run the network's `forward` through torch.compile
+        self._refreshes = 0
+        self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
         self._free: list[Skeleton] = []
         self._training: Skeleton | None = None
         self._is_stale = True
         self._parts: list[Posterior] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        return Guard()
+        new = Guard()
+        new.compiles = self.compiles
+        return new
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Guard, ()
@@ -136,7 +141,17 @@ class Guard(NotFollowed):
             self.is_isolated = False
             return model
         self._is_stale = False
-        return self._training.module  # type: ignore[no-any-return]
+        network: nn.Module = self._training.module
+        self._refreshes += 1
+        if self.compiles and self._refreshes > 1:  # the first pass may be watched, which torch.compile cannot see
+            self._compile(network)
+        return network
+
+    def _compile(self, network: nn.Module) -> None:
+        """Let a copy run its `forward` compiled, with whatever weights are in it: hooks around it stay as they are."""
+        if self._compiled is None or self._compiled[0] is not network:
+            self._compiled = network, torch.compile(network.forward)
+        network.__dict__["forward"] = self._compiled[1]
 
     def is_training_copy(self, net: nn.Module) -> bool:
         """Whether training passes run on this module."""
@@ -254,6 +269,7 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
             check_alone(self)
             self.guard.checked_for = processes
         may_defer = self.can_defer_checks and (self.device.type != "cpu" or "CREDO_CHECKS" in os.environ)
+        may_defer = may_defer and self.loss_scale == 1  # which is to be halved at once where it overflows
         if not may_defer or method.__name__ != "step":
             return method(self, *args, **options)
         self._checks.begin(self)
@@ -286,6 +302,8 @@ class ThreadSafe(nn.Module):
     steps: int
     lr_scale: float
     can_defer_checks: ClassVar[bool]
+    can_compile: bool
+    loss_scale: float
     _checks: DeferredChecks
     _watch: TrainingWatch
     _generator: torch.Generator
@@ -317,8 +335,9 @@ class ThreadSafe(nn.Module):
 
     @property
     def generator(self) -> torch.Generator:
-        """The source of all of this posterior's randomness, on the network's device."""
-        if self._generator.device.type != self.device.type:
+        """The source of all of this posterior's randomness, on the network's device; a new one after it has moved."""
+        there, here = self._generator.device, self.device
+        if there.type != here.type or (here.index or 0) != (there.index or 0):
             self._generator = torch.Generator(self.device).manual_seed(self.seed)
         return self._generator
 

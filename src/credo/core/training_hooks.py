@@ -18,6 +18,12 @@ class TrainingHooks:
     """Whether a step, in a process group, averages all that differs between processes."""
     can_defer_checks: ClassVar[bool] = False
     """Whether a step can leave all numbers on an accelerator, so that the checks of several steps are made at once."""
+    can_scale_loss: ClassVar[bool] = True
+    """Whether `loss_scale` may differ from 1: not where a step squares gradients inside the backward pass."""
+    can_compile: bool = True
+    """Whether its passes may run compiled: not where a step puts something of its own into single layers."""
+    loss_scale: float = 1.0
+    """Factor on the loss in the backward pass only, for float16: gradients are divided by it before they are read."""
     ledger: Ledger
 
     def settle_checks(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from credo.core.distributed.setup import distribute, join
@@ -50,6 +52,7 @@ from credo.methods import METHODS, Ensemble
 from credo.models import build_model, input_statistics, use_own_model
 from credo.models.own import is_own
 from credo.models.registry import model_options
+from credo.training.devices import choose_device
 from credo.training.initial_weights import load_weights_, normalize_of
 
 # Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.
@@ -226,6 +229,7 @@ def _check_method(method: Mapping[str, Any]) -> None:
 def prepare(experiment: Experiment) -> Prepared:
     """Load the data and build network and posterior, deterministically."""
     training = experiment.training
+    training_device(experiment)  # raises before the data are read if there is none
     with blamed_on("data", experiment.data):
         dataset = load_dataset(**experiment.data)
     train, held_out, _ = training_parts(dataset, training)
@@ -293,7 +297,7 @@ def build_posterior(experiment: Experiment, dataset: Dataset, *, data_size: int,
     if METHODS[experiment.method["name"]] is not Ensemble:
         return _one(experiment, dataset, data_size, batches)
     of = {"name": "map", **options.get("of", {})}
-    inner = Experiment(experiment.data, experiment.model, of, experiment.training)
+    inner = replace(experiment, method=of)
     return Ensemble([_one(inner, dataset, data_size, batches, index) for index in range(options.get("members", 5))])
 
 
@@ -309,8 +313,17 @@ def _one(experiment: Experiment, dataset: Dataset, data_size: int, batches: int,
     options = with_batches(METHODS[name], options, batches)
     with blamed_on("model", experiment.model):
         network = _network(experiment, dataset, options["likelihood"], index)
+    network = network.to(training_device(experiment))
     with blamed_on("method", experiment.method):
         return METHODS[name](network, data_size=data_size, **options)
+
+
+def training_device(experiment: Experiment) -> torch.device:
+    """Where an experiment trains; of several processes on a machine with several accelerators, each has its own."""
+    device = choose_device(experiment.training.device, "training.device")
+    if device.type == "cpu" or device.index is not None or experiment.distributed is None:
+        return device
+    return torch.device(device.type, int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count())
 
 
 def _network(experiment: Experiment, dataset: Dataset, likelihood: Any, index: int) -> nn.Module:

@@ -39,6 +39,10 @@ _FREE = {
     "training.checkpoint_every",
     "training.checkpoint_minutes",
     "training.epochs",
+    "training.device",  # a training that resumes elsewhere, or in another precision, says so
+    "training.precision",
+    "training.channels_last",
+    "training.compile",
     "distributed.mc_groups",
     "distributed.timeout",
 }
@@ -277,7 +281,8 @@ def make_result(
     """The contents of result.json: `experiment`, `records`, size of the `posterior`, test `metrics` with `draws`.
 
     `chosen` has the options of the method that training chose, by their keys.
-    `normalize` has the numbers by which the network scales its inputs, None if it does not.
+    `normalize` has the numbers by which the network scales its inputs, None if it does not; `device` and `precision`
+    say what it was trained on, and in.
     """
     return {
         "experiment": experiment.to_dict(),
@@ -286,6 +291,8 @@ def make_result(
         "seed": experiment.training.seed,
         "epochs": len(records),
         "seconds": sum(record.seconds for record in records),
+        "device": str(posterior.device),
+        "precision": experiment.training.precision,
         "parameters": parameter_counts(posterior),
         "draws": draws,
         "test": metrics,

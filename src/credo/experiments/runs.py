@@ -45,6 +45,7 @@ from credo.experiments.folders import (
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
+from credo.training.devices import choose_device
 from credo.training.progress import shown
 from credo.training.rank_zero import first_does, from_first, is_first
 
@@ -76,10 +77,15 @@ class Run:
     Args:
         folder: The folder.
         process_group: Processes that share its predictions, if several evaluate it.
+        device: Where the trained posterior is loaded to, by name (`"auto"`: an accelerator if there is one); None: the
+            CPU.
     """
 
-    def __init__(self, folder: Path | str, process_group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, process_group: ProcessGroup | None = None, *, device: str | None = None
+    ) -> None:
         self.folder, self.process_group = Path(folder), process_group
+        self.device = None if device is None else choose_device(device)
 
     @property
     def shard(self) -> str | None:
@@ -107,6 +113,8 @@ class Run:
             self.experiment()  # raises if this is no run at all
             raise FileNotFoundError(f"{self.folder} has no trained model yet; `credo train` resumes it.")
         posterior = load(self.folder / MODEL)
+        if self.device is not None:
+            posterior.to(self.device)
         posterior.process_group = self.process_group
         if (self.folder / LEDGER).exists():
             posterior.ledger.add(Ledger.from_list(read_json(self.folder / LEDGER, {"uses": list})["uses"]))
@@ -242,6 +250,9 @@ class Run:
             checkpoint_minutes=training.checkpoint_minutes or None,
             stop=stop,
             seed=training.seed,
+            precision=training.precision,
+            channels_last=training.channels_last,
+            compile=training.compile,
         ):
             records.append(record)
             lines = "".join(json.dumps(finite(asdict(r))) + "\n" for r in records)

@@ -8,6 +8,7 @@ from typing import Any
 
 from credo.core.errors import unknown
 from credo.experiments.options import NONE, check_types
+from credo.training.precision import PRECISIONS
 from credo.training.schedule import Schedule, make_schedule
 
 # Options that are None by default: or whole numbers, or any.
@@ -39,6 +40,10 @@ class Training:
         checkpoint_every: Steps between checkpoints within an epoch; does not change results.
         checkpoint_minutes: Minutes between checkpoints; 0 for none by time.
         seed: Seed of everything.
+        device: Where the network is: `"auto"` (an accelerator if there is one), `"cpu"`, `"cuda"`, `"cuda:1"`, `"mps"`.
+        precision: Of the passes in steps: `"float32"`, `"bfloat16"` or `"float16"`.
+        channels_last: Lay out images with the channels last in memory.
+        compile: Compile the network's passes in steps.
     """
 
     epochs: int = 20
@@ -60,6 +65,10 @@ class Training:
     checkpoint_every: int | None = None
     checkpoint_minutes: float = 10.0
     seed: int = 0
+    device: str = "auto"
+    precision: str = "float32"
+    channels_last: bool = False
+    compile: bool = False
 
     def make_schedule(self) -> Schedule:
         """The learning-rate schedule."""
@@ -92,6 +101,8 @@ def make_training(table: Mapping[str, Any]) -> Training:
     if not 0 <= training.checkpoint_minutes < float("inf"):
         raise ValueError(f"training.checkpoint_minutes={training.checkpoint_minutes}: 0 (not by time) or more.")
     training.make_schedule()
+    if training.precision not in PRECISIONS:
+        raise ValueError(unknown("training.precision", training.precision, PRECISIONS))
     if training.schedule == "plateau" and not training.validation:
         raise ValueError("training.schedule=plateau follows validation data: set training.validation above 0.")
     if training.calibrate and not training.validation:

@@ -16,6 +16,7 @@ from credo.methods.kfac.noisy_kfac import NoisyKFAC
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.laplace import Laplace
 from credo.methods.last_layer.last_layer import LastLayer
+from credo.methods.low_rank_noise import LowRankNoise
 from credo.methods.map import MAP
 from credo.methods.natural.groups import Curvature, Momentum, Warmup
 from credo.methods.natural.ivon import IVON, IVONCurvature, IVONMomentum
@@ -40,6 +41,7 @@ METHODS: dict[str, type[Posterior]] = {
     "node-bnn": NodeBNN,
     "laplace": Laplace,
     "last-layer": LastLayer,
+    "low-rank-noise": LowRankNoise,
     "swag": SWAG,
     "sgld": SGLD,
     "sghmc": SGHMC,
@@ -70,6 +72,7 @@ __all__ = [
     "KroneckerCurvature",
     "Laplace",
     "LastLayer",
+    "LowRankNoise",
     "MCDropout",
     "Momentum",
     "NodeBNN",

@@ -64,6 +64,7 @@ class MCDropout(Posterior):
     averages_over_processes = True
     is_linearisable = False  # masks differ from input to input
     _not_in_config = ("prior_precision",)
+    can_compile = False  # masks are drawn inside the layers
     _renamed_arguments: ClassVar[Renamed] = RENAMED_OPTIMIZER
 
     def __init__(

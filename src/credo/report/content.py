@@ -102,6 +102,7 @@ def gather(
     title: str | None = None,
     doctor: bool = True,
     on_progress: OnProgress | None = None,
+    device: str | None = None,
 ) -> Content:
     """Predict with every run and compute its metrics, those of `credo evaluate` with the same number of draws.
 
@@ -116,9 +117,10 @@ def gather(
         title: Heading of the page; None for data and runs.
         doctor: Whether to include the doctor's findings.
         on_progress: Called with (current action, inputs done, inputs in total).
+        device: Where the networks run, by name; None: on the CPU.
     """
     draws = checked_count("draws", draws)
-    runs = [Run(folder) for folder in folders]
+    runs = [Run(folder, device=device) for folder in folders]
     names = _names([run.folder for run in runs])
     results = [_result(run) for run in runs]
     dataset = common_data(runs)
@@ -146,7 +148,7 @@ def gather(
     first = contents[0]
     contents = [first, *(replace(run, differences=_differences(run, first)) for run in contents[1:])]
     if doctor:
-        contents = [_examined(content, contents, on_progress, total) for content in contents]
+        contents = [_examined(content, contents, on_progress, total, device) for content in contents]
     return Content(title or f"{dataset.name}: {', '.join(names)}", dataset, ood_sets, draws, contents)
 
 
@@ -247,10 +249,10 @@ def _evaluation(run: Run) -> dict[str, Any]:
 
 
 def _examined(
-    content: RunContent, others: Sequence[RunContent], on_progress: OnProgress | None, total: int
+    content: RunContent, others: Sequence[RunContent], on_progress: OnProgress | None, total: int, device: str | None
 ) -> RunContent:
-    run, other = Run(content.folder), _baseline(content, others)
-    baseline = None if other is None else Run(other.folder)
+    run, other = Run(content.folder, device=device), _baseline(content, others)
+    baseline = None if other is None else Run(other.folder, device=device)
     found = stored_diagnosis(run, baseline=baseline)
     if found is None:
         if on_progress is not None:

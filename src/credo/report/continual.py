@@ -55,7 +55,7 @@ def render_continual(result: Mapping[str, Any]) -> str:
         tasks=tasks,
         rows=rows,
         curves=accuracy_curves(matrix),
-        boundaries=boundary_plot(result) if result.get("events") else None,
+        boundaries=boundary_plot(result) if result.get("detection") else None,
         samples=sample_pictures(result.get("samples")),
     )
 

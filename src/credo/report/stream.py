@@ -42,18 +42,23 @@ def boundary_plot(result: Mapping[str, Any]) -> Markup:
         for start in result["boundaries"][1:]
     ]
     for event in result["events"]:
-        note = f"batch {event['batch']}: {event['kind']} task {event['task']}"
+        note = f"batch {event['batch']}: {event['kind']} task {event['task'] + 1}"
         marks.append(dot((x.position(event["batch"]), ends[1]), f"solid {style_of(1)}", note))
     return plot(marks, x, y, about="Log-likelihood of each batch, true and detected changes of task")
 
 
-def sample_pictures(samples: Mapping[str, Any] | None) -> list[tuple[int, list[str]]]:
-    """Data URLs of the samples by class; none if inputs are no pictures."""
+def sample_pictures(samples: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
+    """Data URLs of the samples by class, and by task where several have that class; none if inputs are no pictures."""
     if not samples or not is_picture(tuple(samples["shape"])):
         return []
     pixels = torch.frombuffer(bytearray(base64.b64decode(samples["pixels"])), dtype=torch.uint8)
     images = pixels.reshape(-1, *samples["shape"])
-    rows: dict[int, list[str]] = {}
-    for label, image in zip(samples["classes"], images, strict=True):
-        rows.setdefault(label, []).append(data_url(image))
-    return sorted(rows.items())
+    pairs = [*zip(samples["tasks"], samples["classes"], strict=True)]
+    classes = [label for _, label in set(pairs)]
+    rows: dict[tuple[int, int], list[str]] = {}
+    for pair, image in zip(pairs, images, strict=True):
+        rows.setdefault(pair, []).append(data_url(image))
+    return [
+        (f"class {label}" if classes.count(label) == 1 else f"class {label}, task {task + 1}", rows[task, label])
+        for task, label in sorted(rows, key=lambda pair: pair[::-1])
+    ]

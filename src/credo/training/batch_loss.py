@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from credo.core.example_counts import EVERY, Counted
@@ -36,6 +37,8 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
         device = posterior.device
         outputs, y = run_network(net, x.to(device)), y.to(device)
+        if outputs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device.type):
+            outputs = outputs.float()  # the loss of a pass in lower precision is taken in single precision
         if weights is None:
             return own.nll(outputs, y)
         each, weight = own.nll_each(outputs, y), weights(batch)

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from credo.calibration import calibrate as calibrated
 from credo.core.divergence import reduce_first_noise
@@ -27,8 +29,11 @@ from credo.training.batch_loss import (
     start_likelihoods_,
 )
 from credo.training.checkpoint_timer import CheckpointTimer
+from credo.training.devices import Placement, prepare_device
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
+from credo.training.given_back import GivenBack
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.precision import Precision, check_precision
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators
@@ -102,6 +107,10 @@ def train(
     examples: Callable[[Any], float] | None = None,
     weights: Callable[[Any], Tensor] | None = None,
     on_step: OnStep | None = None,
+    device: torch.device | str | None = None,
+    precision: str = "float32",
+    channels_last: bool = False,
+    compile: bool = False,
 ) -> Iterator[EpochRecord]:
     """Train, yielding a record after each epoch, once its checkpoint is on disk.
 
@@ -120,8 +129,9 @@ def train(
         validation_draws: Draws for these predictions; few make the choice of the best epoch noisy.
         monitor: Metric for `patience` and the plateau schedule: "nll", "accuracy" or "rmse".
         patience: Stop if `monitor` has not improved for so many epochs, and restore the best epoch's state.
-        calibrate: After the last epoch, choose the scale of the noise and the temperature on `validation`
-            (`credo.calibrate`).
+        calibrate: Choose the scale of the noise and the temperature (`credo.calibrate`): on `validation` after the last
+            epoch. Without it, a tenth of the loader's rows is held out for half of the epochs, then chooses, and is
+            trained on with all others in the second half.
         schedule: "cosine" (after a warm-up over a twentieth of the training), "constant", "plateau", or a function of
             the time in epochs (see `make_schedule`) that returns the factor on the learning rate.
         checkpoint: File for the whole state, written after each epoch.
@@ -141,8 +151,14 @@ def train(
         weights: `weights(batch)` returns how often each row counts (see `Posterior.step`); without `nll`, the loss is
             weighted by them, as if rows were repeated.
         on_step: Called with epoch (from 1), steps done, steps of the epoch, and terms.
+        device: Where to train, such as `"auto"`, `"cpu"` or `"cuda:1"`, and where batches go. None: where it is.
+        precision: `"float32"`, or `"bfloat16"` or `"float16"` inside the steps; parameters stay as they are.
+        channels_last: Lay out images, and weights of convolutions, with the channels last in memory.
+        compile: Compile the network's passes in steps by `torch.compile`, with each draw in it.
     """
     _check_posterior(posterior)
+    check_precision(precision, posterior)
+    place = prepare_device(posterior, device, channels_last=channels_last, compiled=compile, moves=nll is None)
     process_group = posterior.process_group
     read = ReadBatches(loader, forward, target).read
     validation = None if validation is None else read_batches(validation, forward, target)
@@ -152,17 +168,23 @@ def train(
     counted = counted or examples is not None or weights is not None
     all_do(
         process_group,
-        lambda: _check(posterior, loader, epochs, validation, monitor, patience, calibrate, schedule, counted),
+        lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted),
     )
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
     options["schedule"] = schedule if isinstance(schedule, str) else "your own"
+    options |= {"precision": precision, "channels_last": channels_last, "compile": compile}
     options |= _given(checkpoint=checkpoint, validation=validation, examples=examples, weights=weights)
     check_alike(process_group, options)
     chosen = make_schedule(schedule, epochs=epochs, warmup=None) if isinstance(schedule, str) else schedule
     path = None if checkpoint is None else Path(checkpoint)
-    checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=checked_count("keep", keep))
+    given_back = None
+    if calibrate and validation is None:
+        given_back = GivenBack(posterior, loader, epochs=epochs, seed=seed, forward=forward, target=target)
+    held_out = None if given_back is None else len(loader) - len(given_back.rest)
+    keep = checked_count("keep", keep)
+    checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=keep, precision=precision, held_out=held_out)
     timer = CheckpointTimer(process_group, every=checkpoint_every, minutes=checkpoint_minutes, stop=stop)
     progress = checkpoints.resume()
     _check_not_lowered(epochs, progress, path)
@@ -173,10 +195,11 @@ def train(
     loss = nll or likelihood_nll(posterior, read, None if examples is not None else weights)
     if posterior.steps == 0:
         for part in posterior.all_posteriors():
-            part.plan_training_(steps=epochs * len(loader), epochs=epochs)
+            part.plan_training_(steps=given_back.steps if given_back else epochs * len(loader), epochs=epochs)
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
-    training = _Training(posterior, loader, whole, loss, counts, checkpoints, timer, progress, seed, on_step, first)
+    shared = (counts, checkpoints, timer, progress, seed, on_step, first, given_back, place)
+    training = _Training(posterior, loader, whole, loss, *shared, Precision(precision, posterior, progress))
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
@@ -189,7 +212,9 @@ def train(
     posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
     if epochs > 0:
         training.run_hook("end_training_")
-    if calibrate and validation is not None:
+    if given_back is not None:
+        given_back.apply(progress)
+    elif calibrate and validation is not None:
         calibrated(posterior, validation, progress=False)
 
 
@@ -224,11 +249,18 @@ class _Training:
     on_step: OnStep | None
     read_first: ReadBatch | None
     """Reads the first batch, whose targets the likelihood's own parameters start from; None: they do not."""
+    given_back: GivenBack | None
+    """Chooses between the batches of all rows and those without the held-out ones; None: all rows."""
+    place: Placement
+    """Moves a batch to the device of the training."""
+    precision: Precision
 
     def epoch(self, scale: Schedule) -> Terms:
         """Make the remaining steps of the epoch; return the means of the terms over all its steps."""
         posterior, progress = self.posterior, self.progress
         self._start = time.perf_counter() - progress.seconds
+        if self.given_back is not None:
+            self.loader = self.given_back.batches(progress)
         posterior.train()
         self.checkpoints.begin_epoch()
         with seeded_epoch(self.loader, self.seed, progress.epoch, posterior.device):
@@ -266,12 +298,20 @@ class _Training:
             posterior.lr_scale = scale(progress.epoch + progress.step / total)
             if posterior.steps == 0:
                 self._start_with(batch)
-            if progress.epoch == 0 and group is None:  # processes would remember different rows
+            if progress.epoch in self._new_rows and group is None:  # processes would remember different rows
                 self._remember(batch)
             counted = {} if self.counts is None else self.counts(batch).given()
-            terms = posterior.step(lambda net, batch=batch: self.nll(net, batch), **counted)
+            terms = self.precision.step(partial(posterior.step, partial(self._nll_of, self.place(batch)), **counted))
             progress.add_step(terms)
             self._after_step(terms)
+
+    def _nll_of(self, batch: Any, net: nn.Module) -> Tensor:
+        return self.nll(net, batch)
+
+    @property
+    def _new_rows(self) -> tuple[int, ...]:
+        """The epochs that train on rows for the first time."""
+        return (0,) if self.given_back is None else (0, self.given_back.first)
 
     def _remember(self, batch: Any) -> None:
         """Record the rows as trained on, where they can be told apart: conformal prediction needs others."""
@@ -282,8 +322,10 @@ class _Training:
         """Before the first step, let what the user did not give suit the first batch."""
         if self.read_first is not None:
             start_likelihoods_(self.posterior, self.read_first(batch)[1])
-        for part in self.posterior.parts:
-            reduce_first_noise(part, lambda net: self.nll(net, batch))
+        batch = self.place(batch)
+        with self.precision.autocast():
+            for part in self.posterior.parts:
+                reduce_first_noise(part, lambda net: self.nll(net, batch))
 
     def _after_step(self, terms: Terms) -> None:
         """Write a checkpoint if one is due, and raise TrainingStopped if training was asked to stop."""
@@ -349,7 +391,6 @@ def _check(
     validation: Iterable[Any] | None,
     monitor: str,
     patience: int | None,
-    calibrate: bool,
     schedule: str | Schedule,
     counted: bool,
 ) -> None:
@@ -359,8 +400,6 @@ def _check(
         raise ValueError(unknown("monitor", monitor, MONITORS))
     if patience is not None and validation is None:
         raise ValueError("patience needs validation data: without it nothing says when to stop.")
-    if calibrate and validation is None:
-        raise ValueError("calibrate=True needs validation data: rows that training has not seen.")
     if (schedule == "plateau" or isinstance(schedule, Plateau)) and validation is None:
         raise ValueError("schedule='plateau' needs validation data: without it nothing says when the rate must fall.")
     if patience is not None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.errors import FileFormatError
+from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior, Terms
 from credo.core.saved.finite_state import listed, unsound, without_std
+from credo.core.support.user_warnings import warn
 from credo.methods.natural.point_estimate import current_names
 from credo.training.files.checkpoint import (
     check_kernels,
@@ -23,7 +24,7 @@ from credo.training.files.checkpoint import (
     save_checkpoint,
     settle_interrupted,
 )
-from credo.training.rank_zero import first_does, from_first
+from credo.training.rank_zero import first_does, from_first, is_first
 
 
 @dataclass
@@ -40,6 +41,9 @@ class Progress:
         best_score: Best validation score, larger being better.
         best_state: The posterior's state then, if early stopping needs it.
         records: Records of the finished epochs.
+        loss_scale: Factor on a float16 loss in the backward pass.
+        steady: Steps since it has changed.
+        calibration: What held-out rows of the loader chose before they were trained on.
     """
 
     epoch: int = 0
@@ -51,6 +55,9 @@ class Progress:
     best_score: float = -math.inf
     best_state: dict[str, Any] | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
+    loss_scale: float = 2.0**16
+    steady: int = 0
+    calibration: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.unread: list[Terms] = []  # of steps that are not in the sums yet; not part of the state
@@ -87,11 +94,26 @@ class Checkpoints:
         loader: The training batches, whose generators are saved, too.
         seed: Seed of the training, which the checkpoint must match.
         keep: Number of checkpoints to keep.
+        precision: Of the steps; a training that resumes on another device or in another precision says so.
+        held_out: Number of its batches that are held out at first, which the checkpoint must match; None: none are.
     """
 
-    def __init__(self, path: Path | None, posterior: Posterior, loader: Any, *, seed: int, keep: int) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        posterior: Posterior,
+        loader: Any,
+        *,
+        seed: int,
+        keep: int,
+        precision: str = "float32",
+        held_out: int | None = None,
+    ) -> None:
+        self.precision = precision
         self.path, self.posterior, self.loader, self.keep = path, posterior, loader, keep
         self.fingerprint = {"posterior": _settings(posterior), "seed": seed, "batches": len(loader)}
+        if held_out is not None:
+            self.fingerprint["held out"] = held_out
         self._at_epoch: list[Tensor] = []
 
     def resume(self) -> Progress:
@@ -105,6 +127,7 @@ class Checkpoints:
         state = parse_checkpoint(content, path)
         state["posterior"] = current_names(self.posterior, state["posterior"])
         check_kernels(path, state)
+        self._say_changed(state.get("hardware", {}))
         _raise_if(path, unsound(self.posterior, state["posterior"]))
         self.posterior.load_state_dict(state["posterior"])
         _raise_if(path, without_std(self.posterior))
@@ -116,6 +139,20 @@ class Checkpoints:
         if state["format"] == 1:  # counted epochs from 0
             progress.records = [{**record, "epoch": record["epoch"] + 1} for record in progress.records]
         return progress
+
+    def _hardware(self) -> dict[str, str]:
+        return {"device": self.posterior.device.type, "precision": self.precision}
+
+    def _say_changed(self, before: dict[str, str]) -> None:
+        """Warn if the checkpoint was written on another kind of device or in another precision."""
+        now = self._hardware()
+        changes = [f"{name} {old} is now {now[name]}" for name, old in before.items() if old != now[name]]
+        if changes and is_first(self.posterior.process_group):
+            warn(
+                f"{self.path} resumes elsewhere: {', '.join(changes)}. Results are then not those of a training that "
+                "never stopped, digit by digit.",
+                CheckpointWarning,
+            )
 
     def _newest(self, path: Path) -> bytes | None:
         settle_interrupted(path)
@@ -146,6 +183,7 @@ class Checkpoints:
             "posterior": self.posterior.state_dict(),
             "progress": {name: getattr(progress, name) for name in Progress.__dataclass_fields__},
             "loader": self._at_epoch,
+            "hardware": self._hardware(),
             "watch": [part._watch.state() for part in self.posterior.all_posteriors()],
         }
 

@@ -33,6 +33,7 @@ from credo.cli.attack_options import (
     file_name,
     target_of,
 )
+from credo.cli.device_option import Device
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.posterior import Posterior
@@ -119,6 +120,7 @@ def _command(
         typer.Option(help="File for the attacked inputs. Default: in RUN/attacks, named after the options."),
     ] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Attack the test inputs of a run, measure the remaining accuracy, and store the attacked inputs.
@@ -140,7 +142,7 @@ def _command(
         threat = threat or default_threat(attack)
         draws = draws_of(threat, draws)
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         posterior, dataset = run.posterior(), run.dataset()
         if dataset.classes is None:
             raise ValueError("Attacks change labels; this run is a regression.")
@@ -186,13 +188,16 @@ def _inputs(dataset: Dataset, count: int | None, target: int | str | None) -> tu
 def _attack(
     posterior: Posterior, settings: dict[str, Any], bounds: tuple[float, float], x: Tensor, y: Tensor, seed: int
 ) -> AttackResult:
+    x, y = x.to(posterior.device), y.to(posterior.device)
     logits = posterior_logits(posterior, settings["threat"], draws=settings["draws"], seed=seed)
     options: dict[str, Any] = {**settings["options"], "bounds": bounds}
     if "target" in settings:
         options["targets"] = None if settings["target"] == ANY else torch.full_like(y, settings["target"])
     if settings["attack"] == "pgd":
-        return pgd(logits, x, y, seed=seed, **options)
-    return fgsm(logits, x, y, **options) if settings["attack"] == "fgsm" else minimal(logits, x, y, **options)
+        found = pgd(logits, x, y, seed=seed, **options)
+    else:
+        found = (fgsm if settings["attack"] == "fgsm" else minimal)(logits, x, y, **options)
+    return AttackResult(**{name: tensor.cpu() for name, tensor in vars(found).items()})
 
 
 def _attacked(path: Path, attack: Any, x: Tensor, y: Tensor, about: dict[str, Any], seed: int) -> AttackSet:

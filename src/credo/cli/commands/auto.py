@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from credo.cli.commands.train import read_arguments
+from credo.cli.device_option import TrainingDevice, device_setting
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.held_out.evidence import HEADER, table_row
 from credo.experiments.auto import auto_run
@@ -30,6 +31,7 @@ def _command(
     trained: Annotated[bool, typer.Option("--trained", help="model.weights are trained weights.")] = False,
     latency: Annotated[int | None, typer.Option(help="Most networks that may run for one input.")] = None,
     memory: Annotated[int | None, typer.Option(help="Most bytes of the weights.")] = None,
+    device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     """Try what is possible within a budget, and keep what predicts best on held-out rows, calibrated.
@@ -42,7 +44,7 @@ def _command(
     same command resumes a run that was stopped. The choice holds for data like the validation rows.
     """
     with errors_explained():
-        experiment = read_arguments(list(arguments or []))
+        experiment = read_arguments([*(arguments or []), *device_setting(device)])
         where = folder or Path("runs") / f"{experiment.data['name']}-{Path(experiment.model['name']).name}-auto"
         say(f"run folder: {where}")
         if (where / RESULT).exists():

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from credo.cli.device_option import Device
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.experiments.calibration import calibrate_run
@@ -43,6 +44,7 @@ def _command(
         ),
     ] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Calibrate a run: scale its noise and the temperature of its outputs, by the NLL of held-out examples.
@@ -60,7 +62,7 @@ def _command(
     """
     with errors_explained():
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         record = calibrate_run(run, rows=rows.value, draws=draws, seed=seed, recalibration=recalibrate)
         if as_json:
             print_json(record)

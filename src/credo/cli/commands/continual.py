@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from credo.cli.device_option import TrainingDevice, device_setting
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.experiments.config import assigned, read_tables, warn_of_old_names
 from credo.experiments.continual import (
@@ -34,6 +35,7 @@ def _command(
         Path | None, typer.Option("--run", help="Folder. Default: runs/continual-DATA-TASKS-METHOD[-CARRY].")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one is often fastest for small networks.")] = None,
+    device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
     """Learn a sequence of tasks without forgetting the earlier ones, or resume an interrupted sequence.
@@ -63,7 +65,7 @@ def _command(
     The table has the accuracy on every task after each task.
     """
     with errors_explained():
-        tables = _tables(arguments or [])
+        tables = _tables([*(arguments or []), *device_setting(device)])
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         method = tables.get("method", {})

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from credo.cli.commands.report import shown_progress
+from credo.cli.device_option import TrainingDevice
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.core.support.files import write_json
 from credo.data import load_dataset
@@ -42,6 +43,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 @app.command("demo")
 def _command(
     folder: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
+    device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.
@@ -58,7 +60,7 @@ def _command(
         # Networks this small gain nothing from a second thread, and lose a lot on a busy machine.
         torch.set_num_threads(1)
         for name in _METHODS:
-            _train(name, folder / name)
+            _train(name, folder / name, device or "auto")
         with shown_progress() as on_progress:
             content = gather(
                 [folder / name for name in _METHODS],
@@ -66,6 +68,7 @@ def _command(
                 draws=DRAWS,
                 title="Credo on handwritten digits",
                 on_progress=on_progress,
+                device=device,
             )
         report = write_report(content, folder / "report.html")
         if as_json:
@@ -78,9 +81,10 @@ def _command(
         typer.echo(report)
 
 
-def _train(name: str, folder: Path) -> None:
-    run = Run(folder)
-    experiment = make_experiment({**_COMMON, "method": _METHODS[name]})
+def _train(name: str, folder: Path, device: str) -> None:
+    run = Run(folder, device=device)
+    training = {**_COMMON["training"], "device": device}
+    experiment = make_experiment({**_COMMON, "method": _METHODS[name], "training": training})
     before = run.finished
     if not before:
         say(f"training {name} …")

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from credo.cli.device_option import Device
 from credo.cli.output import EXIT_FAILED, errors_explained, new_app, print_json, print_table, say_stored
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.support.progress import make_progress
@@ -52,6 +53,7 @@ def _command(
         FailOn | None, typer.Option(help="Exit with code 1 if a finding is at least this severe. Default: always 0.")
     ] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     old: Annotated[Path | None, typer.Option("--twin", hidden=True, help="The name of --baseline in 0.1.")] = None,
 ) -> None:
@@ -68,10 +70,10 @@ def _command(
     """
     with errors_explained():
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         with _progress() as on_stage:
             plain = baseline or old
-            other = None if plain is None else Run(plain)
+            other = None if plain is None else Run(plain, device=device)
             options: dict[str, Any] = {"draws": draws, "examples": examples, "baseline": other, "on_stage": on_stage}
             options["ood"] = tuple(ood or ())
             errors: list[OSError] = []

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from credo.attacks import AttackSet, load_attack_set
+from credo.cli.device_option import Device
 from credo.cli.ood_options import HELP, checked_scores, print_scores
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, print_table, say, say_stored
 from credo.cli.own_model import OwnModel, use_model_of
@@ -67,6 +68,7 @@ def _command(
         float | None, typer.Option(help="Abstain so that answers are wrong at most this often, with 95 % confidence.")
     ] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a run on its test set: accuracy, NLL, calibration, selective prediction, OOD detection.
@@ -98,7 +100,7 @@ def _command(
     """
     with errors_explained():
         use_model_of(model, folder)
-        run = Run(folder, join() if started_by_torchrun() else None)
+        run = Run(folder, join() if started_by_torchrun() else None, device=device)
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
         detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from credo.cli.device_option import Device
 from credo.cli.output import errors_explained, new_app, print_json, say
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.data import as_float
@@ -27,6 +28,7 @@ def _command(
     mean: Annotated[bool, typer.Option("--mean", help="The network at the mean alone, without draws.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.
@@ -41,7 +43,7 @@ def _command(
     """
     with errors_explained():
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         posterior, split = run.posterior(), run.dataset().test
         example = as_float(split.x[:_EXAMPLES])
         path = export(posterior, example, output, draws=draws, mean=mean, seed=seed)

@@ -13,6 +13,7 @@ import torch
 import typer
 from torch import Tensor
 
+from credo.cli.device_option import Device
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.core.support.files import finite, write_atomically, write_json, write_text
@@ -68,6 +69,7 @@ def _command(
     ] = "raise",
     output: Annotated[Path | None, typer.Option(help="Also write all rows to this .csv, .json or .npz file.")] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
 ) -> None:
     """Predict labels or values of new inputs with their uncertainty.
@@ -88,7 +90,7 @@ def _command(
             raise ValueError(f"--output {output}: write to a .csv, .json or .npz file.")
         check_on_nonfinite(on_nonfinite)
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         posterior, facts = run.posterior(), run.facts()
         files = image_files(inputs)
         x = _images(files, facts) if files else _inputs(inputs, facts, mark=on_nonfinite == "mark")

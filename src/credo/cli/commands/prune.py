@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from credo.cli.device_option import Device
 from credo.cli.output import errors_explained, new_app, print_json, print_table, say
 from credo.cli.own_model import OwnModel, use_model_of
 from credo.experiments.pruning import SWEEP, prune_run, sweep_run
@@ -62,6 +63,7 @@ def _command(
     ] = None,
     draws: Annotated[int, typer.Option(help="Weight draws for the test metrics.")] = 32,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prune a run: set its least informative weights to exactly zero, permanently.
@@ -77,7 +79,7 @@ def _command(
     """
     with errors_explained():
         use_model_of(model, folder)
-        run = Run(folder)
+        run = Run(folder, device=device)
         options: dict[str, Any] = {"by": by, "scope": scope, "structure": structure}
         if threshold is not None and (rate is not None or sweep is not None):
             raise ValueError("--threshold, --rate and --sweep exclude each other: give one of them.")

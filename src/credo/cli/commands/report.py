@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from credo.cli.device_option import Device
 from credo.cli.ood_options import HELP, checked_scores
 from credo.cli.output import errors_explained, new_app, print_json, say
 from credo.cli.own_model import OwnModel, use_model_of
@@ -44,6 +45,7 @@ def _command(
         bool | None, typer.Option("--doctor/--no-doctor", help="Include the findings of the doctor. Default: doctor.")
     ] = None,
     model: OwnModel = None,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report's numbers as JSON.")] = False,
 ) -> None:
     """Compare runs in one self-contained HTML file: metrics with intervals, figures, examples, findings.
@@ -77,7 +79,8 @@ def _command(
         use_model_of(model, *runs)
         with shown_progress() as on_progress:
             sets: dict[str, Any] = {"ood": ood or (), "ood_scores": checked_scores(ood_scores, ood)}
-            content = gather(runs, **sets, draws=draws, title=title, doctor=doctor, on_progress=on_progress)
+            options: dict[str, Any] = {"draws": draws, "title": title, "doctor": doctor, "device": device}
+            content = gather(runs, **sets, **options, on_progress=on_progress)
             on_progress(f"writing {out}", 1, 1)
             path = write_report(content, out, examples=examples)
         if as_json:

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from credo.cli.device_option import TrainingDevice
 from credo.cli.notes import chosen_notes, epochs_notes, normalize_notes, table_notes
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, say
 from credo.data.image_folders import image_files
@@ -76,6 +77,7 @@ def _command(
     noise: ShardNoise = None,
     compress: Compress = None,
     sync_batchnorm: SyncBatchNorm = False,
+    device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result record as JSON.")] = False,
 ) -> None:
     """Train a network in a run folder, or resume an interrupted run.
@@ -101,6 +103,7 @@ def _command(
     options = {
         "training.checkpoint_every": checkpoint_every,
         "training.checkpoint_minutes": checkpoint_minutes,
+        "training.device": device,
         "distributed.mc_groups": mc_groups,
         "distributed.noise": noise,
         "distributed.compress": compress,

@@ -79,7 +79,7 @@ def run_stream(
     path = None if folder is None else Path(folder) / CHECKPOINT
     result, batch, spent = _resumed(learner, stream, path)
     for count in range(1, len(result.order) + 1):
-        yield _part(result, count)
+        yield _part(result, count, stream)
     while batch < len(stream):
         segment = stream.segments[len(result.order)]
         began = time.perf_counter() - spent
@@ -94,7 +94,7 @@ def run_stream(
         spent = 0.0
         if path is not None:
             _write(path, learner, stream, result, batch, spent)
-        yield _part(result, len(result.order))
+        yield _part(result, len(result.order), stream)
 
 
 def accuracy(learner: StreamLearner, split: Split) -> float:
@@ -147,9 +147,11 @@ def _note(result: StreamResult, step: StreamStep, batch: int) -> None:
     result.log_likelihoods.append(None if decision.statistics is None else decision.statistics[0])
 
 
-def _part(result: StreamResult, segments: int) -> StreamResult:
-    """A copy with the rows of the first segments; events are those so far."""
-    copied = deepcopy(result)
+def _part(result: StreamResult, segments: int, stream: Stream) -> StreamResult:
+    """A copy with what was known after the first segments."""
+    copied, stop = deepcopy(result), stream.segments[segments - 1].stop
+    copied.events = [event for event in copied.events if event["batch"] < stop]
+    del copied.log_likelihoods[stop:]
     for name in ("order", "matrix", "seconds"):
         del getattr(copied, name)[segments:]
     return copied

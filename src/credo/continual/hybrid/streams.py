@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from credo.continual.tasks import Splits, Task
 from credo.core.support.validate import checked_count
 from credo.data import Split
-from credo.data.batches import as_float
 
 
 @dataclass(frozen=True)
@@ -97,38 +94,3 @@ class Stream:
 
     def _per_epoch(self, task: int) -> int:
         return len(self.tasks[task]) // self.batch_size
-
-
-def feature_tasks(tasks: Sequence[Task], network: nn.Module, *, batch_size: int = 500) -> list[Task]:
-    """The tasks with their inputs replaced by the outputs of a frozen network, standardised on the first task.
-
-    Args:
-        tasks: The tasks.
-        network: Maps inputs to features, such as a trained network without its last layer; run in eval mode.
-        batch_size: Rows of one pass.
-    """
-    first = features_of(network, tasks[0].load()[0].x, batch_size=batch_size)
-    mean, std = first.mean(0), first.std(0).clamp_min(1e-6)
-    return [
-        Task(task.name, partial(_mapped, task, network, batch_size, mean, std), task.classes, task.head)
-        for task in tasks
-    ]
-
-
-@torch.no_grad()
-def features_of(network: nn.Module, x: Tensor, *, batch_size: int = 500) -> Tensor:
-    """Outputs of a network for the rows of `x` as `[rows, features]`, in eval mode and without gradients."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        return torch.cat([network(as_float(rows)).flatten(1) for rows in x.split(batch_size)])
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def _mapped(task: Task, network: nn.Module, batch_size: int, mean: Tensor, std: Tensor) -> Splits:
-    train, test = (
-        Split((features_of(network, split.x, batch_size=batch_size) - mean) / std, split.y) for split in task.load()
-    )
-    return train, test

@@ -26,7 +26,8 @@ from credo.core.network.substitute import parameters_at
 from credo.core.per_example.example_sums import example_weights
 from credo.core.per_example.first_pass_checks import FirstPassChecks
 from credo.core.per_example.hook_plan import PlanChangedError
-from credo.core.per_example.hooks import GuardedParameters, PerExamplePass, squared_gradients
+from credo.core.per_example.hooks import PerExamplePass, squared_gradients
+from credo.core.per_example.layer_calls import GuardedParameters
 from credo.core.per_example.layer_rules import computes_gradient_of
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.plan import PerExamplePlan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,11 +79,16 @@ def _last_layer(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.rpartition(".")[0] == owner]
 
 
+def plain_network(model: Any) -> Any:
+    """The network that `torch.compile` was given, if this is what it returned; else the same."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._orig_mod
+    return model
+
+
 def check_model(model: nn.Module) -> None:
     """Raise UnsupportedModelError for a network that no method supports, with all problems in one message."""
     problems = wrapper_problems(model)
-    if type(model).__name__ == "OptimizedModule":
-        problems.append("it is compiled, which renames its parameters: give the plain module, compile parts inside it")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             problems.append(f"{name} is lazy and has no shape yet: run one forward pass first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class HookedLayer:
     Attributes:
         path: Its name in the network.
         layer: The layer.
-        names: Names in the network of those of its parameters (weight, bias) that are wanted.
+        names: Names in the network of those of its parameters (weight, bias) that are wanted, by their names in it.
         rule: Its rule, where that does not depend on the layer's mode.
         forward: Makes its forward for one pass, from the pass, this, and the layer's own parameters.
     """
@@ -46,6 +47,15 @@ class HookedLayer:
     names: Mapping[str, str]
     rule: ExampleGradients | None
     forward: Callable[[Any, HookedLayer, dict[str, Any]], Forward]
+
+    @cached_property
+    def owners(self) -> tuple[tuple[nn.Module, Mapping[str, str]], ...]:
+        """The modules whose parameters the layer reads, itself first, each with the names of those that are wanted."""
+        found: dict[nn.Module, dict[str, str]] = {self.layer: {}}
+        for inside, name in self.names.items():
+            path, _, key = inside.rpartition(".")
+            found.setdefault(self.layer.get_submodule(path), {})[key] = name
+        return tuple(found.items())
 
 
 def all_ways() -> list[tuple[str, str]]:

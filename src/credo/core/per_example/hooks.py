@@ -14,23 +14,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from credo.core.example_counts import EVERY, Counted
-from credo.core.kernels.common import Sums
 from credo.core.network.inplace_inputs import first_size
-from credo.core.network.layer_table import EXAMPLE_GRADIENTS
 from credo.core.per_example.autograd_state import is_running
 from credo.core.per_example.example_sums import Examples, added_up, example_weights
-from credo.core.per_example.hook_plan import Forward, HookedLayer, HookPlan, PlanChangedError
-from credo.core.per_example.layer_rules import (
-    ExampleGradients,
-    computes_gradient_of,
-    full_precision,
-    fused_forward,
-    widened,
-)
+from credo.core.per_example.hook_plan import Forward, HookPlan, PlanChangedError
+from credo.core.per_example.layer_calls import GuardedParameters
+from credo.core.per_example.layer_rules import full_precision, widened
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.position_ids import are_consecutive, are_inputs
 
@@ -174,8 +167,10 @@ class PerExamplePass:
             )
         for hooked in plan.layers:
             own = hooked.layer._parameters
-            self._set(hooked.layer.__dict__, "_parameters", GuardedParameters(own, self._read_outside, hooked.names))
             self._set(hooked.layer.__dict__, "forward", hooked.forward(self, hooked, own))
+            for owner, names in hooked.owners:
+                guarded = GuardedParameters(owner._parameters, self._read_outside, names)
+                self._set(owner.__dict__, "_parameters", guarded)
         for module in plan.modules.values():
             for name in module.inside:
                 self._handles.append(self.parameters[name].register_hook(partial(self._module_gradient, name)))
@@ -307,169 +302,3 @@ class PerExamplePass:
 
 def _named(name: str, call: Examples, part: slice) -> dict[str, Tensor]:
     return {name: call(part)}
-
-
-class GuardedParameters(dict[str, Any]):
-    """A layer's parameters for everybody but the layer itself.
-
-    Wanted ones are views, which report when a gradient arrives: somebody has used them outside of the layer's call.
-
-    Args:
-        own: The layer's parameters.
-        report: Called with the parameter's name.
-        names: Names in the network of the wanted parameters.
-    """
-
-    def __init__(self, own: dict[str, Any], report: Callable[[str], None], names: Mapping[str, str]) -> None:
-        super().__init__(own)
-        self._own, self._report, self._names = own, report, names
-
-    def __getitem__(self, key: str) -> Any:
-        tensor = super().__getitem__(key)
-        if key not in self._names or tensor is None or not torch.is_grad_enabled():
-            return tensor
-        view = tensor.view_as(tensor)
-        view.register_hook(lambda _: self._report(self._names[key]))
-        return view
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self._own[key] = value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of any dictionary."""
-        return dict(self.items()).get(key, default)
-
-    def items(self) -> Any:
-        """As of any dictionary."""
-        return [(key, self[key]) for key in self]
-
-    def values(self) -> Any:
-        """As of any dictionary."""
-        return [self[key] for key in self]
-
-
-# -- one layer ---------------------------------------------------------------------------------------------------------
-
-
-def layer_forward(run: PerExamplePass, hooked: HookedLayer, own: dict[str, Any]) -> Forward:
-    """The forward of a layer with a rule, for one pass.
-
-    Args:
-        run: The pass.
-        hooked: The layer.
-        own: Its parameters.
-    """
-    layer = hooked.layer
-    plain = plain_forward(layer, own)
-    names = tuple(hooked.names.values())
-    has_weight = "weight" in hooked.names
-
-    def forward(*args: Any, **options: Any) -> Tensor:
-        if not (run.active and torch.is_grad_enabled()):
-            return plain(*args, **options)  # type: ignore[no-any-return]
-        x: Tensor = args[0] if args else next(iter(options.values()))
-        rule = hooked.rule or EXAMPLE_GRADIENTS[type(layer)](layer)
-        if not run.count(hooked.path, x, rule.dims, names):
-            return plain(*args, **options)  # type: ignore[no-any-return]
-        call, fused = LayerCall(run, hooked.names, rule, own), rule.fused
-        # Where rows have weights, which only the squares know of, gradient and squares cannot be made together.
-        fits = has_weight and run.weights is None
-        if fused is not None and fits and x.dim() >= fused.dims and (not fused.suits or fused.suits(x, own["weight"])):
-            return fused_forward(call, fused, x, own, plain)
-        out: Tensor = plain(*args, **options)
-        if out.requires_grad:
-            call.x = x if has_weight else None
-            call.wait_at(out)
-        return out
-
-    return forward
-
-
-def plain_forward(layer: nn.Module, own: dict[str, Any]) -> Forward:
-    """The layer's own forward, which reads its parameters as they are.
-
-    Args:
-        layer: The layer.
-        own: Its parameters.
-    """
-    original: Any = type(layer).forward
-    attributes = layer.__dict__
-
-    def plain(*args: Any, **options: Any) -> Any:
-        guarded = attributes["_parameters"]
-        attributes["_parameters"] = own
-        try:
-            return original(layer, *args, **options)
-        finally:
-            attributes["_parameters"] = guarded
-
-    return plain
-
-
-class LayerCall:
-    """One call of a layer, which waits for the gradient by its output.
-
-    Args:
-        run: The pass.
-        names: Names in the network of the wanted parameters, by `"weight"` and `"bias"`.
-        rule: The layer's rule in its present mode.
-        own: The layer's parameters.
-    """
-
-    __slots__ = ("index", "names", "own", "rule", "run", "shape", "x")
-
-    def __init__(
-        self, run: PerExamplePass, names: Mapping[str, str], rule: ExampleGradients, own: dict[str, Any]
-    ) -> None:
-        self.run, self.names, self.rule, self.own = run, names, rule, own
-        self.x: Tensor | None = None
-
-    def wait_at(self, out: Tensor) -> None:
-        """Wait for the gradient by the layer's output as it is now: an activation may change it in place."""
-        # Changed in place, a view gets another node in the graph, and only what it is a view of keeps its own.
-        made = out._base if out._is_view() and out._base is not None else out
-        node = made.grad_fn
-        assert node is not None
-        self.index, self.shape = made.output_nr, out.shape
-        node.register_prehook(self._arrived)
-
-    def _arrived(self, gradients: tuple[Tensor | None, ...]) -> None:
-        g = gradients[self.index]
-        if g is not None:
-            self.take(self.x, g.detach().reshape(self.shape))
-
-    def expected(self) -> bool:
-        """Whether the backward pass that is running computes gradients by the weights, not only by inputs."""
-        expected = computes_gradient_of(self.own[next(iter(self.names))])
-        if not expected:
-            self.run.skip(self.names.values())
-        return expected
-
-    def take(self, x: Tensor | None, g: Tensor, sums: Sums | None = None) -> None:
-        """Give the pass the squares of parameters that only this call uses, and else each example's gradients.
-
-        Args:
-            x: The layer's input; None if no weight is wanted.
-            g: The gradient by its output.
-            sums: Squares that a fused backward pass has found; without them it is not known if they are `expected`.
-        """
-        run, names = self.run, self.names
-        single = [key for key, name in names.items() if run.uses[name] == 1]
-        found = {} if sums is None else {"weight": sums.squares, "bias": sums.bias_squares}
-        missing = [key for key in single if found.get(key) is None]
-        if sums is None and not self.expected():
-            return
-        self.x = None
-        if x is None and "weight" in names:
-            raise run.came_twice(names["weight"])
-        x = None if x is None else x.detach()
-        g = g if g.dtype is torch.float32 else widened(g)
-        if missing:
-            once = g if run.weights is None else run.weights(g)
-            found |= self.rule.squares(missing, x if "weight" in missing else None, once, float(g.shape[0] ** 2))
-        for key, name in names.items():
-            if key in single:
-                run.put(name, found[key])  # type: ignore[arg-type]
-            else:  # added before they are squared, and weighted then
-                run.several[name].append(self.rule.examples(key, x, g))

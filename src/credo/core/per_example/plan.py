@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from credo.core.network.selection import join
 from credo.core.network.substitute import aliases as all_aliases
 from credo.core.per_example.first_pass_checks import FirstPassChecks
 from credo.core.per_example.hook_plan import FallbackModule, HookedLayer, HookPlan
-from credo.core.per_example.hooks import PerExamplePass, layer_forward
+from credo.core.per_example.hooks import PerExamplePass
+from credo.core.per_example.layer_calls import layer_forward
 from credo.core.per_example.layer_rules import ExampleGradients
 from credo.core.per_example.module_fallback import finish_module, module_forward
 from credo.core.per_example.norm_rules import norm
-from credo.core.per_example.rnn_cells import is_recurrent
-from credo.core.per_example.rnn_layers import recurrent_forward
+from credo.core.per_example.sequences.attention_layers import attention_forward, is_attention
+from credo.core.per_example.sequences.rnn_cells import is_recurrent
+from credo.core.per_example.sequences.rnn_layers import recurrent_forward
 
 
 class PerExamplePlan(HookPlan):
@@ -78,8 +80,8 @@ class PerExamplePlan(HookPlan):
         """
         stuck, module_of = [], dict(self._module_of)
         for name, reason in reasons.items():
-            path = module_of.get(name, _common(self._owners_of(name)))
-            if name not in module_of and is_recurrent(self._modules[path]):  # first as a module of its own
+            path = module_of.get(name, _common([self._opaque(owner) for owner in self._owners_of(name)]))
+            if name not in module_of and _is_unrolled(self._modules[path]):  # first as a module of its own
                 module_of[name] = path
             elif path == "":
                 stuck.append(f"{name} {reason}")
@@ -114,7 +116,8 @@ class PerExamplePlan(HookPlan):
         """Path of the module that must be run; None if the parameter's own layers have rules."""
         owners = self._owners_of(name)
         lifted = [self._opaque(path) for path in owners]
-        if lifted == owners and all(_has_rule(self._modules[path]) for path in owners):
+        ruled = zip(lifted, owners, strict=True)
+        if all(_has_rule(self._modules[outer]) and _reads(self._modules[outer], outer == own) for outer, own in ruled):
             return None
         if len({id(self._modules[path]) for path in lifted}) == 1:
             return self._callable(lifted[0])
@@ -146,11 +149,11 @@ class PerExamplePlan(HookPlan):
                 fallback.inside[name] = tuple(inside)
                 continue
             for alias in self.aliases[name]:
-                owner, _, key = alias.rpartition(".")
-                layer = self._modules[owner]
+                owner = self._opaque(alias.rpartition(".")[0])
+                key, layer = alias[len(owner) + 1 if owner else 0 :], self._modules[owner]
                 before = layers.get(id(layer))
                 names = {**before.names, key: name} if before else {key: name}
-                forward = recurrent_forward if is_recurrent(layer) else layer_forward
+                forward = _FORWARDS.get(type(layer), layer_forward)
                 owner = before.path if before else owner
                 layers[id(layer)] = HookedLayer(owner, layer, names, _fixed_rule(layer), forward)
         self._check([*self._layer_problems(layers.values(), modules), *_module_problems(modules.values())])
@@ -181,7 +184,23 @@ def _has_rule(layer: nn.Module) -> bool:
     # Hook-style weight norm, spectral norm and pruning keep the type but compute `weight` from other parameters.
     plain = layer._parameters.keys() <= {"weight", "bias"} and "weight" in layer._parameters
     own = plain and type(layer) in EXAMPLE_GRADIENTS and "forward" not in layer.__dict__
-    return own or is_recurrent(layer)
+    return own or _is_unrolled(layer)
+
+
+def _is_unrolled(layer: nn.Module) -> bool:
+    """Whether the layer's own computation is made here, of parts with rules."""
+    return is_recurrent(layer) or is_attention(layer)
+
+
+def _reads(layer: nn.Module, itself: bool) -> bool:
+    """Whether the layer's rule reads the parameter, one of its own or (attention) of a module inside."""
+    return itself or is_attention(layer)
+
+
+_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), recurrent_forward),
+    nn.MultiheadAttention: attention_forward,
+}
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, ClassVar
+import hashlib
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from credo.core.arguments import Renamed, as_json, recorded
 from credo.core.deferred import DeferredChecks
+from credo.core.errors import CredoWarning, UnsupportedModelError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import conformal_from
 from credo.core.held_out.evidence import AutoEvidence
 from credo.core.held_out.ledger import Ledger
+from credo.core.network.selection import plain_network
 from credo.core.sampling import Sampling
+from credo.core.support.user_warnings import warn
 from credo.core.thread_safety import exclusively
 
 
@@ -39,7 +45,7 @@ class Saved(Sampling):
         """Record constructor arguments of every method, also one written elsewhere."""
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
-            cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _unwrapping(recorded(cls.__init__))  # type: ignore[method-assign]
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able values, so that a saved file can rebuild the posterior.
@@ -71,6 +77,30 @@ class Saved(Sampling):
         self.calibration = None  # of other weights; the state may hold its own
         return super().load_state_dict(*args, **options)
 
+    def compile_(self) -> Self:
+        """Compile the network's passes in steps from now on, with each draw in it; predictions run as they did.
+
+        Raises UnsupportedModelError for a method that looks into single layers. Returns the posterior.
+        """
+        for part in self.all_posteriors():
+            if not part.can_compile:
+                raise UnsupportedModelError(
+                    f"{type(part).__name__} looks into single layers during a step, and a compiled network has none: "
+                    "train it without compile, or choose another method, such as BBB or IVON."
+                )
+        for part in self.all_posteriors():
+            part.guard.compiles = True
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """As of any module; the optimiser's state goes where the parameters go."""
+        before = self.device
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        optimizer = self._optimizer() if self.device != before else None
+        if optimizer is not None and optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())  # moves what belongs to a parameter to its device
+        return self
+
     def _optimizer(self) -> torch.optim.Optimizer | None:
         return None
 
@@ -91,7 +121,7 @@ class Saved(Sampling):
 
     def set_extra_state(self, state: Any) -> None:
         """Continue exactly where `get_extra_state` was called."""
-        self.generator.set_state(state["generator"].cpu())
+        _continue_generator(self.generator, state["generator"].cpu(), self.seed)
         self.steps = int(state["steps"])
         for name, value in state.get("planned", {}).items():  # 0.1 had none of these
             self._set_planned(name, value)
@@ -109,3 +139,36 @@ class Saved(Sampling):
                     "give it the lr= and optimizer= of the one that was saved."
                 )
             optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+def _continue_generator(generator: torch.Generator, state: Tensor, seed: int) -> None:
+    """Continue from a saved state; one of another kind of device starts a sequence of its own, from seed and state."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+        return
+    digest = hashlib.sha256(state.numpy().tobytes() + str(seed).encode()).digest()
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _unwrapping(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor take what `torch.compile` made of a network: its plain network, compiled in steps."""
+
+    @wraps(init)
+    def wrapper(self: Any, *args: Any, **options: Any) -> None:
+        given = args[0] if args else options.get("model")
+        plain = plain_network(given)
+        if plain is given:
+            return init(self, *args, **options)
+        args, options = (plain, *args[1:]) if args else args, options if args else {**options, "model": plain}
+        init(self, *args, **options)
+        if not all(part.can_compile for part in self.all_posteriors()):
+            warn(
+                f"{type(self).__name__} looks into single layers during a step, so the network is used as it was "
+                "before torch.compile.",
+                CredoWarning,
+            )
+        else:
+            self.compile_()
+        return None
+
+    return wrapper

@@ -27,7 +27,7 @@ from credo.core.prior import Gaussian
 from credo.core.support.files import folder_for, write_json, write_text
 from credo.core.support.json_files import read_toml
 from credo.data import Dataset, load_dataset
-from credo.experiments.config import Experiment, make_experiment, with_normalize
+from credo.experiments.config import Experiment, make_experiment, training_device, with_normalize
 from credo.experiments.folders import resumed_normalize
 from credo.experiments.options import check_types, own_normalize
 from credo.experiments.runs import CONFIG, RESULT, versions
@@ -36,7 +36,10 @@ from credo.experiments.training import Training
 from credo.methods import METHODS
 from credo.models import build_model
 
-_WITHOUT = ("examples", "augment", "validation", "conformal", "validation_draws", "monitor", "patience")
+_WITHOUT = (
+    *("examples", "augment", "validation", "conformal", "validation_draws", "monitor", "patience"),
+    *("precision", "channels_last", "compile"),
+)
 KINDS = ("permuted", "split", "split-single")
 
 
@@ -134,7 +137,7 @@ def make_learner(given: ContinualExperiment, dataset: Dataset, first: Task) -> L
     def _build(classes: int) -> nn.Module:
         options = {key: value for key, value in section.items() if key not in ("name", "weights")}
         options = {"inputs": list(dataset.input_shape), "seed": training.seed, **options, "classes": classes}
-        return build_model(section["name"], **options)
+        return build_model(section["name"], **options).to(training_device(experiment))
 
     def _make(model: nn.Module, *, data_size: int, prior: Gaussian) -> Posterior:
         unset = ("name", "prior", "prior_precision")

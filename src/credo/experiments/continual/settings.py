@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -10,10 +11,13 @@ class StreamTasks:
     """The [continual] section of a stream.
 
     Attributes:
-        tasks: `"split"`: groups of classes; `"permuted"`: input features in another order for each.
-        count: Number of tasks.
+        tasks: `"split"`: groups of classes; `"permuted"`: input features in another order for each; `"datasets"`: the
+            data set of [data], and each of `others`.
+        count: Number of tasks of `"split"` and `"permuted"`.
+        others: Names of the further data sets of `"datasets"`, which share inputs and labels with the first.
+        features: Run folder of a trained network: the inputs of its last linear layer take the place of images.
         order: Which task comes when, counted from 0; None: each once.
-        held_out: Last training rows that are not learned; the temperature is chosen on them.
+        held_out: Last training rows of each data set that are not learned; the temperature is chosen on them.
         evaluate: `"test"` rows, or `"held-out"` rows for choosing settings.
         prior: Standard deviation of the first prior of `forgetting = "posterior"`.
         draws: Weight draws of its predictions.
@@ -21,6 +25,8 @@ class StreamTasks:
 
     tasks: str = "split"
     count: int = 5
+    others: list[str] | None = None
+    features: str | None = None
     order: list[int] | None = None
     held_out: int = 0
     evaluate: str = "test"
@@ -78,3 +84,17 @@ class StreamTraining:
     epochs: int = 10
     batch_size: int = 128
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class StreamExperiment:
+    """The sections of an experiment on a stream."""
+
+    continual: StreamTasks
+    method: StreamMethod
+    training: StreamTraining
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, as in the TOML file."""
+        return asdict(self)

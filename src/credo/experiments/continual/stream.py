@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from credo.continual import permuted_tasks, split_tasks
 from credo.continual.hybrid import (
     FORGETTING,
     HybridFlow,
-    Stream,
     StreamLearner,
     StreamResult,
     TaskDetector,
@@ -27,8 +26,8 @@ from credo.continual.hybrid.run import accuracy
 from credo.core.errors import unknown
 from credo.core.support.files import folder_for, write_json, write_text
 from credo.core.support.json_files import read_toml
-from credo.data import Dataset, Split, load_dataset
-from credo.experiments.continual.settings import StreamMethod, StreamTasks, StreamTraining
+from credo.experiments.continual.settings import StreamExperiment, StreamMethod, StreamTasks, StreamTraining
+from credo.experiments.continual.stream_data import DATASETS, KINDS, StreamData, joined, load_stream
 from credo.experiments.options import check_types, data_with_defaults
 from credo.experiments.runs import CONFIG, MODEL, RESULT, versions
 from credo.experiments.toml import dump_toml
@@ -37,20 +36,6 @@ from credo.methods import METHODS
 HYBRID_FLOW = "hybrid-flow"
 JOINT = "joint"
 _SAMPLES = 8  # of each class, for the report
-
-
-@dataclass(frozen=True)
-class StreamExperiment:
-    """The sections of an experiment on a stream."""
-
-    continual: StreamTasks
-    method: StreamMethod
-    training: StreamTraining
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, as in the TOML file."""
-        return asdict(self)
 
 
 def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
@@ -63,7 +48,7 @@ def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
     continual = _section(StreamTasks, "continual", tables)
     method = _section(StreamMethod, "method", tables)
     for name, value, choices in (
-        ("continual.tasks", continual.tasks, ("split", "permuted")),
+        ("continual.tasks", continual.tasks, KINDS),
         ("continual.evaluate", continual.evaluate, ("test", "held-out")),
         ("method.forgetting", method.forgetting, (*FORGETTING, JOINT)),
         ("method.posterior", method.posterior, ("bbb", "vogn")),
@@ -72,6 +57,11 @@ def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
             raise ValueError(unknown(name, value, choices))
     if continual.evaluate == "held-out" and not continual.held_out:
         raise ValueError("continual.evaluate=held-out needs rows: set continual.held_out to their number.")
+    if (continual.tasks == DATASETS) != bool(continual.others):
+        raise ValueError(
+            f"continual.tasks={continual.tasks} with continual.others={continual.others}: tasks={DATASETS} needs "
+            "further data sets there, and nothing else takes them."
+        )
     data = data_with_defaults({"name": "digits", **tables.get("data", {})})
     return StreamExperiment(continual, method, _section(StreamTraining, "training", tables), data)
 
@@ -85,41 +75,16 @@ def _section(kind: type[Any], name: str, tables: Mapping[str, Any]) -> Any:
     for key in given:
         if key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
-    check_types(name, given, {**known, **({"order": []} if "order" in known and name == "continual" else {})})
+    lists = {f.name: [] for f in fields(kind) if str(f.type).startswith("list")}
+    check_types(name, given, {**known, **lists})
     return kind(**given)
 
 
-def make_stream(given: StreamExperiment, dataset: Dataset) -> tuple[Stream, list[Split], Split, list[str]]:
-    """The stream, test rows of each task, held-out rows of all, and the names of the tasks.
-
-    Held-out rows are the last ones of the training data.
-    """
-    continual, seed = given.continual, given.training.seed
-    rows = len(dataset.train) - continual.held_out
-    if rows < 1:
-        raise ValueError(f"continual.held_out={continual.held_out} leaves no training rows of {len(dataset.train)}.")
-    train = dataset.train.subset(range(rows))
-    others = dataset.train.subset(range(rows, len(dataset.train)))
-    make = partial(permuted_tasks, seed=seed) if continual.tasks == "permuted" else partial(split_tasks, heads="single")
-    seen = [task.load() for task in make(Dataset(dataset.name, train, dataset.test, dataset.classes), continual.count)]
-    held = [task.load()[1] for task in make(Dataset(dataset.name, train, others, dataset.classes), continual.count)]
-    names = [task.name for task in make(dataset, continual.count)]
-    stream = Stream(
-        [part[0] for part in seen],
-        order=continual.order,
-        epochs=given.training.epochs,
-        batch_size=given.training.batch_size,
-        seed=seed,
-    )
-    held_out = Split(torch.cat([part.x for part in held]), torch.cat([part.y for part in held]))
-    return stream, held if continual.evaluate == "held-out" else [part[1] for part in seen], held_out, names
-
-
-def make_stream_learner(given: StreamExperiment, dataset: Dataset, data_size: int) -> StreamLearner:
-    """The learner of an experiment on `dataset`; `data_size` examples of a task for posteriors."""
+def make_stream_learner(given: StreamExperiment, data: StreamData) -> StreamLearner:
+    """The learner of an experiment."""
     method, seed = given.method, given.training.seed
     model = HybridFlow(
-        dataset.test.x[0].numel(), dataset.classes or 0, radius=method.radius, noise=method.noise, seed=seed,
+        math.prod(data.shape), data.classes, radius=method.radius, noise=method.noise, seed=seed,
         couplings=method.couplings, hidden=method.hidden, layers=method.layers, scale=method.scale,
         order=method.order, actnorm=method.actnorm, squeeze=method.squeeze, low=method.low,
     )  # fmt: skip
@@ -142,7 +107,7 @@ def make_stream_learner(given: StreamExperiment, dataset: Dataset, data_size: in
         clip=method.clip,
         buffer=method.buffer,
         make=partial(posterior, lr=method.lr, seed=seed, **spread),
-        data_size=data_size,
+        data_size=len(data.stream.tasks[0]),
         prior=given.continual.prior,
         draws=given.continual.draws,
         seed=seed,
@@ -152,47 +117,43 @@ def make_stream_learner(given: StreamExperiment, dataset: Dataset, data_size: in
 def run_stream_experiment(given: StreamExperiment, folder: Path) -> Iterator[StreamResult]:
     """Learn the stream, yielding the results after each segment; write model and result.json into the folder."""
     with folder_for(folder):
-        dataset = load_dataset(**given.data)
-        stream, tests, held_out, names = make_stream(given, dataset)
-        learner = make_stream_learner(given, dataset, len(stream.tasks[0]))
+        data = load_stream(given)
+        learner = make_stream_learner(given, data)
         _claim(given, folder)
         joint = given.method.forgetting == JOINT
-        used, splits = (
-            (stream.joint(), [held_out if given.continual.evaluate == "held-out" else dataset.test])
-            if joint
-            else (stream, tests)
-        )
+        used, splits = (data.stream.joint(), [joined(data.tests)]) if joint else (data.stream, data.tests)
         done = StreamResult()
         for done in run_stream(learner, used, splits, folder):
             if joint:
-                done.matrix = [[accuracy(learner, split) for split in tests]]
+                done.matrix = [[accuracy(learner, split) for split in data.tests]]
             yield done
+        held_out = data.held_out
         temperature = learner.model.recalibrate_(held_out.x, held_out.y) if len(held_out) else None
         learner.model.save(folder / MODEL)
-        shown = names if joint else [names[task] for task in dict.fromkeys(done.order)]
+        names, summary = data.names, done.summary()
+        if joint:
+            del summary["backward_transfer"]
         others = {
-            "tasks": shown,
+            "tasks": names if joint else [names[task] for task in dict.fromkeys(done.order)],
             "rows": ["all at once"] if joint else [names[task] for task in done.order],
             "boundaries": [segment.start for segment in used.segments],
-            "detection": None if joint else detection_summary(stream.segments, done.events),
+            "detection": None if joint else detection_summary(used.segments, done.events),
             "temperature": temperature,
-            "samples": _samples(learner.model, dataset, given.training.seed),
-            "summary": done.summary(),
+            "samples": _samples(learner.model, data, given.training.seed),
+            "summary": summary,
         }
         write_json(folder / RESULT, {**given.to_dict(), "versions": versions(), **asdict(done), **others})
 
 
-def _samples(model: HybridFlow, dataset: Dataset, seed: int) -> dict[str, Any] | None:
-    """Some inputs of each class, if inputs are images: bytes in base64, class after class."""
-    shape = tuple(dataset.test.x.shape[1:])
-    if dataset.test.x.dtype != torch.uint8:
+def _samples(model: HybridFlow, data: StreamData, seed: int) -> dict[str, Any] | None:
+    """Some inputs of each class of each task, if inputs are images: bytes in base64, pair after pair."""
+    if data.held_out.x.dtype != torch.uint8:
         return None
-    pairs = model.pairs()
-    first = {int(label): row for row, label in reversed([*enumerate(pairs[:, 1])])}
-    chosen = pairs[sorted(first.values())].repeat_interleave(_SAMPLES, 0)
+    chosen = model.pairs().repeat_interleave(_SAMPLES, 0)
     x = model.sample(chosen, torch.Generator().manual_seed(seed))[0]
     pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).contiguous().numpy().tobytes()
-    return {"shape": list(shape), "classes": chosen[:, 1].tolist(), "pixels": base64.b64encode(pixels).decode("ascii")}
+    about = {"shape": list(data.shape), "tasks": chosen[:, 0].tolist(), "classes": chosen[:, 1].tolist()}
+    return {**about, "pixels": base64.b64encode(pixels).decode("ascii")}
 
 
 def _claim(given: StreamExperiment, folder: Path) -> None:

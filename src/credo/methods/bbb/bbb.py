@@ -117,6 +117,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         self.attack, self.noise_name = chosen_noise(noise)
         self.arguments["noise"] = self.attack or noise
+        self.can_compile = self.noise_name == "weights"  # others are noise inside the layers
         self.step_draws = checked_count("draws", draws, what="draws a step")
         self.temperature = 1.0 if temperature is None else checked_temperature(temperature)
         kl_term, init = KLTerm.of(kl_term), Init.of(init)

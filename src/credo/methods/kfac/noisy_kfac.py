@@ -94,6 +94,7 @@ class KroneckerStepper(NaturalStepper, ABC):
     """The update rule of noisy K-FAC and of K-FAC, which has no noise."""
 
     checks_first_draw = False
+    can_scale_loss = can_compile = False
     can_defer_checks = False  # inverses of matrices that are not finite raise at once
     renewals: Tensor
 

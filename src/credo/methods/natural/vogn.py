@@ -54,6 +54,7 @@ class GaussNewton(DiagonalStepper, ABC):
     """The update rule of VOGN and of OGN, which has no noise."""
 
     nonnegative = ("curvature",)
+    can_scale_loss = can_compile = False
     plan: PerExamplePlan
     curvature_decay: float
     curvature_init: float | None

@@ -102,6 +102,7 @@ class NodeBNN(GradientPosterior):
     """
 
     can_defer_checks = True
+    can_compile = False  # nodes are multiplied inside the layers
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (3e-4, 3e-2), "temperature": (0.05, 5.0)}
 
     is_linearisable = False  # its draws lie around the means of the nodes, not around the network's own weights

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from credo.core.kernels.conv_squares import shared_linear_sums
 from credo.core.per_example.hook_plan import HookedLayer
-from credo.core.per_example.hooks import LayerCall, PerExamplePass, plain_forward
+from credo.core.per_example.hooks import PerExamplePass
+from credo.core.per_example.layer_calls import LayerCall, plain_forward
 from credo.core.per_example.layer_rules import check_first_order, full_precision, linear
-from credo.core.per_example.rnn_cells import RecurrentCell, before, cell_of
+from credo.core.per_example.sequences.rnn_cells import RecurrentCell, before, cell_of
 
 _KINDS = ("ih", "hh")
 

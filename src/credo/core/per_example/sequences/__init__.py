@@ -1,0 +1,1 @@
+"""Rules for layers over sequences: recurrent cells, unrolled over time, and attention."""
