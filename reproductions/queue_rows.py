@@ -55,4 +55,6 @@ GROUPS: tuple[Group, ...] = (
     Group("bayesian-cnn", "1", ("lenet5-bayesian-mnist", "lenet5-bayesian-cifar10")),
     Group("continual", "permuted", tuple(f"permuted-{method}" for method in _SEQUENCES)),
     Group("continual", "split", tuple(f"split-{method}" for method in _SEQUENCES)),
+    Group("hcl", "split", ("split-functional", "split-replay")),
+    Group("hcl", "recurrence", ("recurrence-functional",)),
 )

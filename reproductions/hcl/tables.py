@@ -39,7 +39,7 @@ _NOTES = {
     "split": "Reported: HCL as Zhu et al. (2022) give it; its flow works on pixels, ours on their frequencies.",
     "baselines": "VCL and VOGN: MLPs with one head for all digits, which are told the task when they learn, but not "
     "when they predict.",
-    "recurrence": "Labels are shared by the two data sets. MNIST and SVHN in turn, in the paper, are not at hand here.",
+    "recurrence": "Labels are shared by the two data sets. In place of MNIST and SVHN, which the paper has in turn.",
     "features": "Reported: HCL as Zhu et al. (2022) give it, on features of a network trained on ImageNet. Ours are "
     "the 64 features of a ResNet-20 that was trained on {examples} images of CIFAR-100 for {epochs} epochs ({accuracy} "
     "% test accuracy there), whose classes are others; they are much weaker, as joint training shows.",
@@ -62,7 +62,8 @@ def stages_of(table: str, scale: str, seed: int | None = None) -> list[Stage]:
             if row in SEQUENCES:
                 sequences.append(Job(name, {"method": row, "experiment": sequence_of(row, scale, one)}))
             else:
-                streams.append(Job(name, {"experiment": experiment_for(kind, row, scale, one)}))
+                network = {"network": network_for(scale)} if kind == "features" else {}
+                streams.append(Job(name, {"experiment": experiment_for(kind, row, scale, one), **network}))
     first = [Job(NETWORK, {"experiment": network_for(scale)})] if kind == "features" else []
     stages = [Stage("", train_network, first), Stage("", run_job, streams), Stage("", run_sequence, sequences)]
     return [stage for stage in stages if stage.jobs]
@@ -78,11 +79,12 @@ def train_network(arguments: dict[str, Any], folder: Path) -> Record:
 
 
 def run_job(arguments: dict[str, Any], folder: Path) -> Record:
-    """Learn one stream, resumed at any batch; one on features finds their network beside it."""
+    """Learn one stream, resumed at any batch; one on features finds their network beside it, or trains it there."""
     tables = arguments["experiment"]
-    if folder.name.startswith("features-"):
-        features = {"features": str(folder.parent / NETWORK)}
-        tables = {**tables, "continual": {**tables["continual"], **features}}
+    if "network" in arguments:
+        beside = folder.parent / NETWORK
+        train_network({"experiment": arguments["network"]}, beside)
+        tables = {**tables, "continual": {**tables["continual"], "features": str(beside)}}
     for _ in run_stream_experiment(make_stream_experiment(tables), folder):
         pass
     found = read_json(folder / RESULT)
@@ -119,6 +121,8 @@ def finish(table: str, records: Records, scale: str) -> ResultTable:
 
 
 def _note(table: str, records: Records) -> str:
+    if table == "recurrence":
+        return " ".join([_NOTES[table], *_by_task(records)])
     network = records.get(NETWORK)
     training = {} if network is None else network["arguments"]["experiment"]["training"]
     accuracy = "–" if network is None else f"{100 * network['test']['accuracy']:.1f}"
@@ -126,11 +130,23 @@ def _note(table: str, records: Records) -> str:
     return _NOTES[table].format(epochs=epochs, examples=examples, accuracy=accuracy)
 
 
+def _by_task(records: Records) -> list[str]:
+    """What functional regularisation has on each task after the last."""
+    of_seeds = [record for name, record in records.items() if "-functional" in name]
+    if not of_seeds:
+        return []
+    tasks = of_seeds[0]["tasks"]
+    found = [_spread([record["matrix"][-1][place] for record in of_seeds]) for place in range(len(tasks))]
+    epochs = of_seeds[0]["arguments"]["experiment"]["training"]["epochs"]
+    after = ", ".join(f"{value} % on {task}" for task, value in zip(tasks, found, strict=True))
+    return [f"HCL-FR has {after}, with {epochs} {'epoch' if epochs == 1 else 'epochs'} of each."]
+
+
 def _cells(records: list[Record]) -> list[str | None]:
     """Of one row: ACC, BWT, changes found, longest delay, false alarms, returns recognised, seeds, minutes."""
     found = [record["detection"] for record in records if record.get("detection")]
     backward = [record["summary"].get("backward_transfer") for record in records]
-    cells = [_spread([record["summary"]["accuracy"] for record in records])]
+    cells: list[str | None] = [_spread([record["summary"]["accuracy"] for record in records])]
     cells.append(None if None in backward else _spread(backward, sign="+"))
     cells += _detection(found) if found else [None] * 4
     minutes = mean(sum(record["seconds"]) / 60 for record in records)

@@ -202,3 +202,20 @@ def test_one_duplicate_among_the_few_rows_that_can_be_compared_is_no_reuse(monke
     reused = trained[:5000]
     with pytest.warns(credo.ReusedRowsWarning, match="training"):
         ledger.record("conformal", reused)
+
+
+@pytest.mark.parametrize("key", ["labels", "income"])
+def test_rows_are_recognised_however_their_batches_are_read(network: Make, key: str) -> None:
+    """With `forward`, inputs are the whole batch: the targets among them counted twice, and training was not seen."""
+    x, y = torch.randn(60, 4), torch.randn(60, 3)
+    batches = [{key: y[part], "x": x[part]} for part in (slice(0, 30), slice(30, 60))]
+    reading: dict[str, Any] = {"forward": lambda net, batch: net(batch["x"]), "target": lambda batch: batch[key]}
+    posterior = MAP(network(), data_size=60, likelihood="gaussian")
+    credo.fit(posterior, batches, epochs=1, progress=False, **reading)
+    with pytest.warns(ReusedRowsWarning, match=r"have served training \(100 %\)"):
+        credo.conformal(posterior, batches, **reading)
+    pairs = [(x, y)]
+    again = MAP(network(), data_size=60, likelihood="gaussian")
+    credo.fit(again, pairs, epochs=1, progress=False)
+    with pytest.warns(ReusedRowsWarning, match=r"have served training \(100 %\)"):
+        credo.conformal(again, pairs, forward=lambda net, batch: net(batch[0]))

@@ -75,8 +75,14 @@ def test_joint_training_and_given_boundaries_find_nothing_and_a_return_is_shown(
     made = STUDY.tables["baselines"].finish({"split-joint": joint, "split-vcl": vcl}, "cpu")
     assert made.columns == ["forgetting", "ACC %", "BWT %", "seeds", "min"]
     assert [row[1:] for row in made.rows] == [["90.00", None, "1", "1.0"], ["20.00", "-90.00", "1", "1.0"]]
-    back = {"recurrence-functional": record_of(0.9, recurrences=1, recognised=1)}
-    made = STUDY.tables["recurrence"].finish(back, "cpu")
+    back = record_of(0.9, recurrences=1, recognised=1)
+    back |= {
+        "tasks": ["a", "b"],
+        "matrix": [[0.9], [0.95, 0.85]],
+        "arguments": {"experiment": {"training": {"epochs": 1}}},
+    }
+    made = STUDY.tables["recurrence"].finish({"recurrence-functional": back}, "cpu")
+    assert "HCL-FR has 95.00 % on a, 85.00 % on b, with 1 epoch of each." in made.notes[1]
     assert dict(zip(made.columns, made.rows[0], strict=True))["returns recognised"] == "1 of 1"
 
 

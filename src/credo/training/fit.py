@@ -316,7 +316,7 @@ class _Training:
     def _remember(self, batch: Any) -> None:
         """Record the rows as trained on, where they can be told apart: conformal prediction needs others."""
         with suppress(TypeError, ValueError):
-            self.posterior.ledger.record("training", [batch])
+            self.posterior.ledger.record("training", [batch if self.read_first is None else self.read_first(batch)])
 
     def _start_with(self, batch: Any) -> None:
         """Before the first step, let what the user did not give suit the first batch."""

@@ -61,6 +61,8 @@ def _command(
     With method.name=hybrid-flow the tasks come as a stream of batches without boundaries, which the model finds itself:
 
         credo continual method.name=hybrid-flow method.forgetting=replay continual.order=[0,1,0]
+        credo continual method.name=hybrid-flow continual.tasks=datasets 'continual.others=["fashion-mnist"]' …
+        credo continual method.name=hybrid-flow data.name=cifar10 continual.features=runs/RUN
 
     The table has the accuracy on every task after each task.
     """

@@ -204,13 +204,16 @@ def row_digests(batches: Iterable[Any]) -> Digests:
 def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
     """A 32-bit digest of each row of one batch.
 
-    Where inputs cannot be taken apart into the rows of the targets, rows are known by all targets and their number.
+    It does not matter how a batch is read: if its inputs are all of it (for a `forward` of the user's own), the targets
+    among them count once. Where inputs cannot be taken apart into the rows of the targets, rows are known by all
+    targets and their number.
 
     Args:
         x: Inputs.
         y: Targets, if there are any.
     """
-    parts = [part for part in (*tensors_of(x), y) if part is not None]
+    inputs = [part for part in tensors_of(x) if y is None or isinstance(x, Tensor) or not _is_same(part, y)]
+    parts = [part for part in (*inputs, y) if part is not None]
     if y is not None and not _has_rows(x, y):
         parts = [torch.arange(len(y)), y.reshape(1, -1).expand(len(y), -1)]
     columns = [_bytes(part) for part in parts]
@@ -221,6 +224,13 @@ def batch_digests(x: AnyInputs, y: Tensor | None = None) -> Digests:
 def _has_rows(x: AnyInputs, y: Tensor) -> bool:
     """Whether inputs can be taken apart into the rows of the targets."""
     return not isinstance(x, Inputs) or {len(tensor) for tensor in x.tensors()} == {len(y)}
+
+
+def _is_same(part: Tensor, y: Tensor) -> bool:
+    """Whether a tensor of a batch is its targets, perhaps in another type or with another dimension of 1."""
+    if part is y or part.numel() != y.numel():
+        return part is y
+    return torch.equal(part.detach().double().flatten(), y.detach().to(part.device).double().flatten())
 
 
 def _bytes(tensor: Tensor) -> list[memoryview]:

@@ -10,12 +10,8 @@ from credo.experiments.continual.sequence import (
     make_tasks,
     run_continual,
 )
-from credo.experiments.continual.stream import (
-    HYBRID_FLOW,
-    StreamExperiment,
-    make_stream_experiment,
-    run_stream_experiment,
-)
+from credo.experiments.continual.settings import StreamExperiment
+from credo.experiments.continual.stream import HYBRID_FLOW, make_stream_experiment, run_stream_experiment
 
 __all__ = [
     "HYBRID_FLOW",

@@ -75,7 +75,7 @@ def _section(kind: type[Any], name: str, tables: Mapping[str, Any]) -> Any:
     for key in given:
         if key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
-    lists = {f.name: [] for f in fields(kind) if str(f.type).startswith("list")}
+    lists: dict[str, Any] = {f.name: [] for f in fields(kind) if str(f.type).startswith("list")}
     check_types(name, given, {**known, **lists})
     return kind(**given)
 
