@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.kernels.build import library
-from credo.methods.natural.diagonal_update import Coefficients, DiagonalUpdate
+from credo.methods.natural.diagonal import Coefficients, DiagonalUpdate
 
 needs_kernels = pytest.mark.skipif(library("flat") is None, reason="no compiled kernels here")
 SHAPES = [[(3,)], [(5, 7), (7,)], [(1024,), (1,), (33, 31)], [(40, 50), (2, 3, 4, 5), (), (1500,)]]

@@ -101,31 +101,37 @@ def _command(
     with errors_explained():
         use_model_of(model, folder)
         run = Run(folder, join() if started_by_torchrun() else None, device=device)
-        first = run.process_group is None or run.process_group.is_first
         kinds = _checked_kinds(run, shift, shift_kinds, shift_examples)
         sets = _checked(run, attack_set or [], samples=samples)
         detected: dict[str, Any] = {"ood": tuple(ood or ()), "ood_scores": checked_scores(ood_scores, ood)}
         choose_sets(run, conformal, conformal_kind, by_class, draws, tolerance)
         chosen = abstention(run, max_error, draws)
-        metrics = evaluate_run(run, draws=draws, tolerance=tolerance, bins=bins, **detected)
-        on_sets = _on_sets(run, sets, {"draws": draws, "tolerance": tolerance, "shard": run.shard}, bins)
+        way: dict[str, Any] = {"draws": draws, "tolerance": tolerance}
+        metrics = evaluate_run(run, bins=bins, **way, **detected)
         metrics |= chosen
-        options = {"draws": draws, "tolerance": tolerance, "bins": bins}
-        shifted = None if kinds is None else _shifted(run, kinds, shift_examples, options)
-        if not first:
+        on_sets = _on_sets(run, sets, {**way, "shard": run.shard}, bins)
+        shifted = None if kinds is None else _shifted(run, kinds, shift_examples, {**way, "bins": bins})
+        if run.process_group is not None and not run.process_group.is_first:
             return
         if samples:  # only the first process, and it may take long: after everything that processes do together
             metrics["samples"] = _sample_numbers(run, samples)
-        every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
-        record_report(run)
-        path = run.folder / "evaluation.json"
-        replaced = _lost(path, every)
-        error = _store(path, every)
-        if as_json:
-            print_json(every)
-        else:
-            _print_all(str(folder), metrics, on_sets, shifted)
-        say_stored(path, error, note=replaced, silent=as_json)
+        _report(run, metrics, on_sets, shifted, as_json=as_json)
+
+
+def _report(
+    run: Run, metrics: dict[str, Any], on_sets: dict[str, Any], shifted: dict[str, Any] | None, *, as_json: bool
+) -> None:
+    """Write all results into the run's folder, and print them."""
+    every = {**metrics, **({"attack_sets": on_sets} if on_sets else {}), **({"shift": shifted} if shifted else {})}
+    record_report(run)
+    path = run.folder / "evaluation.json"
+    replaced = _lost(path, every)
+    error = _store(path, every)
+    if as_json:
+        print_json(every)
+    else:
+        _print_all(str(run.folder), metrics, on_sets, shifted)
+    say_stored(path, error, note=replaced, silent=as_json)
 
 
 def _store(path: Path, numbers: dict[str, Any]) -> OSError | None:

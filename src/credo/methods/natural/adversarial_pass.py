@@ -22,8 +22,8 @@ from credo.methods.adversarial_sampling import (
     unknown_noise,
     weight_gradients,
 )
-from credo.methods.natural.diagonal import NaturalGaussian
 from credo.methods.natural.likelihood_params import likelihood_restored_on_error
+from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.validate import check_loss
 

@@ -1,6 +1,12 @@
 """Natural gradients with a diagonal curvature: momentum and curvature are vectors over all trainable parameters.
 
-The update itself is in `credo.methods.natural.diagonal_update`.
+Entry by entry, with pull = shift·(mean − prior mean), an update is
+
+    momentum  ← keep·momentum + take·(g + pull)                    (the pull beside it where it is not coupled)
+    curvature ← decay·curvature + renew·h + ½·renew²·(curvature − h)²/(curvature + shift)   (the last if corrected)
+    mean      ← mean − lr·clip(debias·momentum / (curvature + shift + damping)),
+
+g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and coefficients.
 """
 
 from __future__ import annotations
@@ -8,23 +14,242 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.core.deferred import Number
-from credo.core.description import Description, WeightState
+from credo.core.deferred import Later, Number
 from credo.core.kernels import flat
+from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
 from credo.core.network.substitute import parameters_at
+from credo.core.optimizer_step import is_finite
 from credo.core.optimizers import Rates
-from credo.core.posterior import GaussianPosterior
-from credo.core.prior import Gaussian, Prior, Value
-from credo.methods.natural.diagonal_update import Coefficients, DiagonalUpdate
+from credo.core.prior import Prior, Value
 from credo.methods.natural.stepper import NaturalStepper
 from credo.methods.natural.validate import check_finite
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of an update; `lr`, `keep`, `shift`, `prior_mean`, `prior_precision` may be vectors.
+
+    Attributes:
+        lr: Learning rate.
+        keep: Weight of the old momentum.
+        take: Weight of the new gradient in it.
+        decay: Weight of the old curvature.
+        renew: Weight of the new one.
+        shift: The prior's part of the denominator.
+        damping: The rest of it.
+        prior_mean: Mean of the prior.
+        prior_precision: Its precision.
+        debias: Factor of the momentum in the step.
+        clip: Largest entry of the step's direction.
+        gradient_scale: Factor that makes gathered gradients means.
+        curvature_scale: The same for gathered curvatures.
+        correction: Factor of the curvature's second-order correction.
+        coupled: Whether the prior's pull goes through the momentum.
+        variance: σ² = variance/(curvature + shift + damping), for the KL; 0: there is none.
+    """
+
+    lr: float | Tensor
+    keep: float | Tensor
+    take: float
+    decay: float
+    renew: float
+    shift: float | Tensor = 0.0
+    damping: float = 0.0
+    prior_mean: float | Tensor = 0.0
+    prior_precision: float | Tensor = 0.0
+    debias: float = 1.0
+    clip: float = math.inf
+    gradient_scale: float = 1.0
+    curvature_scale: float = 1.0
+    correction: float = 0.0
+    coupled: int = 1
+    variance: float = 0.0
+
+
+class DiagonalUpdate:
+    """One update of some of the network's parameters; compiled where that is possible, else by torch.
+
+    Args:
+        parameters: The parameters by name.
+        momentum: Their slice of the momentum.
+        curvature: Their slice of the curvature.
+        coefficients: The numbers of the update.
+        gradients: Gathered gradients, by name.
+        curvatures: Gathered curvatures, by name.
+        layout: Their layout in the vectors, if known already.
+        vectors: Those of `parameters`, `gradients` and `curvatures` that are known as vectors, and the `denominator`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        momentum: Tensor,
+        curvature: Tensor,
+        coefficients: Coefficients,
+        gradients: Mapping[str, Tensor],
+        curvatures: Mapping[str, Tensor],
+        layout: Layout | None = None,
+        vectors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
+        self.gradients, self.curvatures = gradients, curvatures
+        self.layout = Layout(parameters) if layout is None else layout
+        self._lists: tuple[flat.TensorList, flat.TensorList, flat.TensorList] | None = None
+        self._vectors = dict(vectors or {})
+        self._offsets: Tensor | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is compiled; not with vectors among the coefficients."""
+        if self._lists is None:
+            gathered = (self.parameters, self.gradients, self.curvatures)
+            tensors = [[one[name] for name in self.parameters] for one in gathered]
+            if any(isinstance(value, Tensor) for value in vars(self.coefficients).values()):
+                return False
+            if not flat.fused([t for listed in tensors for t in listed], self.momentum, self.curvature):
+                return False
+            if not self.layout.is_whole:
+                tensors = [self.layout.pieces(one) for one in gathered]
+            self._means = tensors[0]
+            self._lists = (flat.TensorList(tensors[0]), flat.TensorList(tensors[1]), flat.TensorList(tensors[2]))
+        return True
+
+    def inspect(self, later: bool = False) -> tuple[Number, float]:
+        """KL(q ‖ p) at present, and the squared norm of what was gathered; changes nothing.
+
+        The norm is not finite where something gathered is not, or where a corrected curvature would not stay so.
+
+        Args:
+            later: Read the KL later, and leave out the norm where it would have to be read from a tensor.
+        """
+        c = self.coefficients
+        if self.is_fused and self._lists is not None:
+            return flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=True)
+        kl = self._kl() if c.variance else 0.0
+        if later:
+            return kl, 0.0
+        squares = self._squares(self.gradients) + self._squares(self.curvatures)
+        if c.correction and not is_finite(self._renewed_(self.curvature.clone())):
+            squares = math.nan
+        return float(kl), squares
+
+    def apply_(self) -> None:
+        """Change parameters, momentum and curvature."""
+        c = self.coefficients
+        if self.is_fused and self._lists is not None:
+            flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=False)
+            if not self.layout.is_whole:  # else the parameters themselves were updated
+                self._write(self._means[0])
+            return
+        m, g, take = self.momentum, self._flat("gradients"), c.take * c.gradient_scale
+        if not isinstance(c.keep, Tensor) and c.keep == 1 - take:
+            m.lerp_(g, take)
+        elif not isinstance(c.keep, Tensor) and take == 1:
+            torch.add(g, m, alpha=c.keep, out=m)
+        else:
+            m.mul_(c.keep).add_(g, alpha=take)
+        if c.coupled:
+            self._pulled(m, c.take, out=m)
+        self._renewed_(self.curvature)
+        self._vectors.pop("denominator", None)
+        s = self._denominator()
+        # The debiased momentum and the pull beside it, divided by the debiasing, which the rate then has.
+        direction = m / s if c.coupled else self._pulled(m, 1 / c.debias).div_(s)
+        if math.isfinite(c.clip):
+            direction.clamp_(-c.clip / c.debias, c.clip / c.debias)
+        self._move(direction)
+        self._vectors.pop("parameters", None)
+        self._vectors.pop("denominator", None)
+        self._offsets = None
+
+    def _pulled(self, vector: Tensor, factor: float, *, out: Tensor | None = None) -> Tensor:
+        """The vector plus the prior's pull times a factor."""
+        shift = self.coefficients.shift
+        if isinstance(shift, Tensor):
+            return torch.addcmul(vector, self._offset(), shift, value=factor, out=out)
+        if not shift:
+            return vector.clone() if out is None else out
+        return torch.add(vector, self._offset(), alpha=factor * shift, out=out)
+
+    def _offset(self) -> Tensor:
+        """Means minus those of the prior."""
+        c = self.coefficients
+        if self._offsets is None:
+            mean = self._flat("parameters")
+            self._offsets = mean - c.prior_mean if isinstance(c.prior_mean, Tensor) or c.prior_mean else mean
+        return self._offsets
+
+    def _renewed_(self, s: Tensor) -> Tensor:
+        c, h = self.coefficients, self._flat("curvatures")
+        if not c.correction:
+            return s.mul_(c.decay).add_(h, alpha=c.renew * c.curvature_scale) if c.renew else s
+        change = torch.sub(s, h, alpha=c.curvature_scale)
+        # Squared only after the division: a square of large ones overflows.
+        inverse = s + c.shift if c.damping else self._denominator()
+        one = flat.one(s.device, s.dtype)
+        factor = torch.addcdiv(one, change, inverse, value=-0.5 * c.correction * c.renew)
+        return s.addcmul_(change, factor, value=-c.renew)
+
+    def _denominator(self) -> Tensor:
+        """Curvature + shift + damping; positive, whatever rounding does to a corrected curvature."""
+        c, found = self.coefficients, self._vectors.get("denominator")
+        if found is None:
+            found = self.curvature.add(c.shift + c.damping)
+            if c.correction or isinstance(c.shift, Tensor) or not c.shift + c.damping > 0:
+                found.clamp_min_(1e-30)
+            self._vectors["denominator"] = found
+        return found
+
+    def _kl(self) -> Later:
+        c, size = self.coefficients, self.curvature.numel()
+        inverse = self._denominator()
+        precision, offset = c.prior_precision, self._offset()
+        if isinstance(precision, Tensor):
+            inverse, offset, precision = inverse / precision, offset * precision.sqrt(), 1.0
+        # 1/r − 1 + log r for a weight, 1/r being q's variance over the prior's.
+        scale = c.variance * precision
+        spread = inverse.log().addcdiv_(flat.one(inverse.device, inverse.dtype), inverse, value=scale).sum()
+        squares = offset.dot(offset)
+        return Later(lambda: 0.5 * (spread.item() - size * (1 + math.log(scale)) + precision * squares.item()))
+
+    def _squares(self, tensors: Mapping[str, Tensor]) -> float:
+        listed = [tensors[name] for name in self.parameters]
+        total = math.fsum(norm * norm for norm in torch.stack(torch._foreach_norm(listed)).tolist())
+        # Finite ones of which the square is not are rare; in double it is.
+        return total if math.isfinite(total) else sum(float(t.double().square().sum()) for t in listed)
+
+    def _move(self, direction: Tensor) -> None:
+        """mean ← mean − lr·debias·direction."""
+        c = self.coefficients
+        rate = c.lr * c.debias
+        pieces = self.layout.split(direction.mul_(rate) if isinstance(rate, Tensor) else direction, cast=False)
+        same = all(p.dtype is direction.dtype for p in self.parameters.values())
+        if self.layout.is_whole and same:
+            alpha = -1.0 if isinstance(rate, Tensor) else -rate
+            torch._foreach_add_([*self.parameters.values()], [*pieces.values()], alpha=alpha)
+        else:
+            mean = self._flat("parameters")
+            self._write(mean.sub_(direction, alpha=1.0 if isinstance(rate, Tensor) else rate))
+
+    def _write(self, means: Tensor) -> None:
+        torch._foreach_copy_([*self.parameters.values()], [*self.layout.split(means).values()])
+
+    def _flat(self, which: str) -> Tensor:
+        given = self._vectors.get(which)
+        if given is None:
+            tensors = getattr(self, which)
+            given = self.layout.flatten({n: tensors[n].detach() for n in self.parameters}).to(self.momentum.dtype)
+            self._vectors[which] = given
+        return given
 
 
 class DiagonalStepper(NaturalStepper, ABC):
@@ -157,63 +382,3 @@ class DiagonalStepper(NaturalStepper, ABC):
         if f"{prefix}progress" in state_dict:
             self.steps, *found = self.progress.view(-1).tolist()
             self.has_curvature = bool(found[0]) if found else True
-
-
-class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
-    """A mean-field Gaussian posterior by natural gradients, whose mean is the network's own parameters."""
-
-    @abstractmethod
-    def _std(self) -> Tensor:
-        """Standard deviations as one vector."""
-
-    def draw(self) -> dict[str, Tensor]:
-        """μ + σ·ε for every random parameter; the mean while there is no curvature yet."""
-        parameters = parameters_at(self.model, self.layout.names)
-        means = {name: p.detach() for name, p in parameters.items()}
-        draw = self._draw_vector(means)[0] if self.is_noisy else self.layout.flatten(means)
-        if not torch.is_grad_enabled():
-            return self.layout.split(draw)
-        attached = self.layout.flatten(parameters)
-        return self.layout.split(attached + (draw - attached.detach()))
-
-    def mean(self) -> dict[str, Tensor]:
-        """Posterior means: copies of the network's own parameters."""
-        return {name: p.detach().clone() for name, p in parameters_at(self.model, self.layout.names).items()}
-
-    def std(self) -> dict[str, Tensor]:
-        """Posterior standard deviations; zero while there is no curvature yet."""
-        return self.layout.split(self._std())
-
-    def keep_(self, masks: Mapping[str, Tensor]) -> None:
-        """Prune for good: momentum, curvature and the prior lose their entries, so that no update reaches them."""
-        kept = self._keep(masks)
-        self._set_prior(cast(Gaussian, self.prior.at(self.layout.narrowed(kept)[1])))
-        self.vector, chosen = self.vector.narrowed(kept)
-        self.layout = self.vector.random_layout
-        if isinstance(self.rates, Tensor):
-            self.rates = self.rates[chosen.to(self.rates.device)]
-        if isinstance(self._last_scale, Tensor):
-            self._last_scale = self._last_scale[chosen.to(self._last_scale.device)]
-        self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
-        self._gathered.clear()
-
-    def describe(self) -> Description:
-        """Prior, temperature and curvature; σ² = variance_scale/(curvature + …)."""
-
-        def refit(curvature: Tensor, mean: Tensor, before: Tensor, after: Tensor) -> Tensor:
-            """The curvature for a variance that was `before` and is `after`, whatever the mean."""
-            change = 1 / after.double() - 1 / before.double()
-            return curvature + (self.variance_scale * change).to(curvature.dtype)
-
-        everything = self.vector.layout
-        return Description(
-            prior=self.prior,
-            layout=self.layout,
-            temperature=self.temperature,
-            spread_count=self.layout.size,
-            has_curvature=self.has_curvature,
-            state={
-                "momentum": WeightState(self.momentum, everything),
-                "curvature": WeightState(self.curvature, everything, refit if self.has_curvature else None),
-            },
-        )

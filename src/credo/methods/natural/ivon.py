@@ -30,9 +30,9 @@ from credo.core.optimizer_step import check_dense
 from credo.core.optimizers import Rates
 from credo.core.prior import Prior, Value
 from credo.core.support.validate import checked_count, is_number
-from credo.methods.natural.diagonal import NaturalGaussian
-from credo.methods.natural.diagonal_update import Coefficients
+from credo.methods.natural.diagonal import Coefficients
 from credo.methods.natural.groups import RENAMED_CURVATURE, check_decay, check_flags, check_temperature
+from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_clip

@@ -33,8 +33,7 @@ from credo.core.prior import Prior, Value
 from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.adversarial_pass import attack_of, mixed_pass
-from credo.methods.natural.diagonal import DiagonalStepper, NaturalGaussian
-from credo.methods.natural.diagonal_update import Coefficients
+from credo.methods.natural.diagonal import Coefficients, DiagonalStepper
 from credo.methods.natural.groups import (
     PAPER_TAU,
     RENAMED_CURVATURE,
@@ -44,6 +43,7 @@ from credo.methods.natural.groups import (
     Momentum,
     Warmup,
 )
+from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
