@@ -3,7 +3,7 @@
 The statistics of a batch under a task (mean log-likelihood, its latent part, its log-determinant) are compared with
 a line through their values at the last batches of that task, in units of the standard deviation around that line: they
 move as the flow learns, and a plain standard deviation would take that for noise and miss a change. The test is
-two-sided: a likelihood that is too high is as foreign as one that is too low (Nalisnick et al. 2019; several
+two-sided: a likelihood that is too high is as untypical as one that is too low (Nalisnick et al. 2019; several
 statistics: Morningstar et al. 2021).
 """
 
@@ -103,10 +103,10 @@ class TaskDetector:
         values = self.windows[task]
         batches = torch.arange(len(values), dtype=torch.float64)
         centred = batches - batches.mean()
-        slope = (centred[:, None] * values).sum(0) / centred.pow(2).sum()
-        residuals = values - values.mean(0) - centred[:, None] * slope
+        rate = (centred[:, None] * values).sum(0) / centred.pow(2).sum()
+        residuals = values - values.mean(0) - centred[:, None] * rate
         std = (residuals.pow(2).sum(0) / (len(values) - 2)).sqrt()
-        return values.mean(0) + slope * (len(values) - batches.mean()), std
+        return values.mean(0) + rate * (len(values) - batches.mean()), std
 
     def _is_typical(self, found: Tensor, task: int, threshold: float, moved: Tensor | None) -> bool:
         if len(self.windows[task]) < 3:

@@ -151,8 +151,8 @@ class LogitSqueeze(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """y and log |det ∂y/∂x|."""
         p = 0.5 + self.width * (x - 0.5)
-        slopes = math.log(self.width) - p.log() - (-p).log1p()
-        return p.logit(), slopes.sum(1)
+        log_derivatives = math.log(self.width) - p.log() - (-p).log1p()
+        return p.logit(), log_derivatives.sum(1)
 
     def inverse(self, y: Tensor) -> Tensor:
         """x such that `forward(x)` is y; in ½ ± ½/width, a little beyond 0 and 1."""
