@@ -132,7 +132,7 @@ def test_the_gradient_of_the_functional_penalty_is_zero_at_the_snapshot_only() -
     assert float(gradients.abs().max()) > 1e-2
 
 
-def test_a_file_has_the_same_predictions_and_a_foreign_or_damaged_one_is_an_error(tmp_path: Path) -> None:
+def test_a_file_has_the_same_predictions_and_another_or_damaged_one_is_an_error(tmp_path: Path) -> None:
     model, x = model_with_tasks(), rows(5)
     model.temperature.fill_(2.5)
     path = model.save(tmp_path / "flow.safetensors")

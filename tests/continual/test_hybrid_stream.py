@@ -7,7 +7,17 @@ import pytest
 import torch
 
 import credo
-from credo.continual import HybridFlow, Stream, StreamLearner, StreamResult, TaskDetector, detection_summary, run_stream
+from credo.continual import (
+    HybridFlow,
+    Stream,
+    StreamLearner,
+    StreamResult,
+    TaskDetector,
+    detection_summary,
+    moments_of,
+    run_stream,
+)
+from credo.continual.hybrid.detection import Decision
 from credo.continual.hybrid.features import feature_tasks, features_of
 from credo.continual.hybrid.streams import Segment
 from credo.continual.tasks import Task
@@ -66,7 +76,7 @@ def spots(task: int, rows: int, seed: int) -> Split:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forgetting", ["functional", "replay"])
+@pytest.mark.parametrize("forgetting", ["functional", pytest.param("replay", marks=pytest.mark.grid)])
 def test_in_the_plane_every_change_is_found_none_invented_and_a_return_is_recognised(forgetting: str) -> None:
     model = HybridFlow(2, 2, couplings=6, hidden=32, radius=3.0)
     detector = TaskDetector(window=60, known_threshold=10.0, consecutive=3, burn_in=60)
@@ -108,6 +118,23 @@ def test_the_posterior_of_the_couplings_becomes_the_prior_of_the_next_task(metho
     assert learner.prior is not None
     assert learner.posterior is not None
     assert set(learner.prior.mean) == set(dict(learner.model.flow.named_parameters()))
+
+
+def test_the_carried_posterior_holds_the_couplings_the_more_the_fewer_examples_a_task_has() -> None:
+    moved = {}
+    for data_size in (10, 10_000_000):
+        learner = toy_learner("posterior", detector=None, data_size=data_size, lr=1e-3, decay=None, warm_up=1)
+        first, second = blobs(0, 32 * 25, 0), blobs(1, 32 * 25, 0)
+        for rows in range(0, len(first), 32):
+            learner.step(first.x[rows : rows + 32], first.y[rows : rows + 32])
+        learner._change(Decision("new", 1), second.x[:32])
+        for rows in range(0, len(second), 32):
+            learner.step(second.x[rows : rows + 32], second.y[rows : rows + 32])
+        assert learner.prior is not None
+        assert learner.posterior is not None
+        now = moments_of(learner.posterior).mean
+        moved[data_size] = max(float((now[name] - mean).abs().max()) for name, mean in learner.prior.mean.items())
+    assert moved[10] < 0.5 * moved[10_000_000], moved
 
 
 @pytest.mark.part(2)
