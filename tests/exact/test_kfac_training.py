@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from credo.core.likelihood import GaussianNoise
 from credo.data import load_dataset
 from credo.methods import MAP
+from credo.methods.kfac import noisy_kfac
 from credo.methods.kfac.blocks import KroneckerBlock
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
@@ -45,11 +46,48 @@ def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         type(posterior.plan),
         "hooks",
-        lambda plan, *rest: opened.append(posterior.steps) or original(plan, *rest),
+        lambda plan, *rest, **options: opened.append(posterior.steps) or original(plan, *rest, **options),
     )
     for _ in range(7):
         posterior.step(nll)
     assert opened == [0, 5]
+
+
+def test_factors_of_wide_layers_become_rare_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of narrow layers, and squares of all others, stay new in every step."""
+    monkeypatch.setattr(noisy_kfac, "DENSE_STEPS", 3)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 260), nn.ReLU(), nn.Linear(260, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    posterior = NoisyKFAC(net, data_size=20, curvature={"factor_every": None})
+    new: dict[str, list[int]] = {"0.weight": [], "2.weight": [], "4.weight": [], "3.weight": []}
+    for step in range(12):
+        before = {b: b.current(b.averages)[-1].clone() for b in posterior.blocks}
+        posterior.step(nll)
+        for block, old in before.items():
+            if block.names[0] in new and not torch.equal(block.current(block.averages)[-1], old):
+                new[block.names[0]].append(step)
+    assert new["0.weight"] == new["2.weight"] == [0, 1, 2, 5, 10]
+    assert new["3.weight"] == new["4.weight"] == list(range(12))
+
+
+def test_a_schedule_of_factors_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noisy_kfac, "DENSE_STEPS", 3)
+
+    def made() -> NoisyKFAC:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 260), nn.ReLU(), nn.Linear(260, 3))
+        return NoisyKFAC(net, data_size=20, curvature={"factor_every": None})
+
+    whole, first, second = made(), made(), made()
+    for _ in range(11):
+        whole.step(nll)
+    for _ in range(7):
+        first.step(nll)
+    second.load_state_dict(first.state_dict())
+    for _ in range(4):
+        second.step(nll)
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(second.model.state_dict()[name], value, rtol=0, atol=0)
 
 
 def test_the_temperature_warms_up() -> None:

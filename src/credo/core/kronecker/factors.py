@@ -21,6 +21,8 @@ from credo.core.errors import NonFiniteError
 _CHUNK = 1 << 22
 # Tenfold damping each time: by then it outweighs any matrix of finite second moments.
 _TRIES = 12
+# From this many rows on, triangles are multiplied in so many blocks.
+_LARGE, _BLOCKS = 256, 4
 
 
 def matrix_shape(layer: nn.Module, *, bias: bool) -> tuple[int, int, int]:
@@ -187,8 +189,28 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
-    """left · middle · rightᵀ: a preconditioned gradient from inverses, noise of the right covariance from roots."""
+    """left · middle · rightᵀ: a preconditioned gradient from inverses."""
     return left @ middle @ right.mT
+
+
+def root_product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
+    """The same for upper triangles, without most of their zeros: noise of the right covariance from roots."""
+    return _times_upper(_times_upper(middle.mT, left).mT, right)
+
+
+def own_product(root: Tensor) -> Tensor:
+    """L Lᵀ of upper triangles."""
+    return _times_upper(root, root)
+
+
+def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
+    """x · upperᵀ of upper triangles: of large ones, only the columns from each block's first on."""
+    size = upper.shape[-1]
+    if size < _LARGE:
+        return x @ upper.mT
+    step = -(-size // _BLOCKS)
+    parts = [x[..., i:] @ upper[..., i : i + step, i:].mT for i in range(0, size, step)]
+    return torch.cat(parts, -1)
 
 
 def inverse_diagonal(root: Tensor) -> Tensor:

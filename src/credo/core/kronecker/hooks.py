@@ -88,7 +88,13 @@ class CurvaturePlan:
             yield found
 
     @contextmanager
-    def hooks(self, counted: Counted = EVERY, outputs: OutputGradients | None = None) -> Iterator[CurvaturePass]:
+    def hooks(
+        self,
+        counted: Counted = EVERY,
+        outputs: OutputGradients | None = None,
+        *,
+        layers: Sequence[KroneckerLayer] | None = None,
+    ) -> Iterator[CurvaturePass]:
         """While open, one forward and backward pass of the batch's mean loss also estimates its curvature.
 
         Open it inside `substituted`, if weights are substituted. The hooks are removed on exit, also after an error.
@@ -96,10 +102,11 @@ class CurvaturePlan:
         Args:
             counted: What the loss is a mean over.
             outputs: The outputs of the same pass, which tell which rows those are.
+            layers: Those of the plan's layers whose factors are wanted; None: all.
         """
         with ExitStack() as stack:
             diagonal = stack.enter_context(squared_gradients(self.diagonal, counted)) if self.diagonal else None
-            run = CurvaturePass(self, diagonal, counted, outputs)
+            run = CurvaturePass(self, diagonal, counted, outputs, layers)
             try:
                 run.install()
                 yield run
@@ -115,6 +122,7 @@ class CurvaturePass:
         diagonal: The pass of the parameters without factors.
         counted: What the loss is a mean over.
         outputs: The network's outputs in this pass.
+        layers: Those of the plan's layers whose factors are wanted; None: all.
     """
 
     def __init__(
@@ -123,8 +131,10 @@ class CurvaturePass:
         diagonal: PerExamplePass | None,
         counted: Counted = EVERY,
         outputs: OutputGradients | None = None,
+        layers: Sequence[KroneckerLayer] | None = None,
     ) -> None:
         self.plan, self.diagonal = plan, diagonal
+        self.layers = plan.layers if layers is None else layers
         self._rows, self._weights = CountedRows(counted, outputs), example_weights(counted)
         self._waiting: list[Callable[[], None]] = []
         self.active = False
@@ -158,7 +168,7 @@ class CurvaturePass:
         while self._waiting:
             self._waiting.pop()()
         found: dict[str, Tensor] = {}
-        for layer in self.plan.layers:
+        for layer in self.layers:
             found.update(zip(layer.keys, self._factors(layer), strict=True))
         return {**found, **self._mean_squares()}
 
@@ -189,7 +199,7 @@ class CurvaturePass:
             raise
         except RuntimeError as error:
             # None of these parameters was used, which is no error where layers with factors were.
-            if not self._moments or "No gradient has arrived" not in str(error):
+            if (self.layers and not self._moments) or "No gradient has arrived" not in str(error):
                 raise
             parameters = parameters_at(self.plan.model, self.plan.others)
             return {name: torch.zeros_like(p.detach(), dtype=_precision(p)) for name, p in parameters.items()}
@@ -269,7 +279,7 @@ class CurvaturePass:
         """Install forwards, and parameters that show who reads them."""
         handle = self.plan.model.register_forward_pre_hook(self._network_called, with_kwargs=True)
         self._undo.append(handle.remove)
-        for layer in self.plan.layers:
+        for layer in self.layers:
             own, names = layer.layer._parameters, {name.rpartition(".")[2]: name for name in layer.names}
             self._set(layer.layer.__dict__, "forward", self._forward(layer, own, layer.layer.forward))
             self._set(layer.layer.__dict__, "_parameters", GuardedParameters(own, self._outside.add, names))

@@ -22,7 +22,9 @@ from credo.core.kronecker.factors import (
     inverse_root,
     log_determinant,
     matrix_shape,
+    own_product,
     product,
+    root_product,
     to_matrix,
 )
 from credo.core.kronecker.hooks import CurvaturePlan
@@ -30,6 +32,9 @@ from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
 from credo.core.network.substitute import parameters_at
 
 Tensors = tuple[Tensor, ...]
+
+# Rows of a factor up to which new ones cost little.
+_SMALL = 256
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Block(nn.Module, ABC):
         """The diagonal of L Lᵀ, in the matrix's shape."""
 
     @abstractmethod
+    def total_variance(self, inverse: Tensors) -> float:
+        """The trace of L Lᵀ."""
+
+    @abstractmethod
     def log_determinant(self, inverse: Tensors) -> float:
         """log det L Lᵀ."""
 
@@ -98,7 +107,12 @@ class Block(nn.Module, ABC):
             scale: Factor of the new ones.
         """
         now = (getattr(self, name) for name in self.averages)
-        return tuple(keep * c + (1 - keep) * scale * found[key] for c, key in zip(now, self.keys, strict=True))
+        new = (1 - keep) * scale
+        return tuple(torch.mul(c, keep).add_(found[key], alpha=new) for c, key in zip(now, self.keys, strict=True))
+
+    def is_found(self, found: Mapping[str, Tensor]) -> bool:
+        """Whether the block's curvature is among gathered ones."""
+        return self.keys[0] in found
 
     def current(self, names: tuple[str, ...]) -> Tensors:
         """These buffers."""
@@ -120,9 +134,12 @@ class Block(nn.Module, ABC):
             inverse: The buffers of `inverses`.
         """
         size = offset.numel()
+        spread = size * (1 + math.log(scale)) + self.log_determinant(inverse)
+        if not isinstance(precision, Tensor):
+            squares = scale * self.total_variance(inverse) + float(offset.square().sum(dtype=torch.float64))
+            return 0.5 * (precision * squares - size * math.log(precision) - spread)
         quadratic = (precision * (scale * self.variance(inverse) + offset.square())).double().sum()
-        logs = torch.as_tensor(precision).double().log().expand(offset.shape).sum()
-        return 0.5 * (float(quadratic - logs) - size * (1 + math.log(scale)) - self.log_determinant(inverse))
+        return 0.5 * (float(quadratic - precision.double().log().expand(offset.shape).sum()) - spread)
 
     def take_(self, change: Change) -> None:
         """Write a change into the block's buffers; the parameters are the caller's."""
@@ -138,6 +155,9 @@ class KroneckerBlock(Block):
     Args:
         layer: The layer.
         is_random: Whether its parameters have noise and prior.
+
+    Attributes:
+        is_costly: Whether its factors cost much beside a pass: those of convolutions and of wide layers.
     """
 
     averages = ("inputs", "outputs")
@@ -155,6 +175,7 @@ class KroneckerBlock(Block):
         weight: Any = layer.layer.weight
         self.groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
         self.shape, self.has_bias = weight.shape, layer.bias is not None
+        self.is_costly = weight.dim() > 2 or max(inputs, outputs) > _SMALL
         self._register("momentum", weight, outputs, inputs)
         for kind, size in (("input", inputs), ("output", outputs)):
             self._register(f"{kind}s", weight, size, size)
@@ -183,7 +204,7 @@ class KroneckerBlock(Block):
             damping = damping.mean((-2, -1))
         dampings = factored_damping(curvature[0], curvature[1], damping)
         roots = [inverse_root(c, d) for c, d in zip(curvature, dampings, strict=True)]
-        return (*roots, *(_times_own_transpose(root) for root in roots))
+        return (*roots, *(own_product(root) for root in roots))
 
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
         """G⁻¹ · matrix · A⁻¹."""
@@ -191,11 +212,16 @@ class KroneckerBlock(Block):
 
     def correlate(self, noise: Tensor) -> Tensor:
         """L_G · noise · L_Aᵀ."""
-        return product(self.output_root, noise, self.input_root)
+        return root_product(self.output_root, noise, self.input_root)
 
     def variance(self, inverse: Tensors) -> Tensor:
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
         return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
+
+    def total_variance(self, inverse: Tensors) -> float:
+        """The trace of G⁻¹ times that of A⁻¹, summed over groups."""
+        traces = [each.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64) for each in inverse[2:]]
+        return float((traces[0] * traces[1]).sum())
 
     def log_determinant(self, inverse: Tensors) -> float:
         """inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
@@ -204,15 +230,11 @@ class KroneckerBlock(Block):
         return float(by_group.double().sum())
 
 
-def _times_own_transpose(root: Tensor) -> Tensor:
-    return root @ root.mT
-
-
 def _multiply_roots(block: nn.Module, _: Any) -> None:
     """Inverses are not saved: their roots are."""
     assert isinstance(block, KroneckerBlock)
-    block.input_inverse.copy_(_times_own_transpose(block.input_root))
-    block.output_inverse.copy_(_times_own_transpose(block.output_root))
+    block.input_inverse.copy_(own_product(block.input_root))
+    block.output_inverse.copy_(own_product(block.output_root))
 
 
 class DiagonalBlock(Block):
@@ -259,6 +281,10 @@ class DiagonalBlock(Block):
     def variance(self, inverse: Tensors) -> Tensor:
         """1/(curvature + damping)."""
         return inverse[0].square()
+
+    def total_variance(self, inverse: Tensors) -> float:
+        """Σ 1/(curvature + damping)."""
+        return float(inverse[0].square().sum(dtype=torch.float64))
 
     def log_determinant(self, inverse: Tensors) -> float:
         """−Σ log(curvature + damping)."""

@@ -22,6 +22,9 @@ RENAMED: Renamed = {
     **RENAMED_TEMPERATURE,
 }
 
+# Steps in which all factors are new, and steps between new ones of costly layers after them.
+DENSE_STEPS, RARE = 50, 5
+
 
 @dataclass(frozen=True)
 class KroneckerCurvature(Group):
@@ -29,7 +32,8 @@ class KroneckerCurvature(Group):
 
     Attributes:
         decay: Weight of the old factors, after the first ones.
-        factor_every: Steps between new factors.
+        factor_every: Steps between new factors. None: 1 in the first 50 steps, and always for linear layers with at
+            most 256 inputs and outputs; 5 for all others, whose factors would cost more than a pass.
         inverse_every: Steps between new inverses; the first as many steps make one each.
         fisher: `"empirical"`, or `"sampled"`: labels drawn from the network's outputs by `likelihood`, which must be
             that of the loss, at the cost of a second pass.
@@ -40,7 +44,7 @@ class KroneckerCurvature(Group):
     short: ClassVar[str] = "decay"
 
     decay: float = 0.95
-    factor_every: int = 1
+    factor_every: int | None = 1
     inverse_every: int = 10
     fisher: str = "empirical"
     diagonal: str | Sequence[str] = ()
@@ -48,7 +52,8 @@ class KroneckerCurvature(Group):
     def __post_init__(self) -> None:
         check_decay("curvature.decay", self.decay)
         for name in ("factor_every", "inverse_every"):
-            checked_count(f"curvature.{name}", getattr(self, name), what="steps")
+            if (steps := getattr(self, name)) is not None or name == "inverse_every":
+                checked_count(f"curvature.{name}", steps, what="steps")
         if self.fisher not in FISHERS:
             raise ValueError(unknown("curvature.fisher", str(self.fisher), FISHERS))
         patterns = [self.diagonal] if isinstance(self.diagonal, str) else self.diagonal

@@ -35,8 +35,8 @@ from credo.core.network.substitute import parameters_at
 from credo.core.optimizers import Rates
 from credo.core.prior import Gaussian, Prior, Value
 from credo.core.support.validate import checked_count
-from credo.methods.kfac.blocks import Block, Change, make_blocks
-from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
+from credo.methods.kfac.blocks import Block, Change, KroneckerBlock, make_blocks
+from credo.methods.kfac.groups import DENSE_STEPS, RARE, RENAMED, KroneckerCurvature
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_steps
 from credo.methods.natural.groups import Momentum, Warmup
@@ -169,13 +169,15 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     @contextmanager
     def _estimating(self, run: Pass, net: nn.Module) -> Iterator[None]:
-        """Every `factor_every` steps; with `fisher="sampled"` by a second pass, with labels of the network's own."""
-        self.plan = self.plan.on(net)
-        is_due = not self.has_curvature or self.steps % self.factor_every == 0
-        fisher = self.fisher if is_due else None
+        """Where factors are due; with `fisher="sampled"` by a second pass, with labels of the network's own."""
+        self.plan = plan = self.plan.on(net)
+        due = self._due()
+        layers = [layer for layer, wanted in zip(plan.layers, due, strict=False) if wanted]
+        fisher = self.fisher if any(due) else None
         with ExitStack() as stack:
-            outputs = stack.enter_context(self.plan.outputs(run.counted, next(iter(run.weights.values()))))
-            hooks = stack.enter_context(self.plan.hooks(run.counted, outputs)) if fisher == "empirical" else None
+            outputs = stack.enter_context(plan.outputs(run.counted, next(iter(run.weights.values()))))
+            watched = plan.hooks(run.counted, outputs, layers=layers) if fisher == "empirical" else None
+            hooks = None if watched is None else stack.enter_context(watched)
             calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
             yield
             if hooks is not None:
@@ -188,19 +190,33 @@ class KroneckerStepper(NaturalStepper, ABC):
         if outputs is not None:
             self.plan.first_passes.check(net, outputs, run.counted)
 
+    def _due(self) -> list[bool]:
+        """Whether this step makes a new curvature, block by block."""
+        blocks, every = self.blocks, self.factor_every
+        if not self.has_curvature or (every is None and (self.steps < DENSE_STEPS or self.fisher == "sampled")):
+            return [True] * len(blocks)
+        if every is not None:
+            return [self.steps % every == 0] * len(blocks)
+        is_rare = self.steps % RARE != 0
+        return [not (is_rare and isinstance(block, KroneckerBlock) and block.is_costly) for block in blocks]
+
     # -- the update --------------------------------------------------------------------------------------------
 
     def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
         """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹, block by block; shorter where `clip` wants it."""
         gathered = (found.gradients, found.curvatures)
-        check_finite(sum(float(t.sum()) for one in gathered for t in one.values()), gathered, self.steps)
+        sums = [t.sum(dtype=torch.float64) for one in gathered for t in one.values()]
+        check_finite(float(torch.stack(sums).sum()), gathered, self.steps)
         blocks, layout = self.blocks, self.vector.layout
         prior = BlockPrior(self.prior, self.vector.random_layout)
         rule = self._rule()
         changes = [self._change(block, found, means, prior, rule) for block in blocks]
-        check_steps(blocks, changes, self.steps)
         rates = [part(block, self.rates, layout) for block in blocks]
-        shrink = self.lr_scale * self._trust(changes, rates)
+        form = self._quadratic_form(changes, rates)
+        if not math.isfinite(form):
+            check_steps(blocks, changes, self.steps)
+            form = self._quadratic_form(changes, rates, wide=True)
+        shrink = self.lr_scale * self._trust(form)
         rates = [rate * shrink for rate in rates]
         kl = 0.0
         if self.noisy:  # before the first update there is no q, and it is that of the first q
@@ -226,7 +242,7 @@ class KroneckerStepper(NaturalStepper, ABC):
             shift = self.variance_scale * prior.precision(block)
             gradient += shift * prior.offset(block, means)
         curvature = inverse = None
-        if found.curvatures:
+        if block.is_found(found.curvatures):
             curvature = block.average(found.curvatures, rule.decay, 1 / found.size)
         if rule.invert:
             inverse = block.invert(curvature or block.current(block.averages), self.damping + shift)
@@ -234,14 +250,24 @@ class KroneckerStepper(NaturalStepper, ABC):
         step = block.precondition(momentum, inverse or block.current(block.inverses))
         return Change(curvature, inverse, momentum, step)
 
-    def _trust(self, changes: Sequence[Change], rates: Sequence[float | Tensor]) -> float:
+    def _quadratic_form(
+        self, changes: Sequence[Change], rates: Sequence[float | Tensor], *, wide: bool = False
+    ) -> float:
+        """lr²·mᵀF⁻¹m, not finite where a step is not; in double precision if `wide`."""
+        total = []
+        for change, rate in zip(changes, rates, strict=True):
+            step = change.step.double() if wide else change.step
+            step = step if not isinstance(rate, Tensor) else rate**2 * step
+            form = torch.dot(step.reshape(-1), change.momentum.to(step).reshape(-1))
+            total.append(form.double() if isinstance(rate, Tensor) else form.double() * rate**2)
+        return self.lr_scale**2 * float(torch.stack(total).sum())
+
+    def _trust(self, form: float) -> float:
         """The factor that keeps lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, at `clip` (Ba et al.
         2017).
         """
         if self.clip is None:
             return 1.0
-        each = ((r**2 * c.step * c.momentum).double().sum() for c, r in zip(changes, rates, strict=True))
-        form = self.lr_scale**2 * float(sum(each))
         return min(1.0, math.sqrt(self.clip / form)) if form > 0 else 1.0
 
     def _kl(

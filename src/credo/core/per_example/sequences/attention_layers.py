@@ -98,7 +98,8 @@ def _with_inner(projection: nn.Module, inner: dict[str, Any], plain: Callable[..
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    found: Tensor = x.unflatten(-1, (heads, -1))
+    return found.transpose(1, 2)
 
 
 def _merged(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
