@@ -191,3 +191,14 @@ def test_targets_of_other_kinds(kind: str, tmp_path: Path) -> None:
     first = "mean" if isinstance(wanted, credo.RegressionPrediction) else "probs"
     for value, name in zip(found, (first, "total", "aleatoric", "epistemic"), strict=True):
         torch.testing.assert_close(value, getattr(wanted, name), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "record", [torch.jit.trace, lambda net, x: torch.export.export(net, (x,))], ids=["jit", "export"]
+)
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_recording_a_posterior_itself_is_an_error_that_names_export(record: Any) -> None:
+    """It would be one draw for ever; points have only one."""
+    x = torch.randn(3, 4)
+    with pytest.raises(credo.UnsupportedModelError, match=r"would be one draw.*credo\.export\(posterior, example"):
+        record(credo.BBB(nn.Linear(4, 2), data_size=10), x)
