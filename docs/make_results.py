@@ -25,6 +25,7 @@ NAMES = (
     "fidelity.md",
     "samplers.md",
     "hybrid-flow.md",
+    "lora.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
@@ -91,5 +92,8 @@ if __name__ == "__main__":
 
     if (ROOT / "results/benchmarks/cyclical").exists():
         write_table(ROOT / "results/benchmarks/cyclical")
+    from benchmarks.lora.table import write_tables as write_lora
+
+    write_lora(ROOT / "results/benchmarks/lora")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

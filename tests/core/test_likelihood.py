@@ -275,3 +275,8 @@ def test_noise_of_each_output_is_rebuilt_from_its_description() -> None:
     assert torch.equal(again.noise_rho, noise.noise_rho)
     with pytest.raises(ValueError, match="2 standard deviations, but the network's outputs have shape"):
         again.nll(outputs(6, 3), outputs(6, 3))
+
+
+def test_labels_that_may_hold_together_are_told_their_likelihood() -> None:
+    with pytest.raises(ValueError, match="likelihood='multi-label'"):
+        Categorical().nll(torch.zeros(6, 3), torch.ones(6, 3))

@@ -214,12 +214,6 @@ def test_eight_bits_of_anything_else_are_an_error(name: str, options: dict[str, 
         credo.export(posteriors()["bbb"], X, tmp_path / name, int8=True, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, about itself
-def test_tracing_a_posterior_names_the_way_out() -> None:
-    with pytest.raises(TypeError, match=r"one draw of BBB.*credo.export\(posterior, example, 'model.onnx'\)"):
-        torch.jit.trace(posteriors()["bbb"], X)
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_adapters_of_a_transformer(suffix: str, tmp_path: Path) -> None:
@@ -230,3 +224,14 @@ def test_adapters_of_a_transformer(suffix: str, tmp_path: Path) -> None:
         nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(96, 3)), rank=2, target=["*linear*"]
     )
     export(credo.BBB(net, data_size=10), torch.randn(3, 6, 16), tmp_path / f"model{suffix}", draws=2)
+
+
+@pytest.mark.parametrize(
+    "record", [torch.jit.trace, lambda net, x: torch.export.export(net, (x,))], ids=["jit", "export"]
+)
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_recording_a_posterior_itself_is_an_error_that_names_export(record: Any) -> None:
+    """It would be one draw for ever; points have only one."""
+    x = torch.randn(3, 4)
+    with pytest.raises(credo.UnsupportedModelError, match=r"would be one draw.*credo\.export\(posterior, example"):
+        record(credo.BBB(nn.Linear(4, 2), data_size=10), x)

@@ -287,3 +287,21 @@ def test_draws_without_weights_are_not_taken_for_the_mean() -> None:
 def test_moments_that_a_method_does_not_have() -> None:
     with pytest.raises(TypeError, match="BBB does not compute moments"):
         credo.BBB(network(), data_size=5).function_moments(rows(3))
+
+
+def test_networks_that_take_whole_graphs_only_are_linearised() -> None:
+    """One row alone does not fit to the matrix of edges."""
+    torch.manual_seed(0)
+    edges, x, y = torch.rand(12, 12).softmax(1), torch.randn(12, 4), torch.arange(12) % 3
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, nodes: Tensor) -> Tensor:
+            out: Tensor = self.last(edges @ self.first(edges @ nodes).relu())
+            return out
+
+    posterior = credo.Laplace(Graph(), data_size=12).fit([(x, y)])
+    assert credo.predict(posterior, x).probs.shape == (12, 3)

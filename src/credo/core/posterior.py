@@ -15,6 +15,7 @@ from credo.core.deferred import DeferredChecks
 from credo.core.deferred import Terms as Terms
 from credo.core.description import Description
 from credo.core.divergence import TrainingWatch
+from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.held_out.ledger import Ledger
 from credo.core.likelihood import Likelihood, make_likelihood
@@ -102,13 +103,9 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
         return False
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """One stochastic pass."""
-        if torch._C._get_tracing_state() is not None:
-            raise TypeError(
-                f"torch.jit.trace would record one draw of {type(self).__name__} as if it were all of it: write a file "
-                "that predicts without Credo by credo.export(posterior, example, 'model.onnx'), or trace the network "
-                "at the mean, posterior.model."
-            )
+        """One stochastic pass. Raises UnsupportedModelError where a graph is recorded, which would hold one draw."""
+        if torch.jit.is_tracing() or _is_exporting():
+            _check_traceable(self)
         with self.sampled() as net:
             return net(*inputs, **options)
 
@@ -146,6 +143,18 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
     def describe(self) -> Description:
         """Properties that inspectors read; every method fills in those that it has."""
         return Description()
+
+
+def _is_exporting() -> bool:
+    return bool(getattr(torch.compiler, "is_exporting", bool)())  # torch 2.6 has none
+
+
+def _check_traceable(posterior: Posterior) -> None:
+    if posterior.is_random:
+        raise UnsupportedModelError(
+            f"A recorded graph of this {type(posterior).__name__} would be one draw, the same in every call: "
+            "credo.export(posterior, example, 'model.onnx') or '….pt2' writes many draws with their uncertainty."
+        )
 
 
 def _check_network(model: Any, method: str) -> None:

@@ -173,9 +173,13 @@ def example_output(model: nn.Module, x: AnyInputs) -> Tensor:
 
     Args:
         model: The network.
-        x: Inputs of a batch, of which the first is run.
+        x: Inputs of a batch, of which the first is run; all, if the network takes no single one, as that of a graph.
     """
-    return summable(run_network(model, x[:1].clone())[0])
+    try:
+        outputs = run_network(model, x[:1].clone())
+    except RuntimeError:
+        outputs = run_network(model, x.clone())
+    return summable(outputs[0])
 
 
 def rows_at_once(shape: torch.Size) -> int:

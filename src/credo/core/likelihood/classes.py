@@ -199,6 +199,8 @@ class Categorical(ClassLikelihood):
         hint = "" if other is None else f" If dimension {other} holds the classes, use Categorical(class_dim={other})."
         regression = "For a regression give the posterior likelihood='gaussian', with an output for each number"
         binary = "; for two classes and one output, likelihood='bernoulli'" if outputs.shape[-1] == 1 else ""
+        if y.shape == outputs.shape and not binary:
+            binary = "; for labels that may hold together, 0 or 1 each, likelihood='multi-label'"
         raise ValueError(
             f"Labels must be integers of shape {list(logits.shape[:-1])} for outputs of shape {list(outputs.shape)}; "
             f"got {y.dtype} of shape {list(y.shape)}.{hint} "

@@ -1,0 +1,1 @@
+"""Adapters of a pretrained sentence encoder: `python -m benchmarks.lora`."""
