@@ -105,9 +105,8 @@ def test_too_few_rows_to_choose_a_penalty_are_said_and_give_aps() -> None:
 @pytest.mark.parametrize("kind", ["lac", "aps", "raps"])
 def test_sets_are_not_empty_unless_allowed(kind: str) -> None:
     probs, y = (4 * torch.eye(3)).repeat(40, 1).add(0.01 * torch.randn(120, 3)).softmax(-1), torch.arange(3).repeat(40)
-    loose, strict = (
-        credo.conformal(probs, y, 0.4, kind, allow_empty=allow, penalty=0.1, k_reg=1) for allow in (True, False)
-    )
+    fixed: dict[str, Any] = {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
+    loose, strict = (credo.conformal(probs, y, 0.4, kind, allow_empty=allow, **fixed) for allow in (True, False))
     assert bool((loose.sets(probs).sum(1) == 0).any())  # type: ignore[union-attr]
     assert torch.equal(strict.sets(probs), loose.sets(probs) | (probs == probs.amax(1, keepdim=True)))  # type: ignore[union-attr]
 
@@ -191,6 +190,47 @@ def test_predictions_and_arrays_give_the_same() -> None:
     assert interval_metrics(lower, upper, targets)["coverage"] >= 0.9
 
 
+def test_arrays_that_are_read_only_reversed_or_of_other_forms_are_read(recwarn: pytest.WarningsRecorder) -> None:
+    probs, y = (part.numpy() for part in class_rows(120))
+    wanted = credo.conformal(probs, y)
+    fixed = probs.copy()
+    fixed.setflags(write=False)
+    assert credo.conformal(fixed, y) == wanted
+    assert credo.conformal(probs[::-1], y[::-1]) == wanted
+    assert credo.conformal(probs.astype(">f4"), y[:, None], kind="lac") == wanted
+    assert torch.equal(wanted.sets(fixed[::-1]).flip(0), wanted.sets(probs))  # type: ignore[union-attr]
+    column = credo.conformal(probs[:, 0], y, kind="split")
+    assert credo.conformal(probs[:, 0], y[:, None], kind="split") == column
+    labels = (probs > 0.3).astype(int)
+    some = credo.conformal(probs[::-1], labels[::-1], 0.2, "fnr", classes=np.array([1, 2]))
+    assert some == credo.conformal(probs, labels, 0.2, "fnr", classes=[1, 2])
+    assert not recwarn.list
+
+
+def test_a_penalty_is_kept_where_rows_are_too_few_to_choose_the_rest() -> None:
+    with pytest.warns(FewRowsWarning, match="needs 240: k_reg is 1"):
+        found = credo.conformal(*class_rows(40), 0.1, "raps", penalty=0.3)
+    assert found == credo.conformal(*class_rows(40), 0.1, "raps", penalty=0.3, k_reg=1)
+
+
+def test_a_few_deviations_of_zero_do_not_matter() -> None:
+    std = torch.ones(100)
+    std[:5] = 0
+    found = credo.conformal((torch.zeros(100), std), torch.linspace(1, 2, 100), 0.1, "normalised")
+    assert 1.9 < found.thresholds[0] < 2
+
+
+def test_abstention_takes_arrays_and_the_probability_of_a_yes() -> None:
+    generator = np.random.default_rng(0)
+    yes = generator.random(400)
+    y = (generator.random(400) < yes).astype(int)
+    unsure = np.minimum(yes, 1 - yes)
+    found = risk_control(yes, y, unsure, max_error=0.2)  # type: ignore[arg-type]
+    both = torch.stack([1 - torch.from_numpy(yes), torch.from_numpy(yes)], -1)
+    assert found == risk_control(both, torch.from_numpy(y), torch.from_numpy(unsure), max_error=0.2)
+    assert float(found.accepts(unsure).double().mean()) == found.accepted > 0.1  # type: ignore[arg-type]
+
+
 def test_narrow_quantiles_that_cross_leave_a_point() -> None:
     y = torch.zeros(99)
     found = credo.conformal((y - 1, y + 1), y, 0.1, "cqr")
@@ -215,6 +255,12 @@ def test_narrow_quantiles_that_cross_leave_a_point() -> None:
         (lambda p, y: credo.conformal(p, p, kind="split", by_class=True), "by_class"),
         (lambda p, y: credo.conformal(p, y).sets(p[:, :3]), "for \\[n, 5\\]"),
         (lambda p, y: credo.conformal(p * math.nan, p, kind="split"), "NaN"),
+        (lambda p, y: credo.conformal(p, y, kind="aps", penalty=0.1), "penalty and k_reg are for kind='raps'"),
+        (lambda p, y: credo.conformal(p, p > 0.5, kind="lac"), r"labels have shape \[50, 5\]"),
+        (lambda p, y: credo.conformal(None, y, kind="split"), "numbers is needed, got NoneType"),
+        (lambda p, y: credo.conformal([[0.5, 0.5], [1.0]], [0, 1]), "rows of one length"),
+        (lambda p, y: credo.conformal((p, 0 * p), p + 1, kind="normalised"), "deviations of 50 of 50 .* kind='split'"),
+        (lambda p, y: credo.conformal(p, p > 0.5, kind="fnr", classes=1.5), "classes=1.5 must be indices"),
     ],
 )
 def test_wrong_arguments_are_explained(given: Any, message: str) -> None:
@@ -316,7 +362,8 @@ def test_thresholds_and_sets_are_those_of_torchcp() -> None:
     theirs = {"lac": LAC(score_type="identity"), "aps": APS(score_type="identity", randomized=False)}
     theirs["raps"] = RAPS(score_type="identity", randomized=False, penalty=0.1, kreg=1)
     for kind, score in theirs.items():
-        found = credo.conformal(probs, y, 0.1, kind, randomised=False, penalty=0.1, k_reg=1)
+        fixed: dict[str, Any] = {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
+        found = credo.conformal(probs, y, 0.1, kind, randomised=False, **fixed)
         assert isinstance(found, credo.ConformalSets)
         assert torch.allclose(found.scores(probs), score(probs.double()), atol=1e-6)
         cut = score(probs.double(), y).sort().values[math.ceil(301 * 0.9) - 1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.core.held_out.conformal_inputs import as_tensor, both_classes
 from credo.core.support.binomial import beta_quantile, binomial_cdf
 from credo.core.support.validate import checked_count, is_number
 from credo.evaluate.checks import check_scores
@@ -111,7 +112,7 @@ class RiskControl:
         Args:
             uncertainty: Of new examples [n], the score that the threshold was chosen for.
         """
-        return uncertainty.double() < self.threshold
+        return as_tensor(uncertainty).double() < self.threshold
 
 
 def risk_control(
@@ -128,10 +129,10 @@ def risk_control(
     Finite-sample: `thresholds` evenly spaced order statistics of the uncertainty are tried, the last one accepts all;
     each is tested by the exact binomial limit of Clopper and Pearson at level (1 − confidence)/thresholds (Bonferroni).
     Given the value of an order statistic, the rows below it are independent, so the limit is valid although the
-    thresholds are from the same rows. Rows that have chosen nothing else are needed.
+    thresholds are from the same rows. Rows that have chosen nothing else are needed. Arrays of numpy are as good.
 
     Args:
-        probs: Class probabilities [batch, classes].
+        probs: Class probabilities [batch, classes]; [batch] of a yes for yes/no.
         labels: Class indices [batch].
         uncertainty: Score of each example [batch]; larger is less certain.
         max_error: Largest error rate of accepted answers.
@@ -142,8 +143,8 @@ def risk_control(
         if not is_number(value) or not 0 < value < 1:
             raise ValueError(f"{name}={value!r:.40} must lie between 0 and 1.")
     tried = checked_count("thresholds", thresholds)
-    errors = (~correct(probs, labels)).cpu().double()
-    ordered, order = check_scores(uncertainty, name="uncertainty", size=len(errors)).double().sort()
+    errors = (~correct(both_classes(as_tensor(probs)), as_tensor(labels))).cpu().double()
+    ordered, order = check_scores(as_tensor(uncertainty), name="uncertainty", size=len(errors)).double().sort()
     wrong, rows = torch.nn.functional.pad(errors[order].cumsum(0), (1, 0)), len(errors)
     for step in range(tried, 0, -1):
         end = math.inf if step == tried else float(ordered[rows * step // tried])

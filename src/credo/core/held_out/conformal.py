@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
-from credo.core.held_out.conformal_inputs import both_classes, outputs_of, value_parts
+from credo.core.held_out.conformal_inputs import as_tensor, both_classes, outputs_of, value_parts
 from credo.core.held_out.conformal_scores import aps_scores, lac_scores, positive, rank_of, row_uniforms, rows_needed
 from credo.core.held_out.risk_sets import RISK_KINDS, RiskControlledSets
 from credo.core.held_out.thresholds import SHIFT, Thresholds
@@ -124,7 +124,7 @@ class ConformalSets(_Conformal):
             prediction: A `ClassPrediction` or probabilities [n, classes]; [n] of a yes for yes/no.
             uniforms: Random numbers in [0, 1] of the rows [n]; None: functions of the row's probabilities.
         """
-        probs = both_classes(torch.as_tensor(getattr(prediction, "probs", prediction)))
+        probs = both_classes(as_tensor(getattr(prediction, "probs", prediction)))
         if probs.dim() != 2 or probs.shape[1] != self.classes:
             raise ValueError(f"probs have shape {list(probs.shape)}; these sets are for [n, {self.classes}].")
         chosen = self.scores(probs, uniforms) <= torch.tensor(self.thresholds, dtype=torch.float64, device=probs.device)

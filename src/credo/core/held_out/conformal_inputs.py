@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,24 @@ def numbers(values: Any) -> Tensor:
     Args:
         values: A tensor or what numpy can read.
     """
-    return torch.as_tensor(values).detach().cpu().double()
+    return as_tensor(values).cpu().double()
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor detached, any other array as a copy of its own; raises ValueError for what is not numbers.
+
+    Args:
+        values: A tensor or what numpy can read: arrays that are read-only or reversed, lists, columns of a table.
+    """
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        array = np.array(values)
+    except ValueError as error:
+        raise ValueError(f"an array of numbers is needed, and rows of one length: {error}") from error
+    if array.dtype.kind not in "bfiu":
+        raise ValueError(f"an array of numbers is needed, got {type(values).__name__} {values!r:.40}.")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
 def outputs_of(values: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.held_out.conformal_inputs import as_tensor
 from credo.core.held_out.thresholds import SHIFT, Thresholds
 from credo.core.support.validate import is_count, is_number
 
@@ -59,7 +60,7 @@ class RiskControlledSets(Thresholds):
             prediction: A `MultiLabelPrediction` or `DenseClassPrediction`, or probabilities [n, labels] or
                 [n, *positions, classes].
         """
-        probs = torch.as_tensor(getattr(prediction, "probs", prediction))
+        probs = as_tensor(getattr(prediction, "probs", prediction))
         if probs.dim() < 2 or probs.shape[-1] != self.outputs:
             raise ValueError(f"probs have shape {list(probs.shape)}; these sets are for [n, ..., {self.outputs}].")
         least = torch.full((self.outputs,), torch.inf, dtype=torch.float64, device=probs.device)
@@ -106,7 +107,9 @@ def checked_classes(given: Any, outputs: int) -> tuple[int, ...]:
         given: One index, several, or None.
         outputs: Number of labels or classes.
     """
-    listed = list(range(outputs)) if given is None else [given] if is_count(given, least=0) else list(given)
+    several = given.tolist() if hasattr(given, "tolist") else given
+    several = several if isinstance(several, Iterable) else [several]
+    listed = list(range(outputs)) if given is None else list(several)
     if not listed or not all(is_count(index, least=0) and index < outputs for index in listed):
         raise ValueError(f"classes={given!r:.60} must be indices from 0 to {outputs - 1}, at least one.")
     return tuple(sorted({int(index) for index in listed}))

@@ -7,6 +7,7 @@ probability 1 − α or more, if new rows and calibration rows are exchangeable;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from credo.core.held_out.conformal import (
     ConformalIntervals,
     ConformalSets,
 )
-from credo.core.held_out.conformal_inputs import both_classes, check_alpha, numbers, outputs_of, value_parts
+from credo.core.held_out.conformal_inputs import as_tensor, both_classes, check_alpha, numbers, outputs_of, value_parts
 from credo.core.held_out.conformal_scores import quantile_scores, residual_scores, rows_needed, threshold
 from credo.core.held_out.ledger import row_digests
 from credo.core.held_out.risk_sets import RISK_KINDS
@@ -99,7 +100,8 @@ def conformal(
         penalty: λ of RAPS, added for every class of a row beyond the first `k_reg`, above 0. None: the one with the
             smallest sets on a third of the rows, which the threshold then does not use; 0, which is APS, if no penalty
             makes them smaller.
-        k_reg: Number of classes that RAPS does not penalise. None: chosen on the same rows.
+        k_reg: Number of classes that RAPS does not penalise. None: chosen on the same rows; 1 if they are too few and a
+            penalty is given.
         confidence: For `"fnr"`: probability, over the choice of the calibration rows, that the mean rate of new rows
             is at most alpha, such as 0.95. None: that it is so on average over such choices.
         classes: For `"fnr"`: the label or labels, or classes of positions, that count; others are then in no set.
@@ -134,6 +136,8 @@ def conformal(
     if y is None:
         raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")
     kind = _checked_kind(prediction, y, kind)
+    if kind != "raps" and (penalty is not None or k_reg is not None):
+        raise ValueError(f"penalty and k_reg are for kind='raps'; kind={kind!r} has none.")
     if kind in RISK_KINDS:
         return risk_sets(prediction, y, alpha, by_class=by_class, **risk)
     if any(value is not None for value in risk.values()):
@@ -192,9 +196,9 @@ def _checked_kind(prediction: Any, y: Any, kind: str | None) -> str:
     if isinstance(prediction, Prediction):
         return "normalised" if possible == INTERVAL_KINDS else possible[0]
     if not isinstance(prediction, tuple):
-        targets = torch.as_tensor(y)
+        targets = as_tensor(y)
         is_label = targets.dim() == 1 and not targets.is_floating_point()
-        if is_label and torch.as_tensor(prediction).dim() == 2:
+        if is_label and as_tensor(prediction).dim() == 2:
             return "lac"
     raise ValueError(
         "Plain arrays may be many things: give kind='lac', 'aps' or 'raps' for probabilities, 'split' for means, "
@@ -220,9 +224,10 @@ def _possible_kinds(prediction: Any) -> tuple[str, ...]:
 
 def _class_rows(prediction: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Probabilities [n, classes] and labels [n] of the calibration rows."""
-    given = torch.as_tensor(getattr(prediction, "probs", prediction)).detach().cpu()
+    given = as_tensor(getattr(prediction, "probs", prediction)).cpu()
     probs = check_probs(both_classes(given))
-    labels = torch.as_tensor(y).detach().cpu().reshape(-1)
+    labels = as_tensor(y).cpu()
+    labels = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
     labels = labels.long() if labels.dtype == torch.bool else labels
     # The probabilities as they are: `predict` does not clamp those of new rows.
     return both_classes(given), check_labels(labels, batch=len(probs), classes=probs.shape[1], device=probs.device)
@@ -242,13 +247,14 @@ def _regularised(
         return replace(shape, penalty=float(penalty), k_reg=int(k_reg)), groups
     choosing = rows_to_choose(groups, shape.alpha)
     if not len(choosing):
+        given = shape if penalty is None else replace(shape, penalty=float(penalty), k_reg=1)
+        instead = "these sets are those of APS" if penalty is None else "k_reg is 1"
         warn(
-            f"{len(labels)} calibration rows are too few to choose the penalty of RAPS for alpha={shape.alpha:g}, "
-            f"which needs {rows_for_choice(shape.alpha)}: these sets are those of APS. Give more rows, or penalty "
-            "and k_reg.",
+            f"{len(labels)} calibration rows are too few to choose what RAPS penalises for alpha={shape.alpha:g}, "
+            f"which needs {rows_for_choice(shape.alpha)}: {instead}. Give more rows, or penalty and k_reg.",
             FewRowsWarning,
         )
-        return shape, groups
+        return given, groups
     chosen = choose_penalty(probs[choosing], labels[choosing], shape, penalty, k_reg)
     is_used = torch.ones(len(labels), dtype=torch.bool)
     is_used[choosing] = False
@@ -265,8 +271,8 @@ def _sets(probs: Tensor, labels: Tensor, shape: ConformalSets, groups: list[Tens
 def _intervals(prediction: Any, y: Any, alpha: float, kind: str) -> ConformalIntervals:
     first, second = value_parts(prediction, kind)
     targets = numbers(y)
-    if first.dim() == 2 and first.shape[1] == 1 and targets.dim() == 1:
-        targets = targets.unsqueeze(1)
+    if targets.numel() == first.numel() == len(first):  # [n] and [n, 1] are alike
+        targets = targets.reshape(first.shape)
     if targets.shape != first.shape or not len(targets):
         raise ValueError(f"y has shape {list(targets.shape)}, predictions have {list(first.shape)}; make them alike.")
     parts = [part.reshape(len(targets), -1) for part in (targets, first, *(() if second is None else (second,)))]
@@ -274,7 +280,15 @@ def _intervals(prediction: Any, y: Any, alpha: float, kind: str) -> ConformalInt
         raise ValueError("Predictions or targets of the calibration rows are NaN or infinite; leave these rows out.")
     scores = (quantile_scores if kind == "cqr" else residual_scores)(*parts)
     _warn_of_few((len(scores),), alpha, "intervals are infinite")
-    return ConformalIntervals(kind, alpha, (threshold(scores, alpha),), (len(scores),), outputs_of(first))
+    found = threshold(scores, alpha)
+    if kind == "normalised" and not math.isinf(found):
+        missed = ((parts[2] == 0) & (parts[0] != parts[1])).any(1)
+        if bool(missed[scores <= found].any()):
+            raise ValueError(
+                f"Standard deviations of {int(missed.sum())} of {len(targets)} calibration rows are 0, and their means "
+                "are wrong: intervals in units of them would be infinite. Give kind='split'."
+            )
+    return ConformalIntervals(kind, alpha, (found,), (len(scores),), outputs_of(first))
 
 
 def _warn_of_few(rows: tuple[int, ...], alpha: float, effect: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import FewRowsWarning
+from credo.core.held_out.conformal_inputs import as_tensor
 from credo.core.held_out.risk_bounds import loss_budget, rows_for
 from credo.core.held_out.risk_sets import RiskControlledSets, check_confidence, checked_classes
 from credo.core.likelihood.classes import IGNORED
@@ -67,12 +68,12 @@ def risk_sets(
 
 def _rows(prediction: Any, y: Any, ignore_index: int | None) -> tuple[Tensor, Tensor]:
     """Probabilities, and either 0 or 1 for each or the class of each position, −1 where it does not count."""
-    probs = torch.as_tensor(getattr(prediction, "probs", prediction)).detach().cpu()
+    probs = as_tensor(getattr(prediction, "probs", prediction)).cpu()
     if probs.dim() < 2 or not probs.is_floating_point() or not len(probs):
         raise ValueError(f"probs have shape {list(probs.shape)}; pass [n, labels] or [n, *positions, classes].")
     if not bool(((probs >= 0) & (probs <= 1)).all()):
         raise ValueError("Probabilities of the calibration rows must lie between 0 and 1; leave NaN rows out.")
-    targets = torch.as_tensor(y).detach().cpu()
+    targets = as_tensor(y).cpu()
     if targets.shape == probs.shape:
         if not bool(((targets == 0) | (targets == 1)).all()):
             raise ValueError("Targets of labels are 0 or 1, one for each probability.")
