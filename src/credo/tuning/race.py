@@ -15,7 +15,7 @@ from torch import Tensor
 
 from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
 from credo.tuning.rules import choose, is_worse
-from credo.tuning.trials import Entry, Job, Trials
+from credo.tuning.trials import REFUSALS, Entry, Job, Trials
 
 # Parts of the budget that the first trainings are planned as, and how much longer the second ones are.
 PARTS, LONGER = 25, 3
@@ -148,7 +148,7 @@ class Race:
         trials = self.trials
         try:
             posterior = trials.build(Job(candidate))
-        except Exception as error:  # whatever the constructor says of this network
+        except (*REFUSALS, RuntimeError) as error:  # what constructors say of a network, and torch of a first pass
             text = " ".join(str(error).split())
             self.out[candidate.name] = "not possible", text if len(text) <= 160 else f"{text[:157]}..."
             return False
