@@ -147,7 +147,7 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
 
 def _is_recorded() -> bool:
     is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
-    return torch._C._get_tracing_state() is not None or is_exporting()
+    return bool(torch.jit.is_tracing()) or is_exporting()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _check_traceable(posterior: Posterior) -> None:
