@@ -104,7 +104,7 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """One stochastic pass. Raises UnsupportedModelError where a graph is recorded, which would hold one draw."""
-        if torch.jit.is_tracing() or _is_exporting():
+        if _is_recorded():
             _check_traceable(self)
         with self.sampled() as net:
             return net(*inputs, **options)
@@ -145,8 +145,9 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
         return Description()
 
 
-def _is_exporting() -> bool:
-    return bool(getattr(torch.compiler, "is_exporting", bool)())  # torch 2.6 has none
+def _is_recorded() -> bool:
+    is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
+    return bool(torch.jit.is_tracing()) or is_exporting()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _check_traceable(posterior: Posterior) -> None:
