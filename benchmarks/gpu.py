@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import credo
 from benchmarks.report import table
 from credo.models import build_model
-from credo.training.devices import choose_device
-from credo.training.precision import Precision
+from credo.training.hardware.devices import choose_device
+from credo.training.hardware.precision import Precision
 from credo.training.state import Progress
 
 METHODS = ("MAP", "BBB", "IVON", "VOGN", "NodeBNN", "NoisyKFAC")

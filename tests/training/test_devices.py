@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.core.network.inputs import Inputs
-from credo.training import devices
-from credo.training.devices import Placement, choose_device, possible_devices
+from credo.training.hardware import devices
+from credo.training.hardware.devices import Placement, choose_device, possible_devices
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import credo
 from credo.core.optimizer_step import scaled_backward
 from credo.core.per_example.api import batch_gradients
 from credo.core.per_example.plan import PerExamplePlan
-from credo.training.precision import Precision
+from credo.training.hardware.precision import Precision
 from credo.training.state import Progress
 
 METHODS = [credo.MAP, credo.BBB, credo.VOGN, credo.OGN, credo.IVON, credo.NodeBNN, credo.NoisyKFAC, credo.SGHMC]
@@ -130,7 +130,7 @@ def test_an_overflow_halves_the_scale_and_repeats_the_step() -> None:
 
 
 def test_a_scale_grows_again_after_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credo.training.precision._STEADY", 3)
+    monkeypatch.setattr("credo.training.hardware.precision._STEADY", 3)
     posterior, progress = credo.MAP(nn.Linear(2, 2), data_size=8), Progress(loss_scale=4.0)
     precision = Precision("float16", posterior, progress)
     x, y = torch.randn(8, 2), torch.arange(8) % 2

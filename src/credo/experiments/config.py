@@ -52,7 +52,7 @@ from credo.methods import METHODS, Ensemble
 from credo.models import build_model, input_statistics, use_own_model
 from credo.models.own import is_own
 from credo.models.registry import model_options
-from credo.training.devices import choose_device
+from credo.training.hardware.devices import choose_device
 from credo.training.initial_weights import load_weights_, normalize_of
 
 # Distance between the seeds of ensemble members, so that ensembles of neighbouring seeds share no member.

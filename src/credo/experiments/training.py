@@ -8,7 +8,7 @@ from typing import Any
 
 from credo.core.errors import unknown
 from credo.experiments.options import NONE, check_types
-from credo.training.precision import PRECISIONS
+from credo.training.hardware.precision import PRECISIONS
 from credo.training.schedule import Schedule, make_schedule
 
 # Options that are None by default: or whole numbers, or any.

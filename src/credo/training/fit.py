@@ -29,11 +29,11 @@ from credo.training.batch_loss import (
     start_likelihoods_,
 )
 from credo.training.checkpoint_timer import CheckpointTimer
-from credo.training.devices import Placement, prepare_device
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.given_back import GivenBack
+from credo.training.hardware.devices import Placement, prepare_device
+from credo.training.hardware.precision import Precision, check_precision
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
-from credo.training.precision import Precision, check_precision
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators

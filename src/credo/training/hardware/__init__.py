@@ -1,0 +1,1 @@
+"""Where training runs, and in which precision."""
