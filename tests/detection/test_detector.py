@@ -201,6 +201,14 @@ def test_batches_of_any_form() -> None:
         assert torch.allclose(scores, expected[name], rtol=1e-4, atol=1e-5), name
 
 
+def test_one_tensor_of_training_inputs_and_one_pair_are_read() -> None:
+    """A tensor was read row by row, and a pair as two batches."""
+    posterior = POSTERIORS["bbb"]()
+    for name, given in (("knn", X), ("mahalanobis", (X, Y))):
+        wanted = OodDetector(posterior, name, draws=2).fit([(X, Y)], progress=False)(NEW)
+        assert torch.equal(OodDetector(posterior, name, draws=2).fit(given, progress=False)(NEW), wanted)
+
+
 def test_a_layer_that_runs_twice_is_an_error() -> None:
     layer = nn.Linear(4, 4)
     with pytest.raises(credo.CredoError, match="runs once"):

@@ -87,15 +87,20 @@ class OodDetector:
         return any(name in FEATURE_SCORES for name in self.names)
 
     @torch.no_grad()
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+    def fit(self, loader: Tensor | Iterable[Any], *, progress: bool = True) -> Self:
         """Fit the scores to the features of training examples, those of every network; returns itself.
 
         Args:
-            loader: The training batches: (inputs, labels), for `"knn"` and `"vim"` also inputs alone.
+            loader: The training batches: (inputs, labels), for `"knn"` and `"vim"` also inputs alone, or one tensor of
+                them, which is split into batches. Two tensors, (inputs, labels), are one batch.
             progress: Show a progress bar; only on an interactive terminal.
         """
         if not self.needs_fit:
             return self
+        if isinstance(loader, Tensor):
+            loader = loader.split(1024)
+        elif isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader):
+            loader = [loader]
         sample = Sample(self.examples, self.seed)
         heads: list[tuple[Tensor | None, Tensor | None]] = []
         with shown(loader, progress=progress, what="features") as batches:
