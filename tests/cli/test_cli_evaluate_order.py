@@ -24,7 +24,7 @@ def test_nobody_waits_for_the_study_of_single_networks(first: bool, monkeypatch:
         process_group=process_group, shard="data", folder=Path(), dataset=lambda: dataset, posterior=lambda: None
     )
     monkeypatch.setattr(evaluate, "record_report", lambda run: None)
-    monkeypatch.setattr(evaluate, "Run", lambda folder, process_group: place)
+    monkeypatch.setattr(evaluate, "Run", lambda folder, process_group, device: place)
     written: list[Any] = []
     monkeypatch.setattr(evaluate, "write_json", lambda path, value: written.append(value))
     for name, value in (("evaluate_run", {"accuracy": 1.0}), ("_on_sets", {"a": 1}), ("shift_run", {"fog": 2})):
