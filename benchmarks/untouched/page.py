@@ -43,7 +43,7 @@ def aims(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
         ("lower NLL than plain", "≥ 70 %", [_part(against[n], "lower") for n in JUDGED]),
         (f"tasks clearly worse than plain (by {MARGIN:g})", "0", [_count(against[n]) for n in JUDGED]),
         ("lower NLL than plain, with `calibrate`", "≥ 85 %", [_part(mended[n], "lower") for n in JUDGED]),
-        ("the same against plain + temperature: as many rows", None, [_part(fair[n], "lower") for n in JUDGED]),
+        ("the same against plain + temperature", None, [_part(fair[n], "lower") for n in JUDGED]),
         ("at least level with five networks", "≥ 50 %", [_part(five[n], "wins", "ties") for n in JUDGED]),
         ("coverage of 90 % intervals, pooled", "87 to 93 %", [_percent(*pooled[n]) for n in JUDGED]),
         ("tasks with a coverage outside 83 to 96 %", "0", [str(_outside(records, n)) for n in JUDGED]),

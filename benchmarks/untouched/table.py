@@ -66,7 +66,8 @@ def summary(
     Args:
         losses: Losses of every run.
         means: NLL of each task and contender; None: that of `losses`, all of which are here.
-        earlier: A summary whose differences are kept where the losses for them are not here.
+        earlier: A summary whose differences are kept where not all losses for them are here. Without one, they are over
+            the seeds whose losses are here.
     """
     tasks = list(dict.fromkeys(task for task, _ in losses))
     contenders = list(dict.fromkeys(name for _, name in losses))
@@ -88,10 +89,10 @@ def summary(
                 both = list(zip(losses[task, best], losses[task, other], strict=False))
                 here = [(first, second) for first, second in both if first is not None and second is not None]
                 known = before.get(f"{name} against {baseline}", {}).get("differences", {}).get(task)
-                if len(here) == len(both):
-                    found[task] = paired([first for first, _ in here], [second for _, second in here])
-                elif known is not None:
+                if len(here) < len(both) and known is not None:
                     found[task] = Difference(*known)
+                elif here:
+                    found[task] = paired([first for first, _ in here], [second for _, second in here])
             compared[f"{name} against {baseline}"] = _compared(found)
     return {"nll": means, "compared": compared}
 
