@@ -38,7 +38,7 @@ _HEADS = {
 _NOTES = {
     "split": "Reported: HCL as Zhu et al. (2022) give it; its flow works on pixels, ours on their frequencies.",
     "baselines": "VCL and VOGN: MLPs with one head for all digits, which are told the task when they learn, but not "
-    "when they predict.",
+    "when they predict; their settings were chosen for tasks with a head each, not for this.",
     "recurrence": "Labels are shared by the two data sets. In place of MNIST and SVHN, which the paper has in turn.",
     "features": "Reported: HCL as Zhu et al. (2022) give it, on features of a network trained on ImageNet. Ours are "
     "the 64 features of a ResNet-20 that was trained on {examples} images of CIFAR-100 for {epochs} epochs ({accuracy} "
