@@ -165,9 +165,9 @@ class PerExamplePass:
             raise ValueError(
                 f"Squared gradients are wanted for {', '.join(frozen)}, but these do not require a gradient."
             )
-        for hooked in plan.layers:
-            own = hooked.layer._parameters
-            self._set(hooked.layer.__dict__, "forward", hooked.forward(self, hooked, own))
+        forwards = [hooked.forward(self, hooked, hooked.layer._parameters) for hooked in plan.layers]
+        for hooked, forward in zip(plan.layers, forwards, strict=True):
+            self._set(hooked.layer.__dict__, "forward", forward)
             for owner, names in hooked.owners:
                 guarded = GuardedParameters(owner._parameters, self._read_outside, names)
                 self._set(owner.__dict__, "_parameters", guarded)

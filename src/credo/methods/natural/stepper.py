@@ -20,6 +20,7 @@ from credo.core.deferred import Later, Number
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.divergence import compare_draw
 from credo.core.example_counts import EVERY, Counted, rows_checked, scalar_loss
+from credo.core.kernels import flat
 from credo.core.network.batchnorm import frozen_statistics, statistics_kept_on_error
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.network.substitute import parameters_at, substituted
@@ -314,7 +315,10 @@ class NaturalStepper(NaturalSettings, ABC):
                         run.loss = loss = value.item()
                         if self.process_group is not None or not math.isfinite(loss):
                             check_loss(loss, self)
-                    scaled_backward(value, self.loss_scale if self.can_scale_loss else 1.0, [*run.weights.values()])
+                    if self.loss_scale == 1 or not self.can_scale_loss:
+                        value.backward(flat.one(value.device, value.dtype))
+                    else:
+                        scaled_backward(value, self.loss_scale, [*run.weights.values()])
                 return run
             except PlanChangedError as error:
                 # The pass just thrown away has counted as data for running statistics already.
