@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import credo
 from credo import BBB, MAP, Ensemble
 from credo import likelihoods as L
-from credo.calibration.choose import _PRIOR, SCALES
+from credo.calibration.choose import PRIOR, SCALES
 from credo.core.likelihood import Likelihood
 
 ROWS, DRAWS = 120, 6
@@ -104,7 +104,7 @@ def test_the_choice_is_the_minimum_of_a_brute_force_search(case: str) -> None:
         kept = torch.cat([outputs_of(index, scale, part) for index, part in enumerate(x.split(50))], 1)
         total = brute_force(posterior.likelihood, kept, y, math.exp(log_t))
         log_s = max(math.log(scale), math.log(1 / 8)) if scale else math.log(1 / 8)
-        return total + 0.5 * _PRIOR * (log_s**2 + log_t**2)
+        return total + 0.5 * PRIOR * (log_s**2 + log_t**2)
 
     def outputs_of(index: int, scale: float, a: Tensor) -> Tensor:
         draws = DRAWS if scale else 1

@@ -27,6 +27,10 @@ PUBLISHED = [
 ]
 
 
+# Some rows or seeds of these are not measured yet, as their page says.
+PARTIAL = {("hcl", "split"), ("hcl", "baselines"), ("hcl", "recurrence")}
+
+
 def test_tables_of_every_study_are_published() -> None:
     assert {published.values[0] for published in PUBLISHED} == set(STUDIES)
 
@@ -53,8 +57,10 @@ def test_a_published_table(study: str, name: str, tmp_path: Path, monkeypatch: p
     folder = shutil.copytree(ROOT / "results" / study / "cpu", tmp_path / "cpu")
     published = json.loads((folder / table_file(name)).read_text(encoding="utf-8"))
     table = STUDIES[study].tables[name]
-    run = {job.name: record for job, record in table.run(folder, scale="cpu", workers=1)}
+    is_partial = (study, name) in PARTIAL
+    run = {} if is_partial else {job.name: record for job, record in table.run(folder, scale="cpu", workers=1)}
     _, records = finish_table(table, name, folder, "cpu")
+    assert records
     assert {job: records[job] for job in run} == run
     assert json.loads((folder / table_file(name)).read_text(encoding="utf-8")) == published
 
