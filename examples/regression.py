@@ -32,6 +32,6 @@ else:
     axes.fill_between(x, mean - 2 * total, mean + 2 * total, alpha=0.3, label="mean ± 2 standard deviations")
     axes.plot(x, mean, label="mean")
     axes.plot(data.train.x, data.train.y, ".", markersize=3, label="training data")
-    axes.legend()
+    axes.legend(loc="upper left")
     figure.savefig("gap.png")
     print("picture: gap.png")

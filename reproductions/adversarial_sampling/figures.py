@@ -57,6 +57,6 @@ def _picture(draw: Callable[[Any], None], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     draw(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")  # "best" warns where it takes long
     axes.grid(alpha=0.2)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))

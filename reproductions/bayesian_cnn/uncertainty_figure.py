@@ -190,7 +190,7 @@ def draw_epochs(axes: Any, epochs: Sequence[Mapping[str, Any]]) -> None:
     other = axes.twinx()
     other.plot(at, [epoch["train_accuracy"] for epoch in epochs], color=ACCURACY, linewidth=1)
     other.set_ylabel("training accuracy", color=ACCURACY)
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, loc="center right")
 
 
 def _draw_classes(axes: Any, by_class: Mapping[str, Sequence[float]]) -> None:
@@ -198,7 +198,7 @@ def _draw_classes(axes: Any, by_class: Mapping[str, Sequence[float]]) -> None:
     axes.bar(at - 0.2, by_class["aleatoric"], 0.4, color=ALEATORIC, label="aleatoric")
     axes.bar(at + 0.2, by_class["epistemic"], 0.4, color=EPISTEMIC, label="epistemic")
     axes.set(xlabel="class", ylabel="mean uncertainty", title="by class, softmax", xticks=at.tolist())
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _draw_ood(axes: Any, figure: UncertaintyFigure) -> None:
@@ -210,7 +210,7 @@ def _draw_ood(axes: Any, figure: UncertaintyFigure) -> None:
     for (label, values), colour in zip(logs.items(), (ALEATORIC, EPISTEMIC, ACCURACY), strict=False):
         axes.hist(values.numpy(), bins=edges.numpy(), density=True, alpha=0.6, color=colour, label=label)
     axes.set(xlabel="log₁₀ epistemic uncertainty", ylabel="density", title="out-of-distribution images")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def _draw_rotated(axes: Any, figure: UncertaintyFigure) -> None:
