@@ -17,8 +17,7 @@ from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
-from credo.predict.draw_loop import run_draws
-from credo.predict.kinds.make import make_moments
+from credo.predict.draw_loop import make_moments, run_draws
 from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated

@@ -28,8 +28,7 @@ from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
-from credo.predict.draw_loop import Loop, averaged, draw_loop, run_draws
-from credo.predict.kinds.make import make_moments
+from credo.predict.draw_loop import Loop, averaged, draw_loop, make_moments, run_draws
 from credo.predict.linear import check_linearisable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
@@ -223,8 +222,7 @@ class _Batches:
         self._device = frozen.device
         if task.predictive == "weights" and task.is_random and frozen.default_predictive == "linear":
             self.check = WeightsCheck(frozen)
-        likelihoods = [part.likelihood for part in frozen.parts]
-        self._moments_of = partial(make_moments, likelihoods, calibration=calibration)
+        self._likelihoods, self._calibration = [part.likelihood for part in frozen.parts], calibration
         self._loop: Loop | NumberedDraws | None = None
         self._closed: ClosedForm | None = None
         self._row = 0
@@ -247,11 +245,11 @@ class _Batches:
             return
         with self.frozen.seeded(self.task.seed) if self.task.shared_draws else nullcontext():
             loop.begin(index)
-            by_draws = partial(averaged, loop, self._moments_of, x, y, **self._way)
+            by_draws = partial(averaged, loop, self._likelihoods, x, y, calibration=self._calibration, **self._way)
             part = by_draws() if self._closed is None else self._closed.prediction(x, y, by_draws)
         self.parts.append(part)
         if self.check is not None and y is not None:
-            self.check.add(part, self._moments_of(self._mean_outputs(x), y).result())
+            self.check.add(part, self._at_mean(x, y))
         finite = part.finite
         if not bool(finite.all()):
             self.bad_inputs |= nonfinite_inputs(x, finite, self._row)
@@ -287,10 +285,11 @@ class _Batches:
         self._way["single"] = task.draws == 1 and not task.is_random
         return loop
 
-    def _mean_outputs(self, x: AnyInputs) -> Tensor:
-        """Outputs without noise."""
+    def _at_mean(self, x: AnyInputs, y: Tensor) -> Prediction:
+        """The prediction without noise."""
         with self.frozen.seeded(self.task.seed), noise_scaled(self.frozen, 0.0):
-            return run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
+            outputs = run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
+        return make_moments(self._likelihoods, outputs, y, calibration=self._calibration).result()
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
