@@ -229,8 +229,8 @@ class NaturalStepper(NaturalSettings, ABC):
         restored = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with restored, found.dropped_on_error(self.process_group):
             compares = self.checks_first_draw and not self._watch.compared and self.is_noisy
-            compares = compares and self.process_group is None
-            if compares or self.step_draws > 1:
+            compares = compares and self.process_group is None and self.attack is None
+            if compares or self.step_draws > 1 or self.attack is not None:
                 nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self._gather(nll, counted)
