@@ -5,9 +5,8 @@ With `predictive="linear"` the draws are values of the network linearised at the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -23,6 +22,7 @@ from credo.core.held_out.conformal import Conformal
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating, noise_scaled
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
@@ -343,40 +343,6 @@ def check_posterior(given: object) -> None:
         raise ValueError(
             f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(given).__name__}."
         )
-
-
-@contextmanager
-def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
-    """A snapshot of the posterior in eval mode, with random numbers that start from `seed`; for one thread."""
-    # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
-    # else can be using it; beside other threads that would take numbers from theirs.
-    alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
-    with posterior.snapshot(seed=seed, training=False) as frozen, alone, noise_scaled(frozen):
-        yield frozen
-
-
-@contextmanager
-def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None]:
-    """While open, draws of a snapshot have `scale` times their noise.
-
-    Args:
-        frozen: A snapshot, used by this thread alone.
-        scale: The factor; None takes it from the calibration.
-    """
-    if scale is None:
-        scale = 1.0 if frozen.calibration is None else frozen.calibration.noise_scale
-    if scale == frozen.noise_scale:
-        yield
-        return
-    parts = frozen.all_posteriors()
-    before = [part.noise_scale for part in parts]
-    try:
-        for part in parts:
-            part.noise_scale = scale
-        yield
-    finally:
-        for part, own in zip(parts, before, strict=True):
-            part.noise_scale = own
 
 
 def batches_of(inputs: Tensor | Mapping[str, Any] | Iterable[Any], batch_size: int) -> Iterator[Batch]:
