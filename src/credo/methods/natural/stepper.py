@@ -30,11 +30,7 @@ from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Terms
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.groups import Warmup
-from credo.methods.natural.likelihood_params import (
-    likelihood_restored_on_error,
-    move_likelihood,
-    ready_likelihood,
-)
+from credo.methods.natural.likelihood_params import likelihood_restored_on_error, move_likelihood, ready_likelihood
 from credo.methods.natural.passes import Pass, average_over_processes_
 from credo.methods.natural.settings import NaturalSettings
 from credo.methods.natural.validate import check_finite_loss, check_loss
