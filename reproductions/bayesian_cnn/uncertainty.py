@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from credo.core.errors import unknown
 from credo.core.likelihood import Categorical
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.core.support.validate import checked_count
 from credo.data import Split, as_float
 from credo.evaluate.detection import auroc
-from credo.predict.run import evaluating
 
 _LINEAR_BELOW = -15.0
 

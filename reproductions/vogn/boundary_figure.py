@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.data import Batches, Split, load_dataset
 from credo.methods import MAP, VOGN
 from credo.models import build_model
-from credo.predict.run import evaluating
 from credo.training import fit
 from reproductions.picture_files import save_picture
 

@@ -162,9 +162,12 @@ METHODS: dict[str, Row] = {
 
 
 def default_row(method: type[Posterior]) -> Row:
-    """Of a method without a row here: its default arguments, and the flags of a method that samples weights."""
+    """Of a method without a row here: its default arguments, and the flags that follow from a new posterior."""
     takes_rate = "lr" in inspect.signature(method).parameters
-    return Row(of(method, **({"lr": 0.05} if takes_rate else {})))
+    build = of(method, **({"lr": 0.05} if takes_rate else {}))
+    posterior = build(lambda index: nn.Linear(4, 3))
+    about = posterior.describe()
+    return Row(build, differs=posterior.is_random, kl=about.kl is not None, penalised=about.prior is not None)
 
 
 COVERED = {word for name in METHODS for word in (name, name.split()[0])}

@@ -108,3 +108,23 @@ def test_learned_noise_counts_each_loss_at_its_share() -> None:
     # σ is so small that all draws are alike: the shares must add up to one.
     assert gradient(AdversarialSampling(steps=0, weight=0.3)) == pytest.approx(gradient("weights"), rel=1e-3)
     assert len(values) == 3
+
+
+def test_inputs_changed_in_place_are_found_after_the_first_step() -> None:
+    class Shifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.shifts = mlp(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.shifts:
+                x -= 0.5
+            return self.inner(x)
+
+    (x, y), net = data(), Shifting()
+    posterior = VOGN(net, data_size=N, noise="adversarial", curvature=0.9)
+    for _ in range(2):
+        posterior.step(lambda net: F.cross_entropy(net(x), y))
+    net.shifts = True
+    with pytest.raises(ValueError, match="changes its input in place"):
+        posterior.step(lambda net: F.cross_entropy(net(x), y))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import credo
 from credo.calibration.rows import FunctionRows
 from credo.calibration.run_rows import held_out
+from credo.core.sampling import evaluating
 from credo.predict import closed_form, linear
 from credo.predict.links import extended_probit, laplace_bridge, probit
-from credo.predict.run import evaluating
 
 LINKS: dict[str, Any] = {
     "probit": lambda f, c: probit(f, c.diagonal(dim1=1, dim2=2)),

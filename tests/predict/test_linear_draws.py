@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import credo
 from credo.attacks.posterior import posterior_logits
+from credo.core.sampling import evaluating
 from credo.predict import linear
 from credo.predict.draw_loop import DrawLoop, draw_loop
 from credo.predict.linear import FunctionLoop, LinearNetworks, covariance_root
-from credo.predict.run import evaluating
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": (mlp, lambda: torch.randn(4, 4)),

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo.core.sampling import evaluating
 from credo.models.normalize import Normalize
 from credo.predict.draw_loop import DrawLoop, draw_loop
-from credo.predict.run import evaluating
 
 WIDE = {"data_size": 10, "init": 0.3}
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import credo
 from credo import likelihoods as L
 from credo.core.likelihood import Likelihood
-from credo.predict.kinds.make import make_moments
+from credo.predict.draw_loop import make_moments
 
 DRAWS, ROWS = 7, 5
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from credo.core.likelihood import Categorical
 from credo.predict import ClassPrediction, Uncertainty
-from credo.predict.kinds.make import make_moments
+from credo.predict.draw_loop import make_moments
 
 DRAWS, BATCH, CLASSES = 7, 5, 4
 

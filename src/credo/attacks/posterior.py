@@ -14,9 +14,9 @@ from credo.core.errors import unknown
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.predict.linear import LinearNetworks
 from credo.predict.moments import tempered
-from credo.predict.run import evaluating
 
 THREATS = {
     "fresh": "knows the posterior; averages the gradients of fresh draws at every step (Athalye et al. 2018)",

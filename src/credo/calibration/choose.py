@@ -31,8 +31,9 @@ from credo.core.held_out.ledger import Digests, row_digests
 from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.core.support.validate import checked_count, checked_seed, is_number
-from credo.predict.run import check_posterior, evaluating
+from credo.predict.run import check_posterior
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
 _LARGEST = 6.0

@@ -15,10 +15,11 @@ from credo.core.held_out.ledger import Digests, batch_digests
 from credo.core.likelihood import Categorical, ClassLikelihood, DistributionLikelihood, Likelihood, MultiLabel
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
+from credo.core.sampling import noise_scaled
 from credo.predict.closed_form import FunctionValues, closed_form, has_closed_form
 from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import check_targets, class_labels, class_log_probs, gaussian_likelihoods, gaussian_moments
-from credo.predict.run import batches_of, noise_scaled
+from credo.predict.run import batches_of
 
 # Class probabilities of all draws are kept up to this size; of larger sets every second, third, … row is used.
 _MOST_BYTES = 512 * 2**20

@@ -31,6 +31,7 @@ from credo.data import Batches, Split, split_validation
 from credo.methods import MAP
 from credo.predict import ClassPrediction, predict
 from credo.training import EpochRecord
+from credo.training.fit import shown
 from credo.training.schedule import Schedule
 
 CARRIES = ("posterior", "fisher", "nothing")
@@ -127,8 +128,6 @@ class Learner:
     def _train(
         self, posterior: Posterior, train: Split, name: str, epochs: int, checkpoint: Path | str | None = None
     ) -> Iterator[EpochRecord]:
-        from credo.training.progress import shown  # rich is slow to import
-
         loader = Batches(train, batch_size=self.batch_size, seed=self.seed, device=posterior.device)
         yield from shown(
             posterior,

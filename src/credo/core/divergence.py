@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.deferred import Number
+from credo.core.description import HasMoments
 from credo.core.errors import DivergenceWarning
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import substituted
@@ -96,8 +97,6 @@ def compare_draw(posterior: Posterior, drawn: Number, nll: Callable[[nn.Module],
     if posterior._watch.compared or posterior.process_group is not None:
         return
     posterior._watch.compared = True
-    if getattr(posterior, "attack", None) is not None:  # its passes use the worst weights near a draw
-        return
     drawn = float(drawn)
     if not drawn > DRAW_NATS * (1 - 1 / DRAW_ABOVE_MEAN):  # no mean loss, even a negative one, can be so much better
         return
@@ -216,7 +215,7 @@ def _smaller_steps(posterior: Posterior) -> list[str]:
 @torch.no_grad()
 def _less_noise(posterior: Posterior, divisor: float = _LESS_NOISE) -> list[str]:
     """Arguments of this posterior that would bring its first draws closer to the mean."""
-    stds: dict[str, Tensor] = getattr(posterior, "std", dict)()
+    stds = posterior.std() if isinstance(posterior, HasMoments) else {}
     typical = float(torch.cat([std.reshape(-1) for std in stds.values()]).median()) / divisor if stds else 0.0
     arguments = inspect.signature(type(posterior)).parameters
     found = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -247,3 +248,37 @@ class Sampling(ThreadSafe):
         weights, noise = self.draw() if draw is None else draw, self.activation_noise()
         beside = noise if self.guard.is_private else self.guard.holding(noise)
         return substituted(self.model, weights, self._aliases, beside=beside)
+
+
+@contextmanager
+def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
+    """A snapshot of the posterior in eval mode, with random numbers that start from `seed`; for one thread."""
+    # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
+    # else can be using it; beside other threads that would take numbers from theirs.
+    alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
+    with posterior.snapshot(seed=seed, training=False) as frozen, alone, noise_scaled(frozen):
+        yield frozen
+
+
+@contextmanager
+def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None]:
+    """While open, draws of a snapshot have `scale` times their noise.
+
+    Args:
+        frozen: A snapshot, used by this thread alone.
+        scale: The factor; None takes it from the calibration.
+    """
+    if scale is None:
+        scale = 1.0 if frozen.calibration is None else frozen.calibration.noise_scale
+    if scale == frozen.noise_scale:
+        yield
+        return
+    parts = frozen.all_posteriors()
+    before = [part.noise_scale for part in parts]
+    try:
+        for part in parts:
+            part.noise_scale = scale
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            part.noise_scale = own

@@ -11,8 +11,8 @@ from credo.core.network.inputs import AnyInputs
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating, noise_scaled
 from credo.detection.passes import Pass, find_layer, run_networks
-from credo.predict.run import evaluating, noise_scaled
 
 _T = TypeVar("_T")
 

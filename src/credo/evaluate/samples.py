@@ -12,11 +12,12 @@ from torch import Tensor
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
 from credo.predict.draw_loop import Loop, draw_loop
 from credo.predict.moments import class_labels, class_log_probs
-from credo.predict.run import batches_of, evaluating
+from credo.predict.run import batches_of
 
 Piece = tuple[Tensor, Tensor]  # probabilities [networks, batch, classes] and labels [batch]
 

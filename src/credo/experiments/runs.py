@@ -45,8 +45,8 @@ from credo.experiments.folders import (
 from credo.experiments.units import data_facts, in_target_units
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
+from credo.training.fit import shown
 from credo.training.hardware.devices import choose_device
-from credo.training.progress import shown
 from credo.training.rank_zero import first_does, from_first, is_first
 
 __all__ = [

@@ -16,13 +16,14 @@ from credo.core.errors import CredoError, unknown
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, MultiLabel
 from credo.core.posterior import Posterior
+from credo.core.sampling import noise_scaled
 from credo.core.support.extras import needs
 from credo.core.support.files import write_atomically
 from credo.core.support.validate import checked_count, checked_seed
 from credo.exporting.graph import FixedDraws
 from credo.exporting.int8 import TOLERANCE as INT8_TOLERANCE
 from credo.exporting.int8 import quantize_
-from credo.predict.run import check_posterior, noise_scaled
+from credo.predict.run import check_posterior
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")

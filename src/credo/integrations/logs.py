@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from credo.training.fit import EpochRecord
+from credo.training.loop import EpochRecord
 
 
 def log_to(logger: Any) -> Callable[[EpochRecord], None]:

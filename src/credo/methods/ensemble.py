@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from credo.core.description import Description
 from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted
+from credo.core.likelihood import GaussianNoise
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.saved.posterior_tensors import checkpoint_files, load_checkpoint_
@@ -233,7 +234,8 @@ def _check(members: Sequence[Posterior]) -> None:
     shapes = [{n: t.shape for n, t in m.model.state_dict().items()} for m in members]
     if any(shape != shapes[0] for shape in shapes):
         raise UnsupportedModelError("Members must have the same architecture: parameter names or shapes differ.")
-    kinds = {(type(m.likelihood), getattr(m.likelihood, "heteroscedastic", False)) for m in members}
+    likelihoods = [m.likelihood for m in members]
+    kinds = {(type(one), isinstance(one, GaussianNoise) and one.heteroscedastic) for one in likelihoods}
     if len(kinds) > 1:
         raise UnsupportedModelError("Members must have the same kind of likelihood (their noise may differ).")
     learned = [id(m.likelihood) for m in members if any(p.requires_grad for p in m.likelihood.parameters())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -10,17 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import CredoError
+from credo.core.held_out.calibration import Calibration
+from credo.core.likelihood import (
+    Categorical,
+    ClassLikelihood,
+    DistributionLikelihood,
+    GaussianNoise,
+    Likelihood,
+    MultiLabel,
+    Quantiles,
+)
 from credo.core.network.inputs import AnyInputs, output_tensor
 from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.predict.first_layer_sampling import FirstLayer, declared_first_layer, requested_first_layer
+from credo.predict.kinds.dense import DenseMoments
+from credo.predict.kinds.distributions import DistributionMoments
+from credo.predict.kinds.labels import LabelMoments
+from credo.predict.kinds.quantiles import QuantileMoments
 from credo.predict.linear import FunctionLoop, LinearNetworks, example_output, has_moments, is_point, rows_at_once
-from credo.predict.moments import Moments, summable
+from credo.predict.moments import (
+    ClassMoments,
+    Moments,
+    OneClassDraw,
+    RegressionMoments,
+    gaussian_likelihoods,
+    summable,
+)
 from credo.predict.result import Prediction
 
 # Shared draws up to this size are kept in memory; larger ones are drawn again for every batch.
 _CACHE_BYTES = 256 * 2**20
+_UNCALIBRATED = Calibration()
 
 
 class Draws(Protocol):
@@ -148,12 +170,13 @@ class DrawLoop:
 
 def averaged(
     loop: Draws,
-    moments_of: Callable[..., Moments],
+    likelihoods: Sequence[Likelihood],
     x: AnyInputs,
     y: Tensor | None,
     *,
     draws: int,
     chunk: int,
+    calibration: Calibration | None = None,
     tolerance: float | None = None,
     single: bool = False,
     agreed: Callable[[Tensor], Tensor] | None = None,
@@ -162,18 +185,19 @@ def averaged(
 
     Args:
         loop: Makes the outputs of the draws.
-        moments_of: Starts the sums, from the outputs of the first chunk and the targets.
+        likelihoods: As in `make_moments`.
         x: Inputs of the batch.
         y: Its targets, if there are any.
         draws: The most draws of a row.
         chunk: Draws between two looks at the Monte-Carlo error.
+        calibration: As in `make_moments`.
         tolerance: The error below which a row needs no further draws; None: all rows have all draws.
         single: Whether there is one network only, and no further draw.
         agreed: Gives the rows that all processes go on with, where several divide the draws.
     """
     done = min(chunk, draws)
     outputs = loop.outputs(x, done)
-    moments = moments_of(outputs, y, single=single)
+    moments = make_moments(likelihoods, outputs, y, single=single, calibration=calibration)
     count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
     while done < draws:
         if tolerance is not None:
@@ -186,6 +210,42 @@ def averaged(
         moments.add(loop.outputs(x if is_whole else x[rows], count), slice(None) if is_whole else rows)
         done += count
     return moments.result()
+
+
+def make_moments(
+    likelihoods: Sequence[Likelihood],
+    outputs: Tensor,
+    targets: Tensor | None,
+    *,
+    single: bool = False,
+    calibration: Calibration | None = None,
+) -> Moments:
+    """Start the sums that belong to a likelihood.
+
+    Args:
+        likelihoods: One, or those of a mixture's members, which the draws are of in turn.
+        outputs: Of the first draws, for all rows of a batch: [draws, batch, …].
+        targets: Targets of the batch, if there are any.
+        single: Whether there is one network only, and no further draw.
+        calibration: Its temperature or factor on the noise is applied to each draw.
+    """
+    first, chosen = likelihoods[0], calibration or _UNCALIBRATED
+    if isinstance(first, ClassLikelihood):
+        if isinstance(first, Categorical) and outputs.dim() > 3:  # a class for each position
+            return DenseMoments(first, outputs, targets, chosen.temperature)
+        return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
+    if isinstance(first, GaussianNoise):
+        return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor)
+    if isinstance(first, DistributionLikelihood):
+        return DistributionMoments(likelihoods, outputs, targets)
+    if isinstance(first, MultiLabel):
+        return LabelMoments(outputs, targets, chosen.temperature)
+    if isinstance(first, Quantiles):
+        return QuantileMoments(likelihoods, outputs, targets)
+    raise TypeError(
+        f"predict cannot average {type(first).__name__}: derive it from DistributionLikelihood (values and counts) or "
+        "ClassLikelihood of credo.likelihoods."
+    )
 
 
 def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_pieces: bool = False) -> Tensor:

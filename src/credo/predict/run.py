@@ -5,9 +5,8 @@ With `predictive="linear"` the draws are values of the network linearised at the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -23,13 +22,13 @@ from credo.core.held_out.conformal import Conformal
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating, noise_scaled
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
-from credo.predict.draw_loop import Loop, averaged, draw_loop, run_draws
-from credo.predict.kinds.make import make_moments
+from credo.predict.draw_loop import Loop, averaged, draw_loop, make_moments, run_draws
 from credo.predict.linear import check_linearisable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
@@ -223,8 +222,7 @@ class _Batches:
         self._device = frozen.device
         if task.predictive == "weights" and task.is_random and frozen.default_predictive == "linear":
             self.check = WeightsCheck(frozen)
-        likelihoods = [part.likelihood for part in frozen.parts]
-        self._moments_of = partial(make_moments, likelihoods, calibration=calibration)
+        self._likelihoods, self._calibration = [part.likelihood for part in frozen.parts], calibration
         self._loop: Loop | NumberedDraws | None = None
         self._closed: ClosedForm | None = None
         self._row = 0
@@ -247,11 +245,11 @@ class _Batches:
             return
         with self.frozen.seeded(self.task.seed) if self.task.shared_draws else nullcontext():
             loop.begin(index)
-            by_draws = partial(averaged, loop, self._moments_of, x, y, **self._way)
+            by_draws = partial(averaged, loop, self._likelihoods, x, y, calibration=self._calibration, **self._way)
             part = by_draws() if self._closed is None else self._closed.prediction(x, y, by_draws)
         self.parts.append(part)
         if self.check is not None and y is not None:
-            self.check.add(part, self._moments_of(self._mean_outputs(x), y).result())
+            self.check.add(part, self._at_mean(x, y))
         finite = part.finite
         if not bool(finite.all()):
             self.bad_inputs |= nonfinite_inputs(x, finite, self._row)
@@ -287,10 +285,11 @@ class _Batches:
         self._way["single"] = task.draws == 1 and not task.is_random
         return loop
 
-    def _mean_outputs(self, x: AnyInputs) -> Tensor:
-        """Outputs without noise."""
+    def _at_mean(self, x: AnyInputs, y: Tensor) -> Prediction:
+        """The prediction without noise."""
         with self.frozen.seeded(self.task.seed), noise_scaled(self.frozen, 0.0):
-            return run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
+            outputs = run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
+        return make_moments(self._likelihoods, outputs, y, calibration=self._calibration).result()
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:
@@ -344,40 +343,6 @@ def check_posterior(given: object) -> None:
         raise ValueError(
             f"predict needs a posterior, such as credo.MAP(model, data_size=…); got {type(given).__name__}."
         )
-
-
-@contextmanager
-def evaluating(posterior: Posterior, seed: int) -> Iterator[Posterior]:
-    """A snapshot of the posterior in eval mode, with random numbers that start from `seed`; for one thread."""
-    # Networks that draw numbers in `forward` take them from the global generator, which is left as it was where nobody
-    # else can be using it; beside other threads that would take numbers from theirs.
-    alone = torch.random.fork_rng(devices=[]) if threading.active_count() == 1 else nullcontext()
-    with posterior.snapshot(seed=seed, training=False) as frozen, alone, noise_scaled(frozen):
-        yield frozen
-
-
-@contextmanager
-def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None]:
-    """While open, draws of a snapshot have `scale` times their noise.
-
-    Args:
-        frozen: A snapshot, used by this thread alone.
-        scale: The factor; None takes it from the calibration.
-    """
-    if scale is None:
-        scale = 1.0 if frozen.calibration is None else frozen.calibration.noise_scale
-    if scale == frozen.noise_scale:
-        yield
-        return
-    parts = frozen.all_posteriors()
-    before = [part.noise_scale for part in parts]
-    try:
-        for part in parts:
-            part.noise_scale = scale
-        yield
-    finally:
-        for part, own in zip(parts, before, strict=True):
-            part.noise_scale = own
 
 
 def batches_of(inputs: Tensor | Mapping[str, Any] | Iterable[Any], batch_size: int) -> Iterator[Batch]:

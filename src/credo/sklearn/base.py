@@ -26,6 +26,7 @@ from credo.methods import METHODS, Ensemble
 from credo.predict import predict
 from credo.sklearn.building import Common, Model, RandomState, make_network, make_posterior, make_seed
 from credo.training import EpochRecord, train
+from credo.training.fit import shown
 from credo.tuning import auto
 
 Array = NDArray[Any]
@@ -190,8 +191,6 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             options |= {"validation": validation, "patience": int(self.n_iter_no_change)}
         if not self.verbose:
             return list(train(posterior, loader, **options))
-        from credo.training.progress import shown  # rich is slow to import
-
         return list(shown(posterior, loader, description=type(self).__name__, **options))
 
     def _inputs(self, x: Array) -> Tensor:

@@ -21,7 +21,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.methods import MAP
-from credo.training.fit import train as train_epochs
+from credo.training.loop import train as train_epochs
 from credo.tuning.budget import Budget, seconds_of
 from credo.tuning.portfolio import TRAINED, UNTRAINED
 from credo.tuning.race import Constraints, Race

@@ -33,7 +33,7 @@ from credo.evaluate.predictive import coverage_of
 from credo.evaluate.suite import quick_metrics
 from credo.methods import Ensemble
 from credo.predict import ClassPrediction, RegressionPrediction, predict
-from credo.training.fit import train
+from credo.training.loop import train
 from credo.tuning.budget import Budget
 from credo.tuning.portfolio import Candidate
 from credo.tuning.rows import Pairs

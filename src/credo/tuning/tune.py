@@ -26,7 +26,7 @@ from credo.core.support.validate import checked_count, is_number
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
 from credo.training.epoch_batches import Loader
-from credo.training.fit import train
+from credo.training.loop import train
 
 KEPT = 3  # one of so many trials goes on, with so many times the epochs
 RUNGS = 3

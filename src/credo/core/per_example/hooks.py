@@ -166,11 +166,12 @@ class PerExamplePass:
                 f"Squared gradients are wanted for {', '.join(frozen)}, but these do not require a gradient."
             )
         forwards = [hooked.forward(self, hooked, hooked.layer._parameters) for hooked in plan.layers]
+        owners = [pair for hooked in plan.layers for pair in hooked.owners]
+        guards = [GuardedParameters(owner._parameters, self._read_outside, names) for owner, names in owners]
         for hooked, forward in zip(plan.layers, forwards, strict=True):
             self._set(hooked.layer.__dict__, "forward", forward)
-            for owner, names in hooked.owners:
-                guarded = GuardedParameters(owner._parameters, self._read_outside, names)
-                self._set(owner.__dict__, "_parameters", guarded)
+        for (owner, _), guarded in zip(owners, guards, strict=True):
+            self._set(owner.__dict__, "_parameters", guarded)
         for module in plan.modules.values():
             for name in module.inside:
                 self._handles.append(self.parameters[name].register_hook(partial(self._module_gradient, name)))

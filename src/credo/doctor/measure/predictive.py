@@ -14,11 +14,11 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
 from credo.core.network.inputs import run_network
 from credo.core.posterior import Posterior
+from credo.core.sampling import noise_scaled
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
 from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import class_labels, class_log_probs, summable
-from credo.predict.run import noise_scaled
 
 _BATCH, _CHUNK = 256, 10
 

@@ -12,8 +12,8 @@ from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.evaluate.fidelity.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat_noise, split_rhat
-from credo.predict.run import evaluating
 
 # Samples of all chains that are run: more are thinned evenly.
 MOST_SAMPLES = 2000

@@ -10,9 +10,10 @@ from torch import Tensor
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
+from credo.core.sampling import evaluating
 from credo.predict.draw_loop import draw_loop
 from credo.predict.moments import class_log_probs, gaussian_likelihoods
-from credo.predict.run import check_posterior, evaluating
+from credo.predict.run import check_posterior
 
 
 class FunctionDraws(NamedTuple):

@@ -299,7 +299,7 @@ class BBB(GradientPosterior, GaussianPosterior):
 
         penalty = kl * kl_weight
         self.optimizer_step.check(data_term + penalty, at=self.steps)
-        if not self._watch.compared:
+        if not self._watch.compared and self.attack is None:  # which looks for the worst weights near a draw
             compare_draw(self, data_term, nll)
         data_term, kl = self.optimizer_step.ready(
             at=self.steps,

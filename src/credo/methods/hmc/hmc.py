@@ -333,7 +333,7 @@ def _check(temperature: Any, likelihood: Likelihood) -> None:
     """Raise ValueError for arguments that are not possible."""
     if not is_number(temperature) or not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature!r} must be a positive number; 1 is the posterior itself.")
-    if getattr(likelihood, "beta", 0.0):
+    if isinstance(likelihood, GaussianNoise) and likelihood.beta:
         raise ValueError(f"beta={likelihood.beta} makes no likelihood, and so no posterior: HMC needs beta=0.")
 
 

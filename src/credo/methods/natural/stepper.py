@@ -30,11 +30,7 @@ from credo.core.per_example.layer_rules import widened
 from credo.core.posterior import Nll, Terms
 from credo.methods.adversarial_sampling import AdversarialSampling
 from credo.methods.natural.groups import Warmup
-from credo.methods.natural.likelihood_params import (
-    likelihood_restored_on_error,
-    move_likelihood,
-    ready_likelihood,
-)
+from credo.methods.natural.likelihood_params import likelihood_restored_on_error, move_likelihood, ready_likelihood
 from credo.methods.natural.passes import Pass, average_over_processes_
 from credo.methods.natural.settings import NaturalSettings
 from credo.methods.natural.validate import check_finite_loss, check_loss
@@ -229,8 +225,8 @@ class NaturalStepper(NaturalSettings, ABC):
         restored = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with restored, found.dropped_on_error(self.process_group):
             compares = self.checks_first_draw and not self._watch.compared and self.is_noisy
-            compares = compares and self.process_group is None
-            if compares or self.step_draws > 1:
+            compares = compares and self.process_group is None and self.attack is None
+            if compares or self.step_draws > 1 or self.attack is not None:
                 nll = same_inputs(nll)
             for _ in range(self.step_draws if self.has_curvature else 1):
                 self._gather(nll, counted)

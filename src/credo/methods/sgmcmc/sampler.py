@@ -36,7 +36,7 @@ from credo.core.optimizer_step import (
 )
 from credo.core.optimizers import Rates
 from credo.core.posterior import Nll, Terms
-from credo.core.prior import Prior, Value, make_prior, one_prior
+from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
@@ -199,8 +199,7 @@ class StochasticGradientSampler(GradientPosterior):
     @property
     def _prior_numbers(self) -> tuple[float, float] | None:
         """Mean and std of a Gaussian prior that has one of each: the step itself adds its gradient."""
-        numbers = getattr(self.prior, "numbers", None)
-        return numbers if getattr(self.prior, "kind", None) == "gaussian" else None
+        return self.prior.numbers if isinstance(self.prior, Gaussian) else None
 
     def _penalty(self) -> Tensor:
         """What the prior adds to the loss: −T·log p(w)/N."""
