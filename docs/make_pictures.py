@@ -140,7 +140,8 @@ def cost_and_quality() -> None:
 
 def families() -> None:
     """Distance from HMC on the data, and how much wider each posterior is in a hole between them, from the records."""
-    found = {name.removesuffix(", seed 0"): one for name, one in numbers("fidelity/gap.json").items()}
+    records = numbers("fidelity/gap.json").items()
+    found = {name.removesuffix(", seed 0"): one for name, one in records if name.endswith(", seed 0")}
     figure, axis = plt.subplots(figsize=(7, 4))
     axis.axhline(found["HMC"]["gap_ratio"], color=POINT, ls="--", lw=1)
     for name, one in found.items():
