@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pages import ROOT
+from pages import PROGRAMS, ROOT, run_command
 
 import credo
 
@@ -110,6 +110,20 @@ def test_notebooks_have_the_code_of_their_pages(tmp_path: Path) -> None:
         assert [one for one in code if not one.startswith("!")] == wanted
         printed = [cell for cell in book["cells"] if cell.get("outputs")]
         assert len(printed) == page.count("<!-- output -->")
+
+
+@pytest.mark.grid  # test_docs.py runs the same code, block by block
+@pytest.mark.usefixtures("own_place")
+@pytest.mark.parametrize("name", script("make_notebooks").TUTORIALS)
+def test_a_notebook_runs_from_top_to_bottom(name: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in script("make_notebooks").notebook(ROOT / "docs" / f"{name}.md")["cells"]:
+        if cell["cell_type"] == "code" and cell["source"][0].startswith("!"):
+            for line in "".join(cell["source"]).splitlines():
+                if line.startswith(tuple(f"!{program}" for program in PROGRAMS)):
+                    run_command(line.removeprefix("!"), name)
+        elif cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{name} {cell['id']}", "exec", dont_inherit=True), names)
 
 
 def test_every_tutorial_is_a_notebook(site: ModuleType) -> None:
