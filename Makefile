@@ -36,6 +36,8 @@ format: $(VENV)/.dev
 docs: .venv-docs/.made  # the site, in build/site; needs neither torch nor Credo installed
 	.venv-docs/bin/python docs/make_site.py
 	.venv-docs/bin/zensical build --strict --clean
+	.venv-docs/bin/python docs/make_site.py local
+	.venv-docs/bin/python docs/check_site.py
 
 .venv-docs/.made: constraints-docs.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs

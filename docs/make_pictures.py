@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -15,6 +17,11 @@ from credo.data import Batches, Split, load_dataset, split_validation
 from credo.models import build_model
 
 IMAGES = Path(__file__).parent / "images"
+RECORDS = Path(__file__).parent.parent / "results" / "benchmarks"
+OURS, PEERS, POINT = "#1f4e8c", "#a8611a", "#444"
+# Names on the other side of their point, which would cover others or the frame.
+BELOW = ("vogn", "ivon-opt", "laplace-torch", "VOGN", "IVON", "BBB T=1", "Laplace full")
+LEFT = ("map", "Laplace last", "MC-dropout 0.1")
 
 
 def gap() -> None:
@@ -98,6 +105,64 @@ def intervals() -> None:
     figure.savefig(IMAGES / "intervals.png", dpi=110)
 
 
+def numbers(file: str) -> dict[str, Any]:
+    """What a benchmark's record has measured."""
+    found: dict[str, Any] = json.loads((RECORDS / file).read_text(encoding="utf-8"))["numbers"]
+    return found
+
+
+def named(axis: Any, name: str, place: tuple[float, float], colour: str) -> None:
+    """Write a point's name beside it."""
+    offset = (-6 if name in LEFT else 5, -10 if name in BELOW else 3)
+    side = "right" if name in LEFT else "left"
+    axis.annotate(name, place, xytext=offset, textcoords="offset points", fontsize=8, color=colour, ha=side)
+
+
+def cost_and_quality() -> None:
+    """Training time and test NLL of every method and other library, after the same tuning, from the records."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8))
+    titles = {"digits": "digits, MLP: mean of 5 seeds", "fashion-mnist": "Fashion-MNIST, LeNet-5: mean of 2 seeds"}
+    for axis, (task, title) in zip(axes, titles.items(), strict=True):
+        found = numbers(f"quality/{task}.json")
+        seconds = {name: sum(run["train_seconds"] for run in one["runs"]) for name, one in found.items()}
+        for name, one in found.items():
+            nll = sum(run["nll"] for run in one["runs"]) / len(one["runs"])
+            cost, colour = seconds[name] / seconds["map"], PEERS if one["peer"] else POINT if name == "map" else OURS
+            axis.plot(cost, nll, "s" if one["peer"] else "o", color=colour, ms=6)
+            named(axis, name, (cost, nll), colour)
+        axis.set(xscale="log", xlabel="processor time of training, plain network = 1", ylabel="test NLL", title=title)
+        axis.set_xticks([1, 2, 4], ["1", "2", "4"])
+        axis.set_xticks([], minor=True)
+        axis.margins(x=0.25, y=0.12)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "cost_and_quality.png", dpi=110)
+
+
+def families() -> None:
+    """Distance from HMC on the data, and how much wider each posterior is in a hole between them, from the records."""
+    records = numbers("fidelity/gap.json").items()
+    found = {name.removesuffix(", seed 0"): one for name, one in records if name.endswith(", seed 0")}
+    figure, axis = plt.subplots(figsize=(7, 4))
+    axis.axhline(found["HMC"]["gap_ratio"], color=POINT, ls="--", lw=1)
+    for name, one in found.items():
+        if one.get("gap_ratio") is None:  # a point estimate has no spread
+            continue
+        place = (one["w1"]["value"], one["gap_ratio"])
+        colour = POINT if name == "HMC" else OURS
+        axis.plot(*place, "o", color=colour, ms=6)
+        named(axis, name, place, colour)
+    axis.set(
+        xscale="log",
+        xlabel="distance from HMC's predictions on the data (W1)",
+        ylabel="std in the hole / std on the data",
+        title="Nearer to the true posterior on the left; the dashed line is HMC's growth in the hole",
+    )
+    axis.title.set_fontsize(10)
+    axis.margins(x=0.12, y=0.1)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "families.png", dpi=110)
+
+
 def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
     """A trained network, and its full Laplace approximation under the prior and noise that the evidence chose.
 
@@ -128,3 +193,5 @@ if __name__ == "__main__":
     gap()
     reliable_answers()
     intervals()
+    cost_and_quality()
+    families()

@@ -26,6 +26,7 @@ NAMES = (
     "samplers.md",
     "hybrid-flow.md",
     "lora.md",
+    "support.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
@@ -95,5 +96,8 @@ if __name__ == "__main__":
     from benchmarks.lora.table import write_tables as write_lora
 
     write_lora(ROOT / "results/benchmarks/lora")
+    from tests.contract.support import write_tables as write_support
+
+    write_support(ROOT / "results/support")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,7 @@
-"""Gather what the site is built of in build/docs: the pages, the reproductions, the examples and the API reference.
+"""Gather what the site is built of in build/docs: pages, notebooks, reproductions, examples and the API reference.
 
-`make docs` runs this and then `zensical build --strict`, which reads zensical.toml. Pages keep their text; links that
+`make docs` runs this, then `zensical build --strict`, which reads zensical.toml, then this with `local`, which makes
+the site load nothing from elsewhere, and docs/check_site.py. Pages keep their text; links that
 leave docs/ are pointed at the copies. It reads source files only, so torch need not be installed.
 """
 
@@ -10,10 +11,16 @@ import ast
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import make_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "site"
+FETCHED = "https://unpkg.com/iframe-worker/shim"  # what the offline search of the theme loads
 # File of the reference, its title, the package whose `__all__` it describes. What is left of `credo` is the first page.
 ROOMS = (
     ("methods", "Methods", "credo.methods"),
@@ -132,6 +139,20 @@ def spaced(text: str) -> str:
     return re.sub(r"^  (- )", r"    \1", text, flags=re.MULTILINE)
 
 
+def with_notebook(text: str, place: str) -> str:
+    """Return a page with a link to its notebook below the title, if it is a tutorial.
+
+    Args:
+        text: The page.
+        place: Its path in the site.
+    """
+    name = place.removesuffix(".md")
+    if name not in make_notebooks.TUTORIALS:
+        return text
+    title, _, rest = text.partition("\n")
+    return f"{title}\n\n[Open this page as a notebook](notebooks/{name}.ipynb){{ download }}\n{rest}"
+
+
 def example_page(path: Path) -> str:
     """Return a page that shows an example's source."""
     language = "toml" if path.suffix == ".toml" else "python"
@@ -152,16 +173,31 @@ def gather(target: Path = TARGET) -> None:
         if source.parent == ROOT / "examples":
             goal.write_text(example_page(source), encoding="utf-8")
         elif source.suffix == ".md":
-            goal.write_text(rewritten(source.read_text(encoding="utf-8"), source, places), encoding="utf-8")
+            text = rewritten(source.read_text(encoding="utf-8"), source, places)
+            goal.write_text(with_notebook(text, place), encoding="utf-8")
         else:
             shutil.copyfile(source, goal)
     examples = sorted((Path(place).name, path) for path, place in places.items() if path.parent == ROOT / "examples")
     lines = [f"- [{path.name}]({place})" for place, path in examples]
     (target / "examples/index.md").write_text("# Examples\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    make_notebooks.write(target / "notebooks")
     (target / "api").mkdir()
     for name, text in reference().items():
         (target / "api" / name).write_text(text, encoding="utf-8")
 
 
+def make_local(site: Path = SITE) -> None:
+    """Let a built site load nothing from elsewhere: of what the theme fetches, put a file of our own in its place.
+
+    Args:
+        site: The folder of the built pages, which are changed.
+    """
+    shutil.copyfile(ROOT / "docs" / "offline_worker.js", site / "assets" / "offline_worker.js")
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        here = os.path.relpath(site / "assets" / "offline_worker.js", page.parent)
+        page.write_text(text.replace(FETCHED, here), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    gather()
+    make_local() if sys.argv[1:] == ["local"] else gather()

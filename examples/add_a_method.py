@@ -12,7 +12,7 @@ from credo.core.posterior import Nll
 from credo.data import Batches, load_dataset
 
 
-class SGLD(credo.Posterior):
+class PathSGLD(credo.Posterior):
     """The last `keep` weights that were visited, one every `every` steps; the network holds the current ones."""
 
     def __init__(
@@ -48,9 +48,9 @@ class SGLD(credo.Posterior):
         return self.layout.flatten(dict(self.model.named_parameters())).detach()
 
 
-credo.METHODS["sgld"] = SGLD  # now `credo.save` and `credo.load` know it
+credo.METHODS["path-sgld"] = PathSGLD  # now `credo.save` and `credo.load` know it
 digits = load_dataset("digits")
 network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-posterior = SGLD(network, data_size=len(digits.train))
+posterior = PathSGLD(network, data_size=len(digits.train))
 credo.fit(posterior, Batches(digits.train, batch_size=32), epochs=20, schedule="constant")
 print("accuracy", credo.evaluate.accuracy(credo.predict(posterior, digits.test.x).probs, digits.test.y))

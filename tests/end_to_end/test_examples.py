@@ -122,7 +122,7 @@ def check_add_a_method(names: dict[str, Any], out: str) -> None:
     )
     x = names["digits"].test.x[:20]
     assert torch.equal(credo.predict(loaded, x).probs, credo.predict(names["posterior"], x).probs)
-    check_sgld_steps(names["SGLD"])
+    check_sgld_steps(names["PathSGLD"])
 
 
 def check_super_resolution(names: dict[str, Any], out: str) -> None:
