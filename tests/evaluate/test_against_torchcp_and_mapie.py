@@ -46,7 +46,7 @@ def test_scores_thresholds_and_sets_are_those_of_torchcp(given: str) -> None:
     if "chosen" in given:
         assert found.penalty > 0
         used[rows_to_choose([torch.arange(ROWS)], 0.1)] = False
-    options = {
+    options: dict[str, Any] = {
         "lac": {},
         "aps": {"randomized": False},
         "raps": {"randomized": False, "penalty": found.penalty, "kreg": found.k_reg},
