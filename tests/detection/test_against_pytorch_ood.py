@@ -1,14 +1,13 @@
 """Scores against those of pytorch-ood on the same features, where it is installed."""
 
-import pytest
 import torch
+from peer_parts import peer_part
 
 from credo.detection.scores import Knn, Mahalanobis, Training, Vim, energy, max_logit
 
-peers = pytest.importorskip("pytorch_ood.detector")
-
 
 def test_the_scores_are_those_of_pytorch_ood() -> None:
+    peers = peer_part("pytorch_ood.detector")
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 3
     features = torch.randn(300, 8, generator=generator) + labels.unsqueeze(-1)

@@ -15,7 +15,7 @@ from credo import FewRowsWarning
 from credo.core.held_out.conformal import conformal_from, coverage_of
 from credo.core.held_out.conformal_scores import aps_scores, rank_of, row_uniforms, rows_needed
 from credo.core.support.binomial import beta_quantile, binomial_cdf
-from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, set_metrics
+from credo.evaluate import augrc, auroc, correct, interval_metrics, risk_control, risk_metrics, set_metrics
 from credo.evaluate.guarantees.raps import _sizes
 
 
@@ -99,6 +99,7 @@ def test_too_few_rows_to_choose_a_penalty_are_said_and_give_aps() -> None:
     probs, y = class_rows(200)
     with pytest.warns(FewRowsWarning, match=r"200 calibration rows are too few .* needs 240: these sets are those of"):
         found = credo.conformal(probs, y, 0.1, "raps")
+    assert "RAPS without a penalty, which is APS, 90 % coverage" in repr(found)
     assert torch.equal(found.sets(probs), credo.conformal(probs, y, 0.1, "aps").sets(probs))  # type: ignore[union-attr]
 
 
@@ -201,6 +202,7 @@ def test_arrays_that_are_read_only_reversed_or_of_other_forms_are_read(recwarn: 
     assert torch.equal(wanted.sets(fixed[::-1]).flip(0), wanted.sets(probs))  # type: ignore[union-attr]
     column = credo.conformal(probs[:, 0], y, kind="split")
     assert credo.conformal(probs[:, 0], y[:, None], kind="split") == column
+    assert credo.conformal(probs, y[:, None]) == wanted
     labels = (probs > 0.3).astype(int)
     some = credo.conformal(probs[::-1], labels[::-1], 0.2, "fnr", classes=np.array([1, 2]))
     assert some == credo.conformal(probs, labels, 0.2, "fnr", classes=[1, 2])
@@ -300,6 +302,24 @@ def test_set_metrics_by_hand() -> None:
     assert found["intervals"]["coverage"] == pytest.approx([exact.low, exact.high])
 
 
+def test_metrics_of_sets_and_intervals_take_arrays() -> None:
+    probs, y = class_rows(40)
+    sets, values = probs > 0.2, probs[:, 0]
+    assert set_metrics(sets.numpy(), y.numpy()[:, None]) == set_metrics(sets, y)  # type: ignore[arg-type]
+    ends = values - 0.1, values + 0.1, probs[:, 1]
+    assert interval_metrics(*(part.numpy() for part in ends)) == interval_metrics(*ends)  # type: ignore[arg-type]
+    true = probs > 0.3
+    assert risk_metrics(sets.numpy(), true.numpy()) == risk_metrics(sets, true)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="labels run from 0 to 9; 5 classes"):
+        set_metrics(sets, torch.arange(40) % 10)
+
+
+def test_a_posterior_takes_inputs_and_targets_as_one_argument() -> None:
+    posterior = credo.MAP(torch.nn.Linear(3, 4), data_size=10)
+    with pytest.raises(ValueError, match=r"give a posterior one argument, \[\(inputs, targets\)\]"):
+        credo.conformal(posterior, torch.zeros(20, 3), torch.zeros(20, dtype=torch.long))  # type: ignore[arg-type]
+
+
 def test_augrc_is_the_published_function_of_auroc_and_accuracy() -> None:
     probs, y = class_rows(300)
     uncertainty = (10 * (1 - probs.amax(1))).round()  # with many ties
@@ -332,42 +352,6 @@ def test_risk_control_takes_the_largest_threshold_that_passes() -> None:
     assert everything.accepted == 1
     with pytest.raises(ValueError, match="max_error"):
         risk_control(probs, wrong.long(), uncertainty, max_error=1.5)
-
-
-def test_scores_are_those_of_mapie() -> None:
-    """In the benchmarks' environment: the package is not a dependency."""
-    pytest.importorskip("mapie")
-    from mapie.conformity_scores.sets.aps import APSConformityScore
-    from mapie.conformity_scores.sets.lac import LACConformityScore
-
-    probs, y = class_rows(300)
-    u = np.random.RandomState(0).uniform(size=300)  # as the package draws them
-    for made, kind in ((LACConformityScore, "lac"), (APSConformityScore, "aps")):
-        score = made()
-        score.set_external_attributes(classes=np.arange(5), random_state=0)
-        table = probs.double().numpy()
-        theirs = np.asarray(score.get_conformity_scores(y.numpy(), table, y_enc=y.numpy())).reshape(-1)
-        found = credo.conformal(probs, y, 0.1, kind)
-        assert isinstance(found, credo.ConformalSets)
-        ours = found.scores(probs, torch.from_numpy(1 - u)).gather(1, y[:, None]).squeeze(1).numpy()
-        assert np.abs(ours - theirs).max() < 1e-6
-
-
-def test_thresholds_and_sets_are_those_of_torchcp() -> None:
-    """In the benchmarks' environment: the package is not a dependency."""
-    pytest.importorskip("torchcp")
-    from torchcp.classification.score import APS, LAC, RAPS
-
-    probs, y = class_rows(300)
-    theirs = {"lac": LAC(score_type="identity"), "aps": APS(score_type="identity", randomized=False)}
-    theirs["raps"] = RAPS(score_type="identity", randomized=False, penalty=0.1, kreg=1)
-    for kind, score in theirs.items():
-        fixed: dict[str, Any] = {"penalty": 0.1, "k_reg": 1} if kind == "raps" else {}
-        found = credo.conformal(probs, y, 0.1, kind, randomised=False, **fixed)
-        assert isinstance(found, credo.ConformalSets)
-        assert torch.allclose(found.scores(probs), score(probs.double()), atol=1e-6)
-        cut = score(probs.double(), y).sort().values[math.ceil(301 * 0.9) - 1]
-        assert found.thresholds[0] == pytest.approx(float(cut), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ class ConformalSets(_Conformal):
     def __repr__(self) -> str:
         kind = self.kind.upper() + (" by class" if len(self.thresholds) > 1 else "")
         if self.kind == "raps":
-            kind += f" with penalty {self.penalty:g} beyond {self.k_reg} classes"
+            beyond = f" with penalty {self.penalty:g} beyond {self.k_reg} classes"
+            kind += beyond if self.penalty else " without a penalty, which is APS"
             kind += f" (chosen on {self.chosen_on} other rows)" if self.chosen_on else ""
         return f"ConformalSets({kind}, {self._about()})"
 

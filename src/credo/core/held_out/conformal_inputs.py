@@ -32,6 +32,16 @@ def both_classes(probs: Tensor) -> Tensor:
     return torch.stack([1 - probs, probs], -1) if probs.dim() == 1 else probs
 
 
+def one_label(labels: Tensor) -> Tensor:
+    """Labels [n] of those in a column [n, 1], and whole numbers of truth values; others as they are.
+
+    Args:
+        labels: Class indices.
+    """
+    column = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
+    return column.long() if column.dtype == torch.bool else column
+
+
 def value_parts(prediction: Any, kind: str) -> tuple[Tensor, Tensor | None]:
     """The float64 tensors that a kind of interval needs; raises ValueError for others.
 

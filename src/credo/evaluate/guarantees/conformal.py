@@ -23,7 +23,15 @@ from credo.core.held_out.conformal import (
     ConformalIntervals,
     ConformalSets,
 )
-from credo.core.held_out.conformal_inputs import as_tensor, both_classes, check_alpha, numbers, outputs_of, value_parts
+from credo.core.held_out.conformal_inputs import (
+    as_tensor,
+    both_classes,
+    check_alpha,
+    numbers,
+    one_label,
+    outputs_of,
+    value_parts,
+)
 from credo.core.held_out.conformal_scores import quantile_scores, residual_scores, rows_needed, threshold
 from credo.core.held_out.ledger import row_digests
 from credo.core.held_out.risk_sets import RISK_KINDS
@@ -117,6 +125,8 @@ def conformal(
         forward: `forward(net, batch)` returns the network's outputs, as in `predict`.
         target: `target(batch)` returns the targets, as in `predict`.
     """
+    if isinstance(prediction, Posterior) and not is_number(alpha):
+        raise ValueError(f"alpha={alpha!r:.40} must be a number: give a posterior one argument, [(inputs, targets)].")
     alpha = check_alpha(alpha)
     risk: dict[str, Any] = {"confidence": confidence, "classes": classes, "ignore_index": ignore_index}
     if isinstance(prediction, Posterior):
@@ -196,7 +206,7 @@ def _checked_kind(prediction: Any, y: Any, kind: str | None) -> str:
     if isinstance(prediction, Prediction):
         return "normalised" if possible == INTERVAL_KINDS else possible[0]
     if not isinstance(prediction, tuple):
-        targets = as_tensor(y)
+        targets = one_label(as_tensor(y))
         is_label = targets.dim() == 1 and not targets.is_floating_point()
         if is_label and as_tensor(prediction).dim() == 2:
             return "lac"
@@ -226,9 +236,7 @@ def _class_rows(prediction: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Probabilities [n, classes] and labels [n] of the calibration rows."""
     given = as_tensor(getattr(prediction, "probs", prediction)).cpu()
     probs = check_probs(both_classes(given))
-    labels = as_tensor(y).cpu()
-    labels = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
-    labels = labels.long() if labels.dtype == torch.bool else labels
+    labels = one_label(as_tensor(y).cpu())
     # The probabilities as they are: `predict` does not clamp those of new rows.
     return both_classes(given), check_labels(labels, batch=len(probs), classes=probs.shape[1], device=probs.device)
 

@@ -1,4 +1,7 @@
-"""Coverage and size of sets of classes, coverage and width of intervals, with 95 % intervals over the rows."""
+"""Coverage and size of sets of classes, coverage and width of intervals, with 95 % intervals over the rows.
+
+Tensors and arrays of numpy are alike.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.held_out.conformal_inputs import as_tensor, one_label
 from credo.core.support.binomial import beta_quantile
+from credo.evaluate.checks import check_labels
 from credo.evaluate.intervals import bootstrap
 
 
@@ -18,9 +23,10 @@ def set_metrics(sets: Tensor, labels: Tensor) -> dict[str, Any]:
         sets: Which classes are in the set of each row, bool [n, classes].
         labels: Class indices [n].
     """
-    if sets.dim() != 2 or len(sets) != len(labels) or not len(sets):
-        raise ValueError(f"sets have shape {list(sets.shape)} for {len(labels)} labels; pass [n, classes] and [n].")
-    sets, labels = sets.cpu().bool(), labels.cpu().long()
+    sets, labels = as_tensor(sets).cpu().bool(), one_label(as_tensor(labels).cpu())
+    if sets.dim() != 2 or not len(sets):
+        raise ValueError(f"sets have shape {list(sets.shape)}; pass [n, classes].")
+    labels = check_labels(labels, batch=len(sets), classes=sets.shape[1], device=sets.device)
     inside = sets.gather(1, labels.unsqueeze(1)).squeeze(1).double()
     sizes = sets.sum(1).double()
     count = torch.bincount(labels, minlength=sets.shape[1])
@@ -44,10 +50,11 @@ def interval_metrics(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[str,
         upper: Upper ends.
         targets: Targets in the same shape.
     """
+    lower, upper, targets = (as_tensor(part).cpu().double() for part in (lower, upper, targets))
     if not lower.shape == upper.shape == targets.shape or not len(lower):
         shapes = [list(part.shape) for part in (lower, upper, targets)]
         raise ValueError(f"lower, upper and targets have the shapes {shapes}; make them alike.")
-    lower, upper, targets = (part.cpu().double().reshape(len(part), -1) for part in (lower, upper, targets))
+    lower, upper, targets = (part.reshape(len(part), -1) for part in (lower, upper, targets))
     inside = ((lower <= targets) & (targets <= upper)).all(1).double()
     widths = (upper - lower).mean(1)
     found: dict[str, Any] = {"coverage": float(inside.mean()), "width": float(widths.mean())}
@@ -67,9 +74,9 @@ def risk_metrics(sets: Tensor, targets: Tensor) -> dict[str, Any]:
         sets: Which labels are in the sets, bool [n, labels] or [n, *positions, classes].
         targets: 0 or 1 in the same shape, or classes [n, *positions]; those below 0 do not count.
     """
+    sets, targets = as_tensor(sets).cpu().bool(), as_tensor(targets).cpu()
     if targets.shape not in (sets.shape, sets.shape[:-1]) or sets.dim() < 2 or not len(sets):
         raise ValueError(f"sets have shape {list(sets.shape)}, targets {list(targets.shape)}; they do not fit.")
-    sets, targets = sets.cpu().bool(), targets.cpu()
     if targets.shape == sets.shape:
         true = targets > 0.5
     else:
