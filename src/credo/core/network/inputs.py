@@ -30,18 +30,17 @@ class Inputs:
     Args:
         content: Tensors in tuples, lists, mappings and dataclasses, in any nesting, or an object with `.to(device)`.
         forward: `forward(net, content)` runs the network; None calls it with the content.
-        leading: Index of the tensor that counts the rows: of a graph, say, nodes and not edges.
     """
 
-    def __init__(self, content: Any, forward: Forward | None = None, leading: int = 0) -> None:
-        self.content, self.forward, self.leading = content, forward, leading
+    def __init__(self, content: Any, forward: Forward | None = None) -> None:
+        self.content, self.forward = content, forward
 
     def run(self, net: nn.Module) -> Any:
         """What the network returns."""
         if self.forward is not None:
             return self.forward(net, self.content)
         named = dict(self.content) if isinstance(self.content, Mapping) else {}
-        placed = self.content if isinstance(self.content, tuple | list) else () if named else (self.content,)
+        placed = () if named else as_positional(self.content)
         try:
             return net(*placed, **named)
         except TypeError as error:
@@ -49,25 +48,25 @@ class Inputs:
             raise
 
     def led_by(self, y: Tensor | None) -> Inputs:
-        """The same with the rows of the first tensor that has as many as the targets `y`, if there is one."""
-        if y is None or not y.dim():
+        """The same, with what has the rows of the targets `y` first in a mapping: of a graph nodes, and not edges."""
+        if y is None or not y.dim() or type(self.content) is not dict:
             return self
-        leading = next((i for i, tensor in enumerate(self._all()) if len(tensor) == len(y)), self.leading)
-        return Inputs(self.content, self.forward, leading)
+        first = {key: tensors[0] for key in self.content if (tensors := Inputs(self.content[key]).tensors())}
+        leading = next((key for key, tensor in first.items() if len(tensor) == len(y)), None)
+        if leading is None or leading == next(iter(first)):
+            return self
+        return Inputs({leading: self.content[leading], **self.content}, self.forward)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with every tensor changed."""
-        return Inputs(_mapped(self.content, change), self.forward, self.leading)
+        return Inputs(_mapped(self.content, change), self.forward)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that have the batch's rows; none of an object that cannot be looked into."""
-        found = self._all()
-        return [tensor for tensor in found if len(tensor) == len(found[self.leading])]
-
-    def _all(self) -> list[Tensor]:
         found: list[Tensor] = []
         _mapped(self.content, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        return [tensor for tensor in found if tensor.dim()]
+        found = [tensor for tensor in found if tensor.dim()]
+        return [tensor for tensor in found if len(tensor) == len(found[0])]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Inputs:
         """The same with other tensors in the place of `tensors()`."""
@@ -77,7 +76,7 @@ class Inputs:
     def to(self, device: torch.device) -> Inputs:
         """The same on a device."""
         if not self.tensors() and hasattr(self.content, "to"):
-            return Inputs(self.content.to(device), self.forward, self.leading)
+            return Inputs(self.content.to(device), self.forward)
         return self.mapped(lambda tensor: tensor.to(device))
 
     def clone(self) -> Inputs:
@@ -127,6 +126,11 @@ class Inputs:
 
 
 AnyInputs = Tensor | Inputs
+
+
+def as_positional(content: Any) -> Sequence[Any]:
+    """Positional arguments of a network for inputs that are no mapping."""
+    return content if isinstance(content, tuple | list) else (content,)
 
 
 def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
