@@ -213,7 +213,9 @@ def distribution_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, 
         outputs: Of each network.
         y: Targets [n, targets].
     """
-    rows, means, stds = [], [], []
+    rows: list[Tensor] = []
+    means: list[Tensor] = []
+    stds: list[Tensor] = []
     for i, one in enumerate(outputs):
         likelihood = likelihoods[i % len(likelihoods)]
         assert isinstance(likelihood, DistributionLikelihood)
