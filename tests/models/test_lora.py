@@ -181,6 +181,16 @@ def test_a_mean_field_file_is_about_twice_the_adapters(tmp_path: Path) -> None:
     assert 8 * adapters <= path.stat().st_size <= 8 * adapters + 10_000
 
 
+@pytest.mark.parametrize(("method", "megabytes"), [(credo.MAP, 0.33), (credo.BBB, 0.63), (credo.IVON, 0.93)])
+def test_files_of_adapters_in_all_blocks_of_a_sentence_encoder(method: Any, megabytes: float, tmp_path: Path) -> None:
+    """Rank 8 at queries and values of six blocks of width 384, as all-MiniLM-L6-v2 has them, and the classifier."""
+    blocks = nn.ModuleList(nn.ModuleDict({name: nn.Linear(384, 384) for name in ("query", "value")}) for _ in range(6))
+    net = nn.ModuleDict({"blocks": blocks, "classifier": nn.Linear(384, 4)})
+    posterior = method(credo.lora(net, rank=8, target=["*query", "*value"], train="classifier.*"), data_size=ROWS)
+    size = credo.save(posterior, tmp_path / "p.safetensors").stat().st_size
+    assert size / 1e6 == pytest.approx(megabytes, abs=0.03)  # names are longer there
+
+
 class Big(nn.Module):
     def __init__(self) -> None:
         super().__init__()

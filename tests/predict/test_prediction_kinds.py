@@ -297,8 +297,9 @@ def test_likelihoods_that_a_function_does_not_support_are_named() -> None:
     y = cases()["poisson"][1]
     with pytest.raises(TypeError, match="Poisson"):
         credo.calibrate(posterior, batches(y))
-    with pytest.raises(TypeError, match="Poisson"):
-        credo.diagnose(posterior, batches(y))
+    quantiles = credo.MAP(network(3), data_size=40, likelihood="quantiles")
+    with pytest.raises(TypeError, match="not Quantiles"):
+        credo.diagnose(quantiles, batches(cases()["quantiles"][1]))
 
 
 @pytest.mark.parametrize("kind", cases())

@@ -38,7 +38,7 @@ def trained(kind: str) -> None:
 
 @pytest.mark.part(2)
 @pytest.mark.parametrize("kind", ["poisson", "negative-binomial", "student-t", "mixture-density"])
-def test_values_and_counts_have_a_report_that_says_what_the_doctor_leaves_out(
+def test_values_and_counts_have_a_report_with_the_doctors_findings(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_values_and_counts_have_a_report_that_says_what_the_doctor_leaves_out(
     code, output = credo("report", "run", "--draws", "4", "--out", "page.html")
     assert code == 0, output
     page = Path("page.html").read_text()
-    assert "This run could not be examined: The doctor supports class and Gaussian likelihoods" in page
+    assert "could not be examined" not in page
     assert "CRPS" in page
     assert "Coverage" in page
 

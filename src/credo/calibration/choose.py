@@ -32,6 +32,7 @@ from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
+from credo.core.support.loader_checks import batch_count
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.predict.run import check_posterior
 
@@ -298,6 +299,6 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
 
     passes = len(SCALES) + 2 * _ROUNDS if scales_noise(posterior) else 1
     with make_progress() as bar:
-        total = passes * len(batches) if hasattr(batches, "__len__") else None
-        task = bar.add_task("calibrating", total=total, text="")
+        count = batch_count(batches)
+        task = bar.add_task("calibrating", total=None if count is None else passes * count, text="")
         yield lambda: bar.advance(task)

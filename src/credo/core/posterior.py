@@ -162,6 +162,11 @@ def _check_network(model: Any, method: str) -> None:
     if not isinstance(model, nn.Module) or isinstance(model, Posterior):
         wanted = f"{method} needs a network, an nn.Module instance"
         raise ValueError(f"{wanted}; got {_name(model)}.{_about_groups(model)}")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "The network is on the device 'meta', where tensors have shapes and no values: give it a device by "
+            "model.to_empty(device='cpu'), and then its weights by load_state_dict."
+        )
     check_model(model)
 
 

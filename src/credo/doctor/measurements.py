@@ -31,7 +31,7 @@ class MethodInfo:
 
     `arguments` are the names of its constructor's, also of single fields of groups (`init.std`), `noise` is how
     training samples the weights, `fixed_noise_level` whether the likelihood is Gaussian with a fixed standard
-    deviation, `rate` the dropout rate that it sets.
+    deviation, `rate` the dropout rate that it sets, `likelihood` the kind of the targets' distribution.
     """
 
     name: str
@@ -45,6 +45,7 @@ class MethodInfo:
     arguments: frozenset[str]
     lr: float | None = None
     default_lr: float | None = None
+    likelihood: str = ""
 
     @property
     def dropout_masks(self) -> bool:
@@ -98,7 +99,7 @@ class Measurements:
     def to_dict(self) -> dict[str, Any]:
         """The measurements as plain numbers."""
         method = asdict(self.method)
-        for name in ("arguments", "lr", "default_lr"):
+        for name in ("arguments", "lr", "default_lr", "likelihood"):
             del method[name]
         return {
             "method": method,
@@ -138,6 +139,7 @@ def method_info(posterior: Posterior) -> MethodInfo:
         arguments=frozenset(argument_names(type(first))),
         lr=_rate(first.config().get("lr")),
         default_lr=_rate(parameters["lr"].default) if "lr" in parameters else None,
+        likelihood=likelihood.kind,
     )
 
 

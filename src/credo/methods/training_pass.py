@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from credo.core.errors import CredoError, DataSizeWarning
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
-from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.loader_checks import batch_count, check_batches, read_quietly
 from credo.core.support.user_warnings import warn
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> 
     from credo.core.support.progress import make_progress  # rich is slow to import
 
     with make_progress() as bar:
-        task = bar.add_task(what, total=len(loader) if isinstance(loader, Sized) else None, text="")
+        task = bar.add_task(what, total=batch_count(loader), text="")
 
         def counted() -> Iterator[Any]:
             for batch in read_quietly(loader):

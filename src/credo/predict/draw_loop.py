@@ -20,7 +20,7 @@ from credo.core.likelihood import (
     MultiLabel,
     Quantiles,
 )
-from credo.core.network.inputs import AnyInputs, output_tensor
+from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -282,8 +282,8 @@ def _passes(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, in_pieces
             if in_pieces:
                 outputs: Any = torch.cat([net(piece) for piece in given.split(PIECE)])
             else:
-                outputs = net(given) if isinstance(given, Tensor) else given.run(net)
-        results.append(outputs if isinstance(outputs, Tensor) else output_tensor(outputs))
+                outputs = run_network(net, given)
+        results.append(outputs)
         is_unchanged = version is not None and given._version == version
         if is_copy:
             # Values, too: changes through `.data` or NumPy are not counted.

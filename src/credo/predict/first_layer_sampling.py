@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from credo.core.kernels import flat
 from credo.core.network.flat_layout import Layout
+from credo.core.network.inputs import note_types
 from credo.core.network.layer_hooks import parameter_names
 from credo.core.network.rowwise import is_rowwise
 from credo.core.network.selection import join
@@ -100,7 +101,11 @@ class FirstLayer:
     def _set_moments(self, inputs: Tensor) -> None:
         if inputs.dim() != 2 or len(inputs) != self._rows:
             raise ValueError(_NEEDS)
-        variance = F.linear(inputs.square(), self._weight_variance, self._bias_variance)
+        try:
+            variance = F.linear(inputs.square(), self._weight_variance, self._bias_variance)
+        except RuntimeError as error:
+            note_types(self.posterior.model, inputs, error)
+            raise
         self._moments = F.linear(inputs, *self._own), variance.clamp_min(0).sqrt()
 
     def _sample(self, generator: torch.Generator, input: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ def example_output(model: nn.Module, x: AnyInputs) -> Tensor:
     """
     try:
         outputs = run_network(model, x[:1].clone())
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         outputs = run_network(model, x.clone())
     return summable(outputs[0])
 

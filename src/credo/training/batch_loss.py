@@ -34,6 +34,8 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any
                 "A batch without targets cannot be trained on: give batches (inputs, targets) or mappings with "
                 "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: …"
             )
+        if not y.numel():
+            raise ValueError("An empty batch cannot be trained on: leave it out of the loader.")
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
         device = posterior.device
         outputs, y = run_network(net, x.to(device)), y.to(device)

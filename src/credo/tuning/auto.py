@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset, IterableDataset
 
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import unknown
@@ -20,6 +21,7 @@ from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
 from credo.core.support.validate import checked_count, checked_seed, is_number
+from credo.data import Split
 from credo.methods import MAP
 from credo.training.loop import train as train_epochs
 from credo.tuning.budget import Budget, seconds_of
@@ -69,9 +71,9 @@ def auto(
             those of the function, or of layers that all have `reset_parameters`. A network that is given is not
             changed.
         train: Training batches with a length (a DataLoader, `credo.data.Batches`, a list), or a data set.
-        validation: Batches of held-out rows, read once. None: a tenth of the training rows (of fewer than 1,000 rows
-            100, but at most a fifth) is held out, which a trained network has seen: there it is needed. Of 150 rows or
-            more a third decides nothing and is reported on.
+        validation: Batches of held-out rows, or a data set of them, read once. None: a tenth of the training rows (of
+            fewer than 1,000 rows 100, but at most a fifth) is held out, which a trained network has seen: there it is
+            needed. Of 150 rows or more a third decides nothing and is reported on.
         budget: Wall time, such as "90s", "10min" or "2h". Trainings are planned by the time of a few steps, and the
             clock is looked at after each epoch.
         passes: The budget as a number of passes over the training rows, forward and backward, instead: that of all
@@ -159,7 +161,10 @@ def _rows(train: Any, validation: Iterable[Any] | None, seed: int, trained: bool
             "trained=True needs validation=, batches of rows that the network was not trained on: held out of train, "
             "they would have been."
         )
-    return held_out(train, seed) if validation is None else (as_loader(train, seed), validation)
+    if validation is None:
+        return held_out(train, seed)
+    is_data_set = isinstance(validation, Dataset | Split) and not isinstance(validation, IterableDataset)
+    return as_loader(train, seed), as_loader(validation, seed) if is_data_set else validation
 
 
 def _data_size(loader: Any, forward: Forward | None, target: Target | None) -> int:

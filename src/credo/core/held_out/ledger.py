@@ -235,7 +235,7 @@ def _is_same(part: Tensor, y: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> list[memoryview]:
     """The contents of each row: equal numbers of another type give equal bytes, and so do 0 and −0."""
-    values = torch.as_tensor(tensor).detach().cpu().reshape(len(tensor), -1).float() + 0.0
+    values = torch.as_tensor(tensor).detach().cpu().unsqueeze(-1).flatten(1).float() + 0.0
     return [memoryview(row) for row in values.contiguous().numpy().view(np.uint8)]
 
 

@@ -204,8 +204,8 @@ class Categorical(ClassLikelihood):
         raise ValueError(
             f"Labels must be integers of shape {list(logits.shape[:-1])} for outputs of shape {list(outputs.shape)}; "
             f"got {y.dtype} of shape {list(y.shape)}.{hint} "
-            + (f"{regression}{binary}; " if y.dtype.is_floating_point else "")
-            + "class labels are y.long(), without a last dimension of 1."
+            + (f"{regression}{binary}; c" if y.dtype.is_floating_point else "C")
+            + "lass labels are y.long(), without a last dimension of 1."
         )
 
 

@@ -40,12 +40,22 @@ class Inputs:
         if self.forward is not None:
             return self.forward(net, self.content)
         named = dict(self.content) if isinstance(self.content, Mapping) else {}
-        placed = self.content if isinstance(self.content, tuple | list) else () if named else (self.content,)
+        placed = () if named else as_positional(self.content)
         try:
             return net(*placed, **named)
         except TypeError as error:
-            _check_arguments(net, placed, named, error)
+            check_arguments(net, placed, named, error)
             raise
+
+    def led_by(self, y: Tensor | None) -> Inputs:
+        """The same, with what has the rows of the targets `y` first in a mapping: of a graph nodes, and not edges."""
+        if y is None or not y.dim() or type(self.content) is not dict:
+            return self
+        first = {key: tensors[0] for key in self.content if (tensors := Inputs(self.content[key]).tensors())}
+        leading = next((key for key, tensor in first.items() if len(tensor) == len(y)), None)
+        if leading is None or leading == next(iter(first)):
+            return self
+        return Inputs({leading: self.content[leading], **self.content}, self.forward)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with every tensor changed."""
@@ -118,6 +128,11 @@ class Inputs:
 AnyInputs = Tensor | Inputs
 
 
+def as_positional(content: Any) -> Sequence[Any]:
+    """Positional arguments of a network for inputs that are no mapping."""
+    return content if isinstance(content, tuple | list) else (content,)
+
+
 def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
     """The network's output for the inputs of a batch, as one tensor.
 
@@ -125,7 +140,15 @@ def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
         net: The network.
         x: A tensor, or `Inputs`.
     """
-    outputs = net(x) if isinstance(x, Tensor) else x.run(net)
+    try:
+        outputs = net(x) if isinstance(x, Tensor) else x.run(net)
+    except TypeError as error:
+        if isinstance(x, Tensor):
+            check_arguments(net, (x,), {}, error)
+        raise
+    except RuntimeError as error:
+        note_types(net, x, error)
+        raise
     return outputs if isinstance(outputs, Tensor) else output_tensor(outputs)
 
 
@@ -149,17 +172,45 @@ def output_tensor(outputs: Any) -> Tensor:
     )
 
 
-def _check_arguments(net: nn.Module, placed: Sequence[Any], named: Mapping[str, Any], error: TypeError) -> None:
-    """Raise TypeError with the way out if a network does not take these arguments."""
+def note_types(net: nn.Module, x: AnyInputs, error: RuntimeError) -> None:
+    """Say of a failed pass which types do not go together, if that may be the cause.
+
+    Args:
+        net: The network.
+        x: What it was given.
+        error: What it raised.
+    """
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), None)
+    given = next((part.dtype for part in tensors_of(x) if part.is_floating_point()), own)
+    if given != own and "dtype" in str(error) and not torch.is_autocast_enabled(tensors_of(x)[0].device.type):
+        error.add_note(f"The inputs have type {given} and the network's weights {own}: give inputs of {own}.")
+
+
+def check_arguments(net: nn.Module, placed: Sequence[Any], named: Mapping[str, Any], error: TypeError) -> None:
+    """Raise TypeError with the way out if a network does not take these arguments.
+
+    Args:
+        net: The network.
+        placed: Its positional arguments.
+        named: Its keyword arguments.
+        error: What it raised.
+    """
     signature = inspect.signature(net.forward)
     try:
         signature.bind(*placed, **named)
     except TypeError:
-        given = ", ".join(map(repr, named)) if named else f"{len(placed)} inputs"
+        given = ", ".join(map(repr, named)) if named else "1 input" if len(placed) == 1 else f"{len(placed)} inputs"
         raise TypeError(
-            f"{type(net).__name__}.forward takes {signature}, and a batch has {given}. Say how to call it by "
-            "forward=lambda net, batch: …, and what of a batch are the targets by target=lambda batch: …"
+            f"{type(net).__name__}.forward takes {signature}, and a batch has {given}. Several inputs are "
+            "((first, second), targets), or [((first, second),)] without targets, or a mapping; else say how to call "
+            "it by forward=lambda net, batch: …, and what of a batch are the targets by target=lambda batch: …"
         ) from error
+    if any(not isinstance(entry, Tensor | tuple | list) for entry in placed):
+        given = type(placed[0]).__name__
+        error.add_note(
+            f"The network was called with the {given} itself. If it takes what is in it, say so by "
+            "forward=lambda net, batch: net(batch.x) and target=lambda batch: batch.y."
+        )
 
 
 def tensors_of(x: AnyInputs) -> list[Tensor]:
@@ -200,12 +251,12 @@ def split_batch(batch: Any) -> tuple[AnyInputs, Tensor | None]:
         return batch, None
     if isinstance(batch, tuple | list):
         if len(batch) in (1, 2) and is_inputs(batch[0]):
-            return as_inputs(batch[0]), None if len(batch) == 1 or batch[1] is None else _targets(batch[1])
+            return _pair(batch[0], None if len(batch) == 1 or batch[1] is None else _targets(batch[1]))
     elif isinstance(batch, Mapping):
         key = next((key for key in TARGET_KEYS if key in batch), None)
         inputs = {name: value for name, value in batch.items() if name != key}
         if inputs and is_inputs(inputs):
-            return Inputs(inputs), None if key is None else _targets(batch[key])
+            return _pair(inputs, None if key is None else _targets(batch[key]))
     elif is_inputs(batch):
         found = next(
             (getattr(batch, key) for key in TARGET_KEYS if isinstance(getattr(batch, key, None), Tensor)), None
@@ -213,7 +264,7 @@ def split_batch(batch: Any) -> tuple[AnyInputs, Tensor | None]:
         return Inputs(batch), found
     raise TypeError(
         f"A batch must be a tensor, (inputs, targets), or a mapping or object with `labels`; got {_described(batch)}. "
-        "Several inputs are ((first, second), targets) or a mapping. For other batches give "
+        f"{_of_arrays(batch)}Several inputs are ((first, second), targets) or a mapping. For other batches give "
         "forward=lambda net, batch: … and target=lambda batch: …"
     )
 
@@ -285,8 +336,21 @@ def _found_targets(batch: Any) -> Tensor | None:
         return None
 
 
+def _pair(inputs: Any, y: Tensor | None) -> tuple[AnyInputs, Tensor | None]:
+    inputs = as_inputs(inputs)
+    return inputs if isinstance(inputs, Tensor) else inputs.led_by(y), y
+
+
 def _targets(given: Any) -> Tensor:
-    return given if isinstance(given, Tensor) else torch.as_tensor(given)
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"Targets must be a tensor, or numbers that make one; got {_described(given)}. Give classes the numbers "
+            "0, 1, … and other targets by target=lambda batch: …"
+        ) from error
 
 
 def _mapped(content: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -313,9 +377,21 @@ def _rebuilt(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
         return entries
 
 
+def _of_arrays(batch: Any) -> str:
+    """The way out where a batch has arrays or tables in it, not tensors."""
+    entries = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    if any(hasattr(entry, "__array__") and not isinstance(entry, Tensor) for entry in entries):
+        return (
+            "torch.as_tensor(x, dtype=torch.float32) makes a tensor of an array (of a DataFrame: x.to_numpy()), and "
+            "a DataLoader over a TensorDataset batches of tensors. "
+        )
+    return ""
+
+
 def _described(batch: Any) -> str:
     if isinstance(batch, tuple | list):
-        return f"a {type(batch).__name__} of {', '.join(type(entry).__name__ for entry in batch) or 'nothing'}"
+        some = [type(entry).__name__ for entry in batch[:5]] + ["…"] * (len(batch) > 5)
+        return f"a {type(batch).__name__} of {', '.join(some) or 'nothing'}"
     if isinstance(batch, Mapping):
         return f"a {type(batch).__name__} of {', '.join(map(repr, batch)) or 'nothing'}"
     return f"a {type(batch).__name__}"

@@ -32,6 +32,18 @@ def check_batches(given: Any, *, also: str = "") -> None:
     raise TypeError(f"Batches are needed, got a {type(given).__name__}: {advice}.")
 
 
+def batch_count(batches: Any) -> int | None:
+    """Number of batches; None where it is not known, as of a loader of an iterable data set.
+
+    Args:
+        batches: What is iterated.
+    """
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
 _END = object()
 
 

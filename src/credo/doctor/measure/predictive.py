@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, Likelihood
 from credo.core.network.inputs import run_network
 from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled
@@ -105,11 +105,16 @@ class ClassPredictive(Predictive):
 
 @dataclass(frozen=True, eq=False)
 class RegressionPredictive(Predictive):
-    """Means and noise [draws, n, targets] of each network, and targets [n, targets]."""
+    """Means and noise [draws, n, targets] of each network, and targets [n, targets].
+
+    `likelihood` is that of counts and other distributions, None that of Gaussian noise; `shape` that of one output.
+    """
 
     mean: Tensor
     std: Tensor
     targets: Tensor
+    likelihood: DistributionLikelihood | None = None
+    shape: tuple[int, ...] = ()
 
     @property
     def metric_name(self) -> str:
@@ -183,11 +188,13 @@ def make_predictive(
         labels = class_labels(y, *log_probs.shape[1:])
         chosen = log_probs.gather(-1, labels.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
         return ClassPredictive(chosen.double(), strata, log_probs.exp(), labels)
+    if isinstance(first, DistributionLikelihood) and first.values(y).shape == y.shape:
+        return distribution_predictive(likelihoods, outputs, y)
     if not isinstance(first, GaussianNoise):
         raise TypeError(
-            f"The doctor supports class and Gaussian likelihoods, not {type(first).__name__}: its rules compare "
-            "accuracy or squared errors. credo.measure (`credo evaluate RUN`) has the metrics of such targets, and "
-            "credo.calibrate tells whether the noise of the weights is too large or too small."
+            f"The doctor supports one class per input, values and counts, not {type(first).__name__}: its rules "
+            "compare accuracy or squared errors. credo.measure (`credo evaluate RUN`) has the metrics of such targets, "
+            "and credo.calibrate tells whether the noise of the weights is too large or too small."
         )
     pairs = [_moments(likelihoods[i % strata], one) for i, one in enumerate(outputs)]
     mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
@@ -196,6 +203,35 @@ def make_predictive(
         raise ValueError(f"Targets of shape {list(y.shape)} for means of shape {list(mean.shape[1:])}.")
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
     return RegressionPredictive(density.reshape(*density.shape[:2], -1).sum(-1), strata, mean, std, y)
+
+
+def distribution_predictive(likelihoods: Sequence[Likelihood], outputs: Tensor, y: Tensor) -> RegressionPredictive:
+    """The predictive distribution of `outputs` [draws, n, …] whose targets follow a distribution of torch's.
+
+    Args:
+        likelihoods: Of the parts, through which draws cycle.
+        outputs: Of each network.
+        y: Targets [n, targets].
+    """
+    rows: list[Tensor] = []
+    means: list[Tensor] = []
+    stds: list[Tensor] = []
+    for i, one in enumerate(outputs):
+        likelihood = likelihoods[i % len(likelihoods)]
+        assert isinstance(likelihood, DistributionLikelihood)
+        device = next((tensor.device for tensor in likelihood.parameters()), outputs.device)
+        one, targets = one.to(device).double(), y.to(device)
+        likelihood.check_targets(targets, likelihood.distribution(one))
+        mean, variance = likelihood.mean_and_variance(one)
+        row = likelihood.log_prob(one, targets.double()).reshape(len(y), -1).sum(-1)
+        for kept, found in ((rows, row), (means, mean), (stds, variance.sqrt())):
+            kept.append(found.detach().cpu())
+    first = likelihoods[0]
+    assert isinstance(first, DistributionLikelihood)
+    made = [torch.stack(each) for each in (rows, means, stds)]
+    return RegressionPredictive(
+        made[0], len(likelihoods), made[1], made[2], y.double(), first, tuple(outputs.shape[2:])
+    )
 
 
 def _moments(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor]:

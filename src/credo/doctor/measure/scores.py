@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from credo.doctor.measure.predictive import ClassPredictive, Predictive, RegressionPredictive
+from credo.core.likelihood import DistributionLikelihood
+from credo.doctor.measure.predictive import (
+    ClassPredictive,
+    Predictive,
+    RegressionPredictive,
+    distribution_predictive,
+)
 from credo.evaluate.intervals import Interval, paired_difference
 
 
@@ -168,7 +175,34 @@ def constant_predictive(train: Predictive, targets: Tensor, other: Predictive | 
         )
     known = targets.double().cpu()
     y = other.targets if isinstance(other, RegressionPredictive) else known
+    assert isinstance(train, RegressionPredictive)
+    if train.likelihood is not None:
+        constant = best_constant(train.likelihood, train.shape, known)
+        return distribution_predictive([train.likelihood], constant.expand(1, len(y), *train.shape), y)
     mean, std = known.mean(0), known.var(0, correction=0).clamp_min(1e-300).sqrt()
     density = torch.distributions.Normal(mean, std, validate_args=False).log_prob(y)
     rows = density.reshape(1, len(y), -1).sum(-1)
     return RegressionPredictive(rows, 1, mean.expand(1, *y.shape), std.expand(1, *y.shape), y)
+
+
+def best_constant(likelihood: DistributionLikelihood, shape: tuple[int, ...], targets: Tensor) -> Tensor:
+    """The network's output with the lowest NLL on all targets, if it were the same for all inputs.
+
+    Args:
+        likelihood: Of the targets.
+        shape: Of the output of one input.
+        targets: [n, targets] in float64.
+    """
+    device = next((tensor.device for tensor in likelihood.parameters()), targets.device)
+    start = torch.linspace(-1, 1, math.prod(shape), dtype=torch.float64, device=device)
+    outputs, y = start.view(shape).requires_grad_(), targets.to(device)
+    optimizer = torch.optim.LBFGS([outputs], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        with torch.enable_grad():
+            loss = likelihood.nll_each(outputs.expand(len(y), *shape), y).mean()
+        (outputs.grad,) = torch.autograd.grad(loss, outputs)
+        return float(loss.detach())
+
+    optimizer.step(closure)
+    return outputs.detach()

@@ -24,6 +24,8 @@ from credo.doctor.findings import Finding
 from credo.doctor.measure.prior_scales import FACTORS
 from credo.doctor.measurements import Measurements
 
+_GAUSSIAN = ("gaussian", "")
+
 
 def worse_than_constant(measured: Measurements, causes: Sequence[Finding]) -> Iterator[Finding]:
     """Predictions that a constant beats: the first alarm among the `causes` explains it, and its advice is repeated."""
@@ -33,6 +35,8 @@ def worse_than_constant(measured: Measurements, causes: Sequence[Finding]) -> It
     scores = measured.scores
     score = scores.train if where == "training" else scores.ensemble
     constant = "class frequencies" if scores.metric == "accuracy" else "mean and standard deviation of the targets"
+    if scores.metric == "rmse" and measured.method.likelihood not in _GAUSSIAN:
+        constant = "the best outputs that are the same for all inputs"
     text = (
         f"It is worse than a constant prediction on {where} data: {scores.metric} {score.metric:.3g} and NLL "
         f"{score.nll:.3g}; {constant} alone give {scores.chance.metric:.3g} and {scores.chance.nll:.3g}."
@@ -152,6 +156,9 @@ def _against_overconfidence(measured: Measurements) -> tuple[str, Arguments]:
     method = measured.method
     scaling = ", or calibrate it on held-out data: credo.calibrate(posterior, validation)"
     prior = {} if method.has_prior else argument(measured, "prior", 1.0)
+    if method.likelihood == "poisson" and measured.train_dispersion.surprise.value > limits.SURPRISE:
+        advice = "The counts vary more than Poisson counts, on training data too: a negative binomial learns how much."
+        return advice, {"likelihood": "negative-binomial"}
     if not method.random and method.members == 1:
         advice = "A point estimate has no uncertainty about its weights: try credo.BBB or an ensemble, or stop earlier"
         return f"{advice}{scaling}.", prior
@@ -176,6 +183,11 @@ def _against_underconfidence(measured: Measurements, regression: bool) -> tuple[
     if by_draws:
         advice = "Weight noise hides what was learned: lower the temperature, or train longer."
         return advice, lower_temperature(measured) or more_epochs(measured)
+    if regression and method.likelihood not in _GAUSSIAN:
+        return (
+            f"The {method.likelihood} distribution is wider than the targets are spread around the predictions (draws "
+            f"contribute {fraction} of the variance): train longer, or choose another likelihood."
+        ), more_epochs(measured)
     if regression:
         return (
             f"The likelihood's noise is too large (draws contribute {fraction} of the variance): start it near the "

@@ -20,7 +20,7 @@ from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, run_network
+from credo.core.network.inputs import AnyInputs, as_positional, run_network
 from credo.core.network.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.core.network.substitute import aliases, parameters_at
 from credo.core.per_example.first_pass_checks import FirstPassChecks, rows_interact
@@ -137,12 +137,22 @@ def _check_rows_are_alone(net: nn.Module, x: AnyInputs) -> None:
             "A BatchNorm layer has no running statistics, and normalises by the batch in eval mode, too: the curvature "
             "of single examples does not exist. Use track_running_stats=True, or random='last' with an nn.Linear."
         )
-    if isinstance(x, Tensor) and rows_interact(net, Call((x,), {}), len(x)):
+    call = _call(x)
+    if call is not None and rows_interact(net, call, len(x)):
         warn(
             "The output of one row of a batch depends on the inputs of others in this network: its curvature is taken "
             "for that of a network whose rows are independent.",
             ExampleCountWarning,
         )
+
+
+def _call(x: AnyInputs) -> Call | None:
+    """How the network is called with inputs; None where a function of the user's own does it."""
+    if isinstance(x, Tensor):
+        return Call((x,), {})
+    if x.forward is not None:
+        return None
+    return Call((), dict(x.content)) if isinstance(x.content, Mapping) else Call(tuple(as_positional(x.content)), {})
 
 
 # -- the last layer --------------------------------------------------------------------------------------------------

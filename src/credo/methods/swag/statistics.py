@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from credo.core.network.batchnorm import statistics_of, tracking_layers
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import split_batch
 from credo.core.network.substitute import Draw
+from credo.core.support.loader_checks import batch_count
 
 # Rows of the training data that the statistics of a draw are estimated from: more than the running average of training
 # spans (momentum 0.1 and batches of 128: about 2,400), and 32 draws cost no more than a few epochs.
@@ -112,7 +113,7 @@ def _spaced_into(spaced: list[Any], loader: Iterable[Any]) -> Iterator[Any]:
             several = isinstance(batch, tuple | list) and len(batch) > 2
             rows = len(split_batch(batch[:1] if several else batch)[0])
             most = math.ceil(ROWS / max(rows, 1))
-            every = max(1, len(loader) // most) if isinstance(loader, Sized) else 1
+            every = max(1, (batch_count(loader) or 1) // most)
         if index % every == 0 and len(spaced) < most:
             spaced.append(batch)
         yield batch
