@@ -301,7 +301,7 @@ class DiagonalStepper(NaturalStepper, ABC):
     def _draw_at(
         self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor
     ) -> tuple[Tensor, int | tuple[Tensor, Tensor]]:
-        """μ + ε·√(scale/(curvature + shift)) as one vector, and ε and √(curvature + shift), or the key of ε if compiled.
+        """μ + ε·√(scale/(curvature + shift)) as one vector, and ε and its √(curvature + shift), or the key of ε.
 
         Args:
             means: The means by name.
