@@ -180,11 +180,11 @@ def factored_dampings(
         dampings: γ of each layer; a number, or one for each of its groups.
     """
     sizes = [len(matrix) for matrix in inputs]
-    means = [torch.cat([_mean_eigenvalue(matrix) for matrix in matrices]) for matrices in (inputs, outputs)]
+    a, g = (torch.cat([_mean_eigenvalue(matrix) for matrix in matrices]) for matrices in (inputs, outputs))
     damping: float | Tensor = dampings[0]
     if any(isinstance(each, Tensor) or each != damping for each in dampings):
-        damping = torch.cat([means[0].new_full((n,), 1.0) * d for n, d in zip(sizes, dampings, strict=True)])
-    by_input, by_output = _factored(*means, damping)
+        damping = torch.cat([a.new_ones(n) * d for n, d in zip(sizes, dampings, strict=True)])
+    by_input, by_output = _factored(a, g, damping)
     return [*by_input.split(sizes)], [*by_output.split(sizes)]
 
 

@@ -45,7 +45,7 @@ class RowSquares:
     def add(self, rows: Rows) -> None:
         """Take rows, within a backward pass."""
         if not self._waiting:  # not later than the pass: then somebody may write into inputs again
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._waiting.append(rows)
 
     @torch.no_grad()

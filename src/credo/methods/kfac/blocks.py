@@ -299,7 +299,7 @@ def inverted(
         listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if isinstance(given[0], kind)]
         if listed:
             own, *rest = zip(*listed, strict=True)
-            found.update(zip(own, kind.inverted(own, *rest), strict=True))  # type: ignore[arg-type]
+            found.update(zip(own, kind.inverted(own, *rest), strict=True))
     return found
 
 

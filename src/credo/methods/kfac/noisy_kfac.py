@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -286,7 +286,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         torch._foreach_add_(momenta, [block.matrix(gradients) for block in self.blocks])
         return list(momenta)
 
-    def _scaled(self, steps: Sequence[Tensor], momenta: Sequence[Tensor]) -> list[Tensor]:
+    def _scaled(self, steps: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
         """The steps times lr, shorter where lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, would be
         more than `clip` (Ba et al. 2017).
         """
@@ -332,7 +332,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         return Later(read)
 
     def _write(self, means: Mapping[str, nn.Parameter], update: Update) -> Number:
-        torch._foreach_copy_(*map(list, zip(*update.buffers, strict=True)))
+        torch._foreach_copy_([old for old, _ in update.buffers], [new for _, new in update.buffers])
         for block, measured in update.measured.items():
             block.measured = measured
         torch._foreach_sub_([means[name] for name in update.moves], [*update.moves.values()])
