@@ -19,6 +19,7 @@ from credo.methods import NodeBNN
 from credo.methods.node.elbo_terms import entropy_bound
 from credo.methods.node.layers import folded, node_layers
 from credo.methods.node.noise import ExampleNoise
+from credo.methods.node.turns import by_turns, values_by_turns
 from credo.models import build_model
 
 
@@ -135,6 +136,19 @@ def test_gradients_of_a_step_are_those_of_a_loop_over_examples(network: str, dty
 
 def values_of(posterior: NodeBNN, rows: int, first: int = 0, index: int = 0) -> torch.Tensor:
     return posterior._example_values(rows, std=F.softplus(posterior.rho), first=torch.tensor(first), index=index)
+
+
+def test_values_by_turns_are_those_of_selected_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, std, noise = (torch.rand(n, 5, generator=generator, dtype=torch.double) for n in (3, 3, 7))
+    weights = torch.rand(7, 5, generator=generator, dtype=torch.double)
+    for start in range(3):
+        rows, turns = (torch.arange(7) + start) % 3, by_turns(7, 3, mean.device, mean.dtype)[start]
+        leaves = [[t.clone().requires_grad_() for t in (mean, std)] for _ in range(2)]
+        values = values_by_turns(*leaves[0], noise, turns), leaves[1][0][rows] + leaves[1][1][rows] * noise
+        torch.testing.assert_close(*values)
+        gradients = [torch.autograd.grad((weights * v).sum(), ls) for v, ls in zip(values, leaves, strict=True)]
+        torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("draws", [1, 2, 4])

@@ -87,7 +87,7 @@ class _ScaledRows(torch.autograd.Function):
         x, scale = ctx.saved_tensors
         (g,) = gradients
         if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or g.requires_grad):
-            return g * _wide(scale, x), (g * x).view(*scale.shape, -1).sum(2)
+            return g * _wide(scale, x), (g * x).reshape(*scale.shape, math.prod(x.shape[2:])).sum(2)
         if kernels_for(x.device, x.dtype) is None:
             return _by_torch(x, scale, g, needs_input=ctx.needs_input_grad[0])
         g, scale = g.contiguous(), scale.contiguous()
@@ -109,8 +109,9 @@ def _by_torch(x: Tensor, scale: Tensor, g: Tensor, *, needs_input: bool) -> tupl
     if x.dim() == 2 and needs_input:
         by_x, by_scale = torch._foreach_mul([g, g], [scale, x])
         return by_x, by_scale
-    rows = scale.numel()
-    by_scale = g * x if x.dim() == 2 else torch.bmm(g.reshape(rows, 1, -1), x.view(rows, -1, 1)).view_as(scale)
+    rows, positions = scale.numel(), math.prod(x.shape[2:])
+    inner = (g.reshape(rows, 1, positions), x.view(rows, positions, 1))
+    by_scale = g * x if x.dim() == 2 else torch.bmm(*inner).view(scale.shape)
     return g * _wide(scale, x) if needs_input else None, by_scale
 
 

@@ -278,8 +278,3 @@ def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
 def inverse_diagonal(root: Tensor) -> Tensor:
     """The diagonal of L Lᵀ."""
     return root.square().sum(-1)
-
-
-def log_determinant(root: Tensor) -> Tensor:
-    """log det L Lᵀ of each matrix."""
-    return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
