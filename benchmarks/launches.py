@@ -21,6 +21,8 @@ import credo
 from benchmarks.report import table
 
 METHODS = ("MAP", "BBB", "IVON", "VOGN", "OGN", "NodeBNN", "NoisyKFAC")
+# Steps before the one that is counted. By then K-FAC makes new inverses in every tenth step only, as in step 20.
+STEADY, INVERTING = 12, 20
 _VIEWS = {
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "slice", "split", "split_with_sizes",
     "select", "detach", "alias", "as_strided", "unsqueeze", "squeeze", "unfold", "unbind", "empty", "empty_like",
@@ -60,24 +62,26 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
-def counted(train: Callable[[], object]) -> Count:
-    """The operators of the fourth call.
+def counted(train: Callable[[], object], after: int = STEADY) -> Count:
+    """The operators of a step.
 
     Args:
         train: Makes one step.
+        after: How many are made before.
     """
-    for _ in range(3):
+    for _ in range(after):
         train()
     with Count() as count:
         train()
     return count
 
 
-def step_of(method: str) -> Callable[[], object]:
+def step_of(method: str, **options: Any) -> Callable[[], object]:
     """A step of a method, or of fused Adam, on LeNet-5 and a batch of 32.
 
     Args:
         method: A class of Credo, or `"Adam"`.
+        options: Its arguments.
     """
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     net = lenet()
@@ -90,7 +94,7 @@ def step_of(method: str) -> Callable[[], object]:
             adam.step()
 
         return plain
-    posterior = getattr(credo, method)(net, data_size=50_000)
+    posterior = getattr(credo, method)(net, data_size=50_000, **options)
     return lambda: posterior.step(lambda net: F.cross_entropy(net(x), y))
 
 
@@ -100,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.parse_args(arguments)
     os.environ.update(CREDO_KERNELS="0", CREDO_CHECKS="deferred")
     found = {name: counted(step_of(name)) for name in ("Adam", *METHODS)}
+    found["NoisyKFAC, no new factors"] = counted(step_of("NoisyKFAC", curvature={"factor_every": 5}))
+    found["NoisyKFAC, new inverses"] = counted(step_of("NoisyKFAC"), INVERTING)
     base = found["Adam"].computing
     rows = {
         name: [f"{count.computing}", f"{count.computing / base:.2f}", f"{count.waiting}"]

@@ -17,7 +17,7 @@ import credo
 from credo.core import deferred
 from credo.core.deferred import Later
 
-METHODS = ("MAP", "BBB", "VOGN", "IVON", "OGN", "NodeBNN")
+METHODS = ("MAP", "BBB", "VOGN", "IVON", "OGN", "NodeBNN", "KFAC", "NoisyKFAC")
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_numbers_are_read_once_and_only_when_needed() -> None:
 
 
 # Computing operators of a step of LeNet-5 on a batch of 32; fused Adam has 39 of them.
-MOST = {"MAP": 36, "BBB": 54, "IVON": 54, "VOGN": 84, "OGN": 76, "NodeBNN": 104}
+MOST = {"MAP": 36, "BBB": 54, "IVON": 54, "VOGN": 74, "OGN": 67, "NodeBNN": 85, "NoisyKFAC": 154}
 
 
 @pytest.mark.parametrize("method", MOST)

@@ -220,3 +220,14 @@ def test_two_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_inputs_may_be_written_to_after_the_backward_pass() -> None:
+    """Squares of rows are made when that pass ends, not when they are asked for."""
+    net, x = small_net().double(), X.double().clone()
+    wanted = per_example_squares(net, lambda model: F.cross_entropy(model(X.double()), Y))
+    with squared_gradients(PerExamplePlan(net, [name for name, _ in net.named_parameters()])) as run:
+        F.cross_entropy(net(x), Y).backward()
+        x.zero_()
+    for name, squares in run.result().items():
+        torch.testing.assert_close(squares, wanted.squares[name])

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from credo.methods import NodeBNN
 from credo.methods.node.elbo_terms import entropy_bound
 from credo.methods.node.layers import folded, node_layers
 from credo.methods.node.noise import ExampleNoise
+from credo.methods.node.turns import by_turns, values_by_turns
 from credo.models import build_model
 
 
@@ -86,9 +88,7 @@ def test_noise_for_each_example_and_weight_draws_agree_in_distribution(network: 
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
     count = 3000
     with torch.no_grad(), posterior.seeded(2):
-        noise = ExampleNoise(
-            posterior.model, posterior.nodes, lambda rows: posterior._example_values(rows, first=0, index=0)
-        )
+        noise = ExampleNoise(posterior.model, posterior.nodes, partial(values_of, posterior))
         with noise.on():
             each = posterior.model(x.expand(count, *shape))
         draws = []
@@ -134,13 +134,30 @@ def test_gradients_of_a_step_are_those_of_a_loop_over_examples(network: str, dty
         torch.testing.assert_close(grads[name], p.grad, **PRECISIONS[dtype])
 
 
+def values_of(posterior: NodeBNN, rows: int, first: int = 0, index: int = 0) -> torch.Tensor:
+    return posterior._example_values(rows, std=F.softplus(posterior.rho), first=torch.tensor(first), index=index)
+
+
+def test_values_by_turns_are_those_of_selected_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, std, noise = (torch.rand(n, 5, generator=generator, dtype=torch.double) for n in (3, 3, 7))
+    weights = torch.rand(7, 5, generator=generator, dtype=torch.double)
+    for start in range(3):
+        rows, turns = (torch.arange(7) + start) % 3, by_turns(7, 3, mean.device, mean.dtype)[start]
+        leaves = [[t.clone().requires_grad_() for t in (mean, std)] for _ in range(2)]
+        values = values_by_turns(*leaves[0], noise, turns), leaves[1][0][rows] + leaves[1][1][rows] * noise
+        torch.testing.assert_close(*values)
+        gradients = [torch.autograd.grad((weights * v).sum(), ls) for v, ls in zip(values, leaves, strict=True)]
+        torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("draws", [1, 2, 4])
 def test_components_have_equal_shares_of_the_rows_of_every_pass(draws: int) -> None:
     """A pass with one component alone would be normalised by that component's own statistics."""
     posterior = NodeBNN(mlp(), data_size=10, components=4, init={"std": 1e-6, "spread": 1.0}, draws=draws)
     passes = []
     for index in range(draws):
-        values = posterior._example_values(8, first=3, index=index)
+        values = values_of(posterior, 8, first=3, index=index)
         passes.append(torch.cdist(values, posterior.loc).argmin(1))
         assert passes[-1].bincount(minlength=4).tolist() == [2] * 4
     for row in torch.stack(passes, 1):

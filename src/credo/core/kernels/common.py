@@ -16,12 +16,16 @@ _space = threading.local()
 
 @dataclass(frozen=True)
 class Sums:
-    """Σ g and Σ g² over examples of the per-example gradients g of a weight and, if requested, of a bias."""
+    """Σ g and Σ g² over examples of the per-example gradients g of a weight and, if requested, of a bias.
+
+    Of a bias there may be `bias_rows`, every example's gradient, instead of `bias_squares`.
+    """
 
     total: Tensor
     squares: Tensor
     bias_total: Tensor | None = None
     bias_squares: Tensor | None = None
+    bias_rows: Tensor | None = None
 
 
 def threads_for(work: int) -> int:

@@ -18,7 +18,6 @@ from credo.core.kernels import conv_by_torch
 from credo.core.kernels.build import library
 from credo.core.kernels.common import Sums, threads_for, workspace
 from credo.core.kernels.conv_by_torch import ConvShape
-from credo.core.kernels.flat import zero
 
 _SUFFIX = {torch.float32: "float", torch.float64: "double"}
 
@@ -39,8 +38,7 @@ def conv_sums(x: Tensor, g: Tensor, shape: ConvShape, *, bias: bool = False, sca
     if not bias:
         return Sums(total, squares.mul_(scale))
     each = g.sum(tuple(range(2, g.dim())))
-    bias_squares = torch.addcmul(zero(each.device, each.dtype), each, each, value=scale).sum(0)
-    return Sums(total, squares.mul_(scale), each.sum(0), bias_squares)
+    return Sums(total, squares.mul_(scale), each.sum(0), bias_rows=each)
 
 
 def shared_linear_sums(x: Tensor, g: Tensor, *, bias: bool = False, scale: float = 1.0) -> Sums:

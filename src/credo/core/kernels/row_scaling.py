@@ -1,6 +1,6 @@
-"""Compiled passes over activations: dropout that regenerates its mask, and per-example feature scaling.
+"""Passes over activations: compiled dropout that regenerates its mask, and per-example feature scaling.
 
-For plain float32 tensors on the CPU; check with `can_drop` and `can_scale`.
+Compiled for plain float32 tensors on the CPU; check with `can_drop` and `can_scale`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Dropped(torch.autograd.Function):
 
 
 def scaled_rows(x: Tensor, scale: Tensor) -> Tensor:
-    """x [rows, features, …] times scale [rows, features], with both gradients in one pass.
+    """x [rows, features, …] times scale [rows, features]: both gradients in one compiled pass, or one operator each.
 
     Requires `can_scale`.
     """
@@ -61,9 +61,9 @@ def scaled_rows(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def can_scale(x: Tensor, scale: Tensor) -> bool:
-    """Whether `scaled_rows` supports these: plain, contiguous, float32, on the CPU, with more than two dimensions."""
+    """Whether `scaled_rows` supports these: plain and contiguous; compiled, with more than two dimensions."""
     plain = _is_plain(x) and _is_plain(scale) and x.dtype is scale.dtype and x.is_contiguous()
-    return plain and x.dim() > 2 and kernels_for(x.device, x.dtype) is not None
+    return plain and (x.dim() > 2 or kernels_for(x.device, x.dtype) is None)
 
 
 class _ScaledRows(torch.autograd.Function):
@@ -73,6 +73,8 @@ class _ScaledRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
         """x·scale; both are saved in `ctx`."""
         ctx.save_for_backward(x, scale)
+        if kernels_for(x.device, x.dtype) is None:
+            return x * _wide(scale, x)
         scale, out = scale.contiguous(), torch.empty_like(x)
         rows, threads = scale.numel(), threads_for(x.numel())
         loaded().credo_scale_rows(
@@ -84,9 +86,10 @@ class _ScaledRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
         x, scale = ctx.saved_tensors
         (g,) = gradients
-        wide = scale.reshape(*scale.shape, *[1] * (x.dim() - 2))
         if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or g.requires_grad):
-            return g * wide, (g * x).flatten(2).sum(2)
+            return g * _wide(scale, x), (g * x).reshape(*scale.shape, math.prod(x.shape[2:])).sum(2)
+        if kernels_for(x.device, x.dtype) is None:
+            return _by_torch(x, scale, g, needs_input=ctx.needs_input_grad[0])
         g, scale = g.contiguous(), scale.contiguous()
         by_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         by_scale = torch.empty_like(scale)
@@ -95,6 +98,21 @@ class _ScaledRows(torch.autograd.Function):
             None if by_x is None else address(by_x), address(by_scale), threads_for(x.numel()),
         )  # fmt: skip
         return by_x, by_scale
+
+
+def _wide(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.reshape(*scale.shape, *[1] * (like.dim() - 2))
+
+
+def _by_torch(x: Tensor, scale: Tensor, g: Tensor, *, needs_input: bool) -> tuple[Tensor | None, Tensor]:
+    """The gradients by x and scale."""
+    if x.dim() == 2 and needs_input:
+        by_x, by_scale = torch._foreach_mul([g, g], [scale, x])
+        return by_x, by_scale
+    rows, positions = scale.numel(), math.prod(x.shape[2:])
+    inner = (g.reshape(rows, 1, positions), x.view(rows, positions, 1))
+    by_scale = g * x if x.dim() == 2 else torch.bmm(*inner).view(scale.shape)
+    return g * _wide(scale, x) if needs_input else None, by_scale
 
 
 def _is_plain(x: Tensor) -> bool:

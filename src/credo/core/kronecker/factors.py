@@ -8,6 +8,9 @@ A ⊗ G, A the second moments of the inputs (a 1 appended for the bias), G those
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -78,7 +81,8 @@ def input_moments(layer: nn.Module, x: Tensor, *, positions: int, bias: bool, we
     for index, part in enumerate(x.split(step)):
         own = None if weights is None else weights[index * step :][: len(part)]
         total += _moments(patches(layer, part), bias=bias, weights=own)
-    order = _weight_order(layer, size, x.device)
+    weight: Any = layer.weight
+    order = _weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
     return total[:, order][:, :, order]
 
 
@@ -119,12 +123,12 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
     return x.reshape(conv.groups, prod(x.shape[1:channels]), -1)
 
 
-def _weight_order(layer: nn.Module, size: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=256)
+def _weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
     """Indices of the weight's entries, and of the bias after them, in `patches`."""
-    weight: Any = layer.weight
-    channels, *kernel = weight.shape[1:]
-    order = torch.arange(channels * prod(kernel), device=device).view(-1, channels).t().flatten()
-    return torch.cat([order, torch.arange(len(order), size, device=device)])
+    with torch.inference_mode(False):
+        order = torch.arange(channels * kernel, device=device).view(-1, channels).t().flatten()
+        return torch.cat([order, torch.arange(len(order), size, device=device)])
 
 
 def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None) -> Tensor:
@@ -162,9 +166,32 @@ def factored_damping(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -
         outputs: G.
         damping: γ.
     """
-    ratio = (_mean_eigenvalue(inputs) / _mean_eigenvalue(outputs)).sqrt()
+    return _factored(_mean_eigenvalue(inputs), _mean_eigenvalue(outputs), damping)
+
+
+def factored_dampings(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], dampings: Sequence[float | Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`factored_damping` of several layers at once.
+
+    Args:
+        inputs: A of each layer.
+        outputs: G of each layer.
+        dampings: γ of each layer; a number, or one for each of its groups.
+    """
+    sizes = [len(matrix) for matrix in inputs]
+    a, g = (torch.cat([_mean_eigenvalue(matrix) for matrix in matrices]) for matrices in (inputs, outputs))
+    damping: float | Tensor = dampings[0]
+    if any(isinstance(each, Tensor) or each != damping for each in dampings):
+        damping = torch.cat([a.new_ones(n) * d for n, d in zip(sizes, dampings, strict=True)])
+    by_input, by_output = _factored(a, g, damping)
+    return [*by_input.split(sizes)], [*by_output.split(sizes)]
+
+
+def _factored(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    ratio = (inputs / outputs).sqrt()
     ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
-    root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
+    root = damping.to(ratio).sqrt() if isinstance(damping, Tensor) else math.sqrt(damping)
     return root * ratio, root / ratio
 
 
@@ -177,15 +204,50 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
     Where rounding has left no positive definite matrix, that matrix gets more damping, tenfold until there is one.
     """
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    eye = _eye(matrix)
     least = torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
     for _ in range(_TRIES):
-        lower, failed = torch.linalg.cholesky_ex(matrix + damping[..., None, None] * eye)
+        lower, failed = _damped_cholesky(matrix, damping, eye)
         if not bool(failed.any()):
-            inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-            return inverse.mT.contiguous()
+            return _inverse_of(lower, eye)
         damping = torch.where(failed > 0, 10 * torch.maximum(damping, least), damping)
     raise NonFiniteError(f"No Cholesky factor of a {list(matrix.shape)} curvature exists, whatever its damping.")
+
+
+def inverse_roots(matrices: Sequence[Tensor], dampings: Sequence[Tensor]) -> list[Tensor]:
+    """`inverse_root` of several matrices; one number is read for all of them.
+
+    A matrix that is not finite has a root that is not finite either.
+
+    Args:
+        matrices: The matrices.
+        dampings: Their dampings.
+    """
+    largest = _eye(max(matrices, key=lambda matrix: matrix.shape[-1]))
+    eyes = [largest[: matrix.shape[-1], : matrix.shape[-1]].to(matrix.dtype) for matrix in matrices]
+    tried = [_damped_cholesky(*given) for given in zip(matrices, dampings, eyes, strict=True)]
+    roots = [_inverse_of(lower, eye) for (lower, _), eye in zip(tried, eyes, strict=True)]
+    if bool(torch.cat([failed for _, failed in tried]).any()):
+        for index, (matrix, damping) in enumerate(zip(matrices, dampings, strict=True)):
+            is_finite = bool(matrix.isfinite().all() & damping.isfinite().all())
+            roots[index] = inverse_root(matrix, damping) if is_finite else torch.full_like(matrix, math.nan)
+    return roots
+
+
+def _eye(matrix: Tensor) -> Tensor:
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def _damped_cholesky(matrix: Tensor, damping: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower triangles of matrix + damping·I, and for each a number that is not 0 where there is none."""
+    lower, failed = torch.linalg.cholesky_ex(torch.addcmul(matrix, damping[..., None, None], eye))
+    return lower, failed
+
+
+def _inverse_of(lower: Tensor, eye: Tensor) -> Tensor:
+    """The inverse of lower triangles, transposed."""
+    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    return inverse.mT.contiguous()
 
 
 def product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
@@ -216,8 +278,3 @@ def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
 def inverse_diagonal(root: Tensor) -> Tensor:
     """The diagonal of L Lᵀ."""
     return root.square().sum(-1)
-
-
-def log_determinant(root: Tensor) -> Tensor:
-    """log det L Lᵀ of each matrix."""
-    return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -167,17 +167,18 @@ class CurvaturePass:
             )
         while self._waiting:
             self._waiting.pop()()
-        found: dict[str, Tensor] = {}
-        for layer in self.layers:
-            found.update(zip(layer.keys, self._factors(layer), strict=True))
-        return {**found, **self._mean_squares()}
+        keys = [key for layer in self.layers for key in layer.keys]
+        sums = [each for layer in self.layers for each in self._sums(layer)]
+        factors = torch._foreach_div([total for total, _ in sums], [count for _, count in sums]) if sums else ()
+        return {**dict(zip(keys, factors, strict=True)), **self._mean_squares()}
 
-    def _factors(self, layer: KroneckerLayer) -> tuple[Tensor, Tensor]:
+    def _sums(self, layer: KroneckerLayer) -> list[tuple[Tensor, float]]:
+        """Sums for A and G, and what they are to be divided by."""
         weight = parameters_at(self.plan.model, [layer.weight])[layer.weight]
         groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
         if layer.weight not in self._moments:
             zeros = weight.detach().new_zeros((), dtype=_precision(weight))
-            return zeros.expand(groups, inputs, inputs).clone(), zeros.expand(groups, outputs, outputs).clone()
+            return [(zeros.expand(groups, size, size).clone(), 1.0) for size in (inputs, outputs)]
         a, g, rows = self._moments[layer.weight]
         assert self.size is not None
         if rows % self.size:
@@ -188,7 +189,7 @@ class CurvaturePass:
         # The mean's 1/n is in every gradient: with P positions each, n² Σ g gᵀ / (n·P).
         scale = self._rows.examples(self.size) * self.size / rows
         mean = 1.0 if self._weights is None else self._weights.mean
-        return a / self._rows.total(self.size), g * (scale / mean)
+        return [(a, self._rows.total(self.size)), (g, mean / scale)]
 
     def _mean_squares(self) -> dict[str, Tensor]:
         if self.diagonal is None:
@@ -311,7 +312,7 @@ def _with_parameters(
 
 def _precision(tensor: Tensor) -> torch.dtype:
     """That of the parameter, single at least."""
-    return torch.promote_types(tensor.dtype, torch.float32)
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 def _advice(names: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from credo.core.per_example.layer_calls import GuardedParameters
 from credo.core.per_example.layer_rules import full_precision, widened
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.position_ids import are_consecutive, are_inputs
+from credo.core.per_example.row_squares import RowSquares
 
 
 @contextmanager
@@ -68,6 +69,7 @@ class PerExamplePass:
         self.parameters: dict[str, Tensor] = {}
         self.uses: Counter[str] = Counter()
         self.squares: dict[str, Tensor] = {}
+        self.rows = RowSquares(self.put)
         self.several: dict[str, list[Examples]] = defaultdict(list)  # of parameters that several calls use
         self.module_calls: dict[str, list[Any]] = defaultdict(list)
         self.module_gradients: dict[str, Tensor] = {}  # of the whole batch

@@ -12,6 +12,7 @@ from credo.core.kernels.common import Sums
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
 from credo.core.per_example.hook_plan import Forward, HookedLayer
 from credo.core.per_example.layer_rules import ExampleGradients, computes_gradient_of, fused_forward, widened
+from credo.core.per_example.row_squares import Rows
 
 if TYPE_CHECKING:
     from credo.core.per_example.hooks import PerExamplePass
@@ -163,9 +164,8 @@ class LayerCall:
             sums: Squares that a fused backward pass has found; without them it is not known if they are `expected`.
         """
         run, names = self.run, self.names
-        single = [key for key, name in names.items() if run.uses[name] == 1]
+        single = {key: name for key, name in names.items() if run.uses[name] == 1}
         found = {} if sums is None else {"weight": sums.squares, "bias": sums.bias_squares}
-        missing = [key for key in single if found.get(key) is None]
         if sums is None and not self.expected():
             return
         self.x = None
@@ -173,11 +173,24 @@ class LayerCall:
             raise run.came_twice(names["weight"])
         x = None if x is None else x.detach()
         g = g if g.dtype is torch.float32 else widened(g)
+        for key, name in names.items():
+            if key not in single:  # added before they are squared, and weighted then
+                run.several[name].append(self.rule.examples(key, x, g))
+        if (rows := self._rows(single, x, g, sums)) is not None:
+            run.rows.add(rows)
+            single = {key: name for key, name in single.items() if key not in rows.names}
+        missing = [key for key in single if found.get(key) is None]
         if missing:
             once = g if run.weights is None else run.weights(g)
             found |= self.rule.squares(missing, x if "weight" in missing else None, once, float(g.shape[0] ** 2))
-        for key, name in names.items():
-            if key in single:
-                run.put(name, found[key])  # type: ignore[arg-type]
-            else:  # added before they are squared, and weighted then
-                run.several[name].append(self.rule.examples(key, x, g))
+        for key, name in single.items():
+            run.put(name, found[key])  # type: ignore[arg-type]
+
+    def _rows(self, single: Mapping[str, str], x: Tensor | None, g: Tensor, sums: Sums | None) -> Rows | None:
+        """The parameters whose squares are those of rows, and these rows; None if there are none."""
+        if sums is not None:
+            each = sums.bias_rows
+            return Rows({"bias": single["bias"]}, None, each) if each is not None and "bias" in single else None
+        if not (single and self.rule.is_outer and g.dim() == 2):
+            return None
+        return Rows(single, x if "weight" in single else None, g if self.run.weights is None else self.run.weights(g))

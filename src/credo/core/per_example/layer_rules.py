@@ -16,7 +16,6 @@ from credo.core.kernels import conv_by_torch
 from credo.core.kernels.common import Sums
 from credo.core.kernels.conv_by_torch import ConvShape
 from credo.core.kernels.conv_squares import conv_sums, shared_linear_sums
-from credo.core.kernels.flat import zero
 
 
 class Backward(Protocol):
@@ -70,6 +69,8 @@ class ExampleGradients:
         bias: Each example's bias gradient, from g.
         fused: A backward pass that makes gradient and squares together, where one exists.
         both: Squares of weight and bias in one go, times a factor, where that is cheaper.
+        is_outer: Where g is [batch, out], an example's weight gradient is the outer product of g and its features, and
+            its bias gradient is g.
     """
 
     dims: int
@@ -79,6 +80,7 @@ class ExampleGradients:
     bias: Callable[[Tensor], Tensor]
     fused: Fused | None = None
     both: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None
+    is_outer: bool = False
 
     def squares(self, keys: Collection[str], x: Tensor | None, g: Tensor, scale: float) -> dict[str, Tensor]:
         """Σ over examples of squared gradients times `scale`.
@@ -247,13 +249,10 @@ def _linear_weight_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _linear_squares(a: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """With one position, an example's gradient is an outer product, and the sum of its squares a matrix product."""
-    if a.dim() > 2:
-        sums = shared_linear_sums(a.flatten(1, -2), g.flatten(1, -2), bias=True, scale=scale)
-        assert sums.bias_squares is not None
-        return sums.squares, sums.bias_squares
-    squared = torch.addcmul(zero(g.device, g.dtype), g, g, value=scale)
-    return torch.mm(squared.t(), a.square()), squared.sum(0)
+    """Of several positions; with one, `RowSquares` has them."""
+    sums = shared_linear_sums(a.flatten(1, -2), g.flatten(1, -2), bias=True, scale=scale)
+    assert sums.bias_squares is not None
+    return sums.squares, sums.bias_squares
 
 
 def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -285,6 +284,7 @@ _LINEAR = ExampleGradients(
     # With one position there is nothing to share between gradient and squares.
     fused=Fused(_linear_backward, _linear_forward, dims=3),
     both=_linear_squares,
+    is_outer=True,
 )
 
 

@@ -5,10 +5,8 @@ Parameters of different blocks are independent; each block has its parameters as
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +14,10 @@ from torch import Tensor, nn
 
 from credo.core.kernels import flat
 from credo.core.kronecker.factors import (
-    factored_damping,
+    factored_dampings,
     from_matrix,
     inverse_diagonal,
-    inverse_root,
-    log_determinant,
+    inverse_roots,
     matrix_shape,
     own_product,
     product,
@@ -37,16 +34,6 @@ Tensors = tuple[Tensor, ...]
 _SMALL = 256
 
 
-@dataclass(frozen=True)
-class Change:
-    """What an update does to a block, complete before anything is written; None: unchanged."""
-
-    curvature: Tensors | None
-    inverse: Tensors | None
-    momentum: Tensor
-    step: Tensor
-
-
 class Block(nn.Module, ABC):
     """Some parameters, their curvature C, and L with L Lᵀ = (C + damping)⁻¹; L is zero before the first step.
 
@@ -61,10 +48,13 @@ class Block(nn.Module, ABC):
     averages: tuple[str, ...]
     inverses: tuple[str, ...]
     momentum: Tensor
+    measured: Tensor
+    """`measure` of the present inverse; another tensor for each."""
 
     def __init__(self, names: tuple[str, ...], keys: tuple[str, ...], is_random: bool) -> None:
         super().__init__()
         self.names, self.keys, self.is_random = names, keys, is_random
+        self.register_load_state_dict_post_hook(_remade)  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -74,9 +64,18 @@ class Block(nn.Module, ABC):
     def split(self, matrix: Tensor) -> dict[str, Tensor]:
         """Undoes `matrix`."""
 
+    @staticmethod
     @abstractmethod
-    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
-        """The buffers of `inverses`; the damping is one number or has the matrix's shape."""
+    def inverted(
+        blocks: Sequence[Any], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
+    ) -> list[Tensors]:
+        """The buffers of `inverses` of some blocks of this kind.
+
+        Args:
+            blocks: The blocks.
+            curvatures: The curvature of each.
+            dampings: For each, one number, or a tensor of its matrix's shape.
+        """
 
     @abstractmethod
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
@@ -91,24 +90,12 @@ class Block(nn.Module, ABC):
         """The diagonal of L Lᵀ, in the matrix's shape."""
 
     @abstractmethod
-    def total_variance(self, inverse: Tensors) -> float:
-        """The trace of L Lᵀ."""
+    def measure(self, inverse: Tensors) -> Tensor:
+        """Some sums over the inverse, of which `trace_and_log_determinant` is made."""
 
     @abstractmethod
-    def log_determinant(self, inverse: Tensors) -> float:
-        """log det L Lᵀ."""
-
-    def average(self, found: Mapping[str, Tensor], keep: float, scale: float) -> Tensors:
-        """The curvature with new estimates averaged in.
-
-        Args:
-            found: Gathered curvatures.
-            keep: Weight of the old curvature.
-            scale: Factor of the new ones.
-        """
-        now = (getattr(self, name) for name in self.averages)
-        new = (1 - keep) * scale
-        return tuple(torch.mul(c, keep).add_(found[key], alpha=new) for c, key in zip(now, self.keys, strict=True))
+    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
+        """The trace of L Lᵀ, and log det L Lᵀ, from numbers that were read from a `measure`."""
 
     def is_found(self, found: Mapping[str, Tensor]) -> bool:
         """Whether the block's curvature is among gathered ones."""
@@ -124,29 +111,14 @@ class Block(nn.Module, ABC):
         standard = flat.normal(like.numel(), generator, device=like.device, dtype=like.dtype)
         return self.correlate(standard.view(like.shape))
 
-    def kl(self, offset: Tensor, precision: float | Tensor, scale: float, inverse: Tensors) -> float:
-        """KL of N(·, scale·L Lᵀ) to a prior of independent entries.
+    def remake(self) -> None:
+        """Make the buffers that are not saved."""
+        self.measured = self.measure(self.current(self.inverses))
 
-        Args:
-            offset: Means less those of the prior.
-            precision: Precision of the prior.
-            scale: Factor of the covariance.
-            inverse: The buffers of `inverses`.
-        """
-        size = offset.numel()
-        spread = size * (1 + math.log(scale)) + self.log_determinant(inverse)
-        if not isinstance(precision, Tensor):
-            squares = scale * self.total_variance(inverse) + float(offset.square().sum(dtype=torch.float64))
-            return 0.5 * (precision * squares - size * math.log(precision) - spread)
-        quadratic = (precision * (scale * self.variance(inverse) + offset.square())).double().sum()
-        return 0.5 * (float(quadratic - precision.double().log().expand(offset.shape).sum()) - spread)
 
-    def take_(self, change: Change) -> None:
-        """Write a change into the block's buffers; the parameters are the caller's."""
-        for names, tensors in ((self.averages, change.curvature), (self.inverses, change.inverse)):
-            for name, tensor in zip(names, tensors or (), strict=False):
-                getattr(self, name).copy_(tensor)
-        self.momentum.copy_(change.momentum)
+def _remade(block: nn.Module, _: Any) -> None:
+    assert isinstance(block, Block)
+    block.remake()
 
 
 class KroneckerBlock(Block):
@@ -181,7 +153,7 @@ class KroneckerBlock(Block):
             self._register(f"{kind}s", weight, size, size)
             self._register(f"{kind}_root", weight, size, size)
             self._register(f"{kind}_inverse", weight, size, size, persistent=False)
-        self.register_load_state_dict_post_hook(_multiply_roots)  # type: ignore[no-untyped-call]
+        self.register_buffer("measured", self.measure(self.current(self.inverses)), persistent=False)
 
     def _register(self, name: str, like: Tensor, rows: int, columns: int, *, persistent: bool = True) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -198,13 +170,23 @@ class KroneckerBlock(Block):
         parts = from_matrix(matrix, self.shape, bias=self.has_bias)
         return {name: part for name, part in zip(self.names, parts, strict=False) if part is not None}
 
-    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
-        """A damping that differs within a group enters by its mean there."""
-        if isinstance(damping, Tensor):
-            damping = damping.mean((-2, -1))
-        dampings = factored_damping(curvature[0], curvature[1], damping)
-        roots = [inverse_root(c, d) for c, d in zip(curvature, dampings, strict=True)]
-        return (*roots, *(own_product(root) for root in roots))
+    @staticmethod
+    def inverted(
+        blocks: Sequence[Any], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
+    ) -> list[Tensors]:
+        """A damping that differs within a group enters by its mean there.
+
+        Args:
+            blocks: The blocks.
+            curvatures: A and G of each.
+            dampings: The damping of each.
+        """
+        by_group = [d.mean((-2, -1)) if isinstance(d, Tensor) else d for d in dampings]
+        inputs, outputs = ([curvature[side] for curvature in curvatures] for side in (0, 1))
+        shares = factored_dampings(inputs, outputs, by_group)
+        roots = inverse_roots([*inputs, *outputs], [*shares[0], *shares[1]])
+        pairs = zip(roots[: len(blocks)], roots[len(blocks) :], strict=True)
+        return [(*pair, *(own_product(root) for root in pair)) for pair in pairs]
 
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
         """G⁻¹ · matrix · A⁻¹."""
@@ -218,23 +200,23 @@ class KroneckerBlock(Block):
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
         return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
 
-    def total_variance(self, inverse: Tensors) -> float:
-        """The trace of G⁻¹ times that of A⁻¹, summed over groups."""
-        traces = [each.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64) for each in inverse[2:]]
-        return float((traces[0] * traces[1]).sum())
+    def measure(self, inverse: Tensors) -> Tensor:
+        """Traces of both inverses and half of their log determinants, [4, groups]."""
+        diagonals = [each.diagonal(dim1=-2, dim2=-1) for each in inverse]
+        each = [diagonals[2], diagonals[3], diagonals[0].log(), diagonals[1].log()]
+        return torch.stack([values.sum(-1, dtype=torch.float64) for values in each])
 
-    def log_determinant(self, inverse: Tensors) -> float:
-        """inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
+    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
+        """tr G⁻¹ · tr A⁻¹ and inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
         _, outputs, inputs = self.momentum.shape
-        by_group = inputs * log_determinant(inverse[1]) + outputs * log_determinant(inverse[0])
-        return float(by_group.double().sum())
+        trace = sum(a * g for a, g in zip(measured[0], measured[1], strict=True))
+        return trace, 2 * (outputs * sum(measured[2]) + inputs * sum(measured[3]))
 
-
-def _multiply_roots(block: nn.Module, _: Any) -> None:
-    """Inverses are not saved: their roots are."""
-    assert isinstance(block, KroneckerBlock)
-    block.input_inverse.copy_(own_product(block.input_root))
-    block.output_inverse.copy_(own_product(block.output_root))
+    def remake(self) -> None:
+        """Inverses are not saved: their roots are."""
+        self.input_inverse.copy_(own_product(self.input_root))
+        self.output_inverse.copy_(own_product(self.output_root))
+        super().remake()
 
 
 class DiagonalBlock(Block):
@@ -257,6 +239,7 @@ class DiagonalBlock(Block):
         for buffer in ("momentum", "curvature", "root"):
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             self.register_buffer(buffer, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
+        self.register_buffer("measured", self.measure((self.root,)), persistent=False)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor itself."""
@@ -266,9 +249,18 @@ class DiagonalBlock(Block):
         """By name."""
         return {self.names[0]: matrix}
 
-    def invert(self, curvature: Tensors, damping: float | Tensor) -> Tensors:
-        """1/√(curvature + damping)."""
-        return ((curvature[0] + damping).clamp_min(1e-12).rsqrt(),)
+    @staticmethod
+    def inverted(
+        blocks: Sequence[Any], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
+    ) -> list[Tensors]:
+        """1/√(curvature + damping).
+
+        Args:
+            blocks: The blocks.
+            curvatures: The curvature of each.
+            dampings: The damping of each.
+        """
+        return [((c + d).clamp_min(1e-12).rsqrt(),) for (c,), d in zip(curvatures, dampings, strict=True)]
 
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
         """matrix / (curvature + damping)."""
@@ -282,13 +274,33 @@ class DiagonalBlock(Block):
         """1/(curvature + damping)."""
         return inverse[0].square()
 
-    def total_variance(self, inverse: Tensors) -> float:
-        """Σ 1/(curvature + damping)."""
-        return float(inverse[0].square().sum(dtype=torch.float64))
+    def measure(self, inverse: Tensors) -> Tensor:
+        """Σ 1/(curvature + damping) and −½·Σ log(curvature + damping)."""
+        each = inverse[0].square(), inverse[0].log()
+        return torch.stack([values.sum(dtype=torch.float64) for values in each])
 
-    def log_determinant(self, inverse: Tensors) -> float:
-        """−Σ log(curvature + damping)."""
-        return float(2 * inverse[0].double().log().sum())
+    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
+        """Both sums."""
+        return measured[0], 2 * measured[1]
+
+
+def inverted(
+    blocks: Sequence[Block], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
+) -> dict[Block, Tensors]:
+    """The buffers of `inverses` of blocks; those of a kind together.
+
+    Args:
+        blocks: The blocks.
+        curvatures: The curvature of each.
+        dampings: The damping of each.
+    """
+    found: dict[Block, Tensors] = {}
+    for kind in (KroneckerBlock, DiagonalBlock):
+        listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if isinstance(given[0], kind)]
+        if listed:
+            own, *rest = zip(*listed, strict=True)
+            found.update(zip(own, kind.inverted(own, *rest), strict=True))
+    return found
 
 
 def make_blocks(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
+from credo.core.deferred import Later, Number
 from credo.core.description import Description
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
@@ -33,9 +34,10 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizers import Rates
-from credo.core.prior import Gaussian, Prior, Value
+from credo.core.per_example.layer_rules import widened
+from credo.core.prior import Prior, Value
 from credo.core.support.validate import checked_count
-from credo.methods.kfac.blocks import Block, Change, KroneckerBlock, make_blocks
+from credo.methods.kfac.blocks import Block, KroneckerBlock, Tensors, inverted, make_blocks
 from credo.methods.kfac.groups import DENSE_STEPS, RARE, RENAMED, KroneckerCurvature
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_steps
@@ -48,46 +50,21 @@ from credo.methods.natural.validate import check_clip, check_damping, check_fini
 _TEMPERATURES = {"regression": 0.75, "classification": 0.6}
 
 
-@dataclass(frozen=True)
-class BlockPrior:
-    """A Gaussian prior over the random parameters, block by block."""
-
-    prior: Gaussian
-    layout: Layout
-
-    def precision(self, block: Block) -> float | Tensor:
-        """The block's entries of the precision δ."""
-        return part(block, self.prior.std**-2, self.layout)
-
-    def offset(self, block: Block, means: Mapping[str, Tensor]) -> Tensor:
-        """M − M₀ of the block."""
-        return block.matrix(means) - part(block, self.prior.mean, self.layout)
-
-
-def part(block: Block, value: float | Tensor, layout: Layout) -> float | Tensor:
-    """A number, or a block's entries of a flat vector, in the shape of its matrix.
-
-    Args:
-        block: The block.
-        value: The number or vector.
-        layout: The layout of the vector.
-    """
-    return value if not isinstance(value, Tensor) else block.matrix(layout.split(value, cast=False))
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The numbers of one update.
+@dataclass
+class Update:
+    """What an update changes, complete before anything is written.
 
     Attributes:
-        keep: Weight of the old momentum; may be a vector over all trainable parameters.
-        decay: Weight of the old curvature.
-        invert: Whether inverses are made anew.
+        buffers: Buffers of the blocks, and what is written into them.
+        moves: What is subtracted from the parameters, by name.
+        measured: `Block.measure` of new inverses.
+        kl: KL(q ‖ p) in nats; of the first q, where there was none before.
     """
 
-    keep: float | Tensor
-    decay: float
-    invert: bool
+    buffers: list[tuple[Tensor, Tensor]]
+    moves: dict[str, Tensor]
+    measured: dict[Block, Tensor]
+    kl: Number = 0.0
 
 
 class KroneckerStepper(NaturalStepper, ABC):
@@ -95,8 +72,8 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     checks_first_draw = False
     can_scale_loss = can_compile = False
-    can_defer_checks = False  # inverses of matrices that are not finite raise at once
     renewals: Tensor
+    _renewed = 0  # as `renewals`, which may be on an accelerator
 
     def _set_groups(
         self,
@@ -143,7 +120,7 @@ class KroneckerStepper(NaturalStepper, ABC):
     @property
     def has_curvature(self) -> bool:  # type: ignore[override]
         """Whether a step has found one."""
-        return bool(self.renewals > 0)
+        return self._renewed > 0
 
     # -- q(W) = M + √(τ/N)·L_G E L_Aᵀ --------------------------------------------------------------------------
 
@@ -152,8 +129,10 @@ class KroneckerStepper(NaturalStepper, ABC):
         """√(τ/N)·L_G E L_Aᵀ by name; nothing before there is a curvature."""
         if not self.is_noisy:
             return {}
-        scale = math.sqrt(self.variance_scale)
-        return self._by_name({b: b.noise(self.generator).mul_(scale) for b in self.blocks if b.is_random})
+        random = [block for block in self.blocks if block.is_random]
+        noise = [block.noise(self.generator) for block in random]
+        torch._foreach_mul_(noise, math.sqrt(self.variance_scale))
+        return self._by_name(dict(zip(random, noise, strict=True)))
 
     def _by_name(self, matrices: Mapping[Block, Tensor]) -> dict[str, Tensor]:
         """The blocks' matrices as the random parameters, in their order and precision."""
@@ -163,7 +142,11 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     def _sample(self) -> tuple[dict[str, Tensor], None]:
         noise, means = self._noise(), parameters_at(self.model, self.vector.names)
-        return {n: p.detach() + noise[n] if n in noise else p.detach() for n, p in means.items()}, None
+        weights = {name: p.detach() for name, p in means.items()}
+        if noise:
+            drawn = torch._foreach_add([weights[name] for name in noise], [*noise.values()])
+            weights |= zip(noise, drawn, strict=True)
+        return weights, None
 
     # -- the curvature of a pass: A = E[a aᵀ], G = E[g gᵀ] -----------------------------------------------------
 
@@ -202,104 +185,165 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], float]:
-        """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹, block by block; shorter where `clip` wants it."""
-        gathered = (found.gradients, found.curvatures)
-        sums = [t.sum(dtype=torch.float64) for one in gathered for t in one.values()]
-        check_finite(float(torch.stack(sums).sum()), gathered, self.steps)
-        blocks, layout = self.blocks, self.vector.layout
-        prior = BlockPrior(self.prior, self.vector.random_layout)
-        rule = self._rule()
-        changes = [self._change(block, found, means, prior, rule) for block in blocks]
-        rates = [part(block, self.rates, layout) for block in blocks]
-        form = self._quadratic_form(changes, rates)
-        if not math.isfinite(form):
-            check_steps(blocks, changes, self.steps)
-            form = self._quadratic_form(changes, rates, wide=True)
-        shrink = self.lr_scale * self._trust(form)
-        rates = [rate * shrink for rate in rates]
-        kl = 0.0
-        if self.noisy:  # before the first update there is no q, and it is that of the first q
-            moved = None if self.has_curvature else list(zip(changes, rates, strict=True))
-            kl = self._kl(means, prior, moved)
-        return partial(self._write, means, changes, rates, kl)
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
+        """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹; shorter where `clip` wants it."""
+        if not self._checks.is_open:
+            gathered = (found.gradients, found.curvatures)
+            sums = [t.sum(dtype=torch.float64) for one in gathered for t in one.values()]
+            check_finite(float(torch.stack(sums).sum()), gathered, self.steps)
+        blocks = self.blocks
+        prior_mean, precision = self._prior_numbers or self._read_prior()
+        shift = self.variance_scale * precision
+        offsets = self._offsets(means, prior_mean)
+        curvatures = self._averaged(found)
+        inverses = self._inverted(curvatures, shift) if self._inverts() else {}
+        momenta = self._momenta(found, offsets, shift)
+        steps = [
+            block.precondition(momentum, inverses.get(block) or block.current(block.inverses))
+            for block, momentum in zip(blocks, momenta, strict=True)
+        ]
+        moves = self._scaled(steps, momenta)
 
-    def _rule(self) -> Rule:
-        # The first estimates are averaged plainly, as in Martens and Grosse (2015).
-        decay = min(1 - 1 / (int(self.renewals) + 1), self.curvature_decay)
-        # The first batches' factors change fast, and an inverse of the very first alone makes training diverge.
-        every = self.inverse_every
-        invert = self.steps < every or self.steps % every == 0 or not self.has_curvature
-        return Rule(self.momentum_decay * self._momentum_change(), decay, invert)
+        update = Update(
+            buffers=[(block.momentum, momentum) for block, momentum in zip(blocks, momenta, strict=True)],
+            moves={
+                n: piece for block, move in zip(blocks, moves, strict=True) for n, piece in block.split(move).items()
+            },
+            measured={block: block.measure(inverse) for block, inverse in inverses.items()},
+        )
+        for block in blocks:
+            for names, new in ((block.averages, curvatures.get(block)), (block.inverses, inverses.get(block))):
+                update.buffers += zip(block.current(names), new or (), strict=False)
+        if self.noisy:
+            if not self.has_curvature:
+                offsets = {name: offset - update.moves[name] for name, offset in offsets.items()}
+            kl = self._kl(offsets, precision, {} if self.has_curvature else inverses)
+            update.kl = kl if self._checks.is_open else float(kl)
+        return partial(self._write, means, update)
 
-    def _change(
-        self, block: Block, found: GradientAccumulator, means: Mapping[str, Tensor], prior: BlockPrior, rule: Rule
-    ) -> Change:
-        """New curvature, inverse, momentum and step of a block; nothing is written."""
-        shift: float | Tensor = 0.0
-        gradient = block.matrix(found.gradients) / found.size
-        if block.is_random:
-            shift = self.variance_scale * prior.precision(block)
-            gradient += shift * prior.offset(block, means)
-        curvature = inverse = None
-        if block.is_found(found.curvatures):
-            curvature = block.average(found.curvatures, rule.decay, 1 / found.size)
-        if rule.invert:
-            inverse = block.invert(curvature or block.current(block.averages), self.damping + shift)
-        momentum = block.momentum * part(block, rule.keep, self.vector.layout) + gradient
-        step = block.precondition(momentum, inverse or block.current(block.inverses))
-        return Change(curvature, inverse, momentum, step)
+    def _offsets(self, means: Mapping[str, Tensor], prior_mean: float | Tensor) -> dict[str, Tensor]:
+        """M − M₀ of the random parameters."""
+        weights = {name: widened(means[name].detach()) for name in self.vector.random}
+        if not (isinstance(prior_mean, Tensor) or prior_mean):
+            return weights
+        values = self._by_parameter(prior_mean, self.vector.random_layout)
+        return {name: weight - values[name] for name, weight in weights.items()}
 
-    def _quadratic_form(
-        self, changes: Sequence[Change], rates: Sequence[float | Tensor], *, wide: bool = False
-    ) -> float:
-        """lr²·mᵀF⁻¹m, not finite where a step is not; in double precision if `wide`."""
-        total = []
-        for change, rate in zip(changes, rates, strict=True):
-            step = change.step.double() if wide else change.step
-            step = step if not isinstance(rate, Tensor) else rate**2 * step
-            form = torch.dot(step.reshape(-1), change.momentum.to(step).reshape(-1))
-            total.append(form.double() if isinstance(rate, Tensor) else form.double() * rate**2)
-        return self.lr_scale**2 * float(torch.stack(total).sum())
+    def _by_parameter(self, value: float | Tensor, layout: Layout) -> dict[str, Any]:
+        """A number, or the pieces of a vector, by parameter name."""
+        return layout.split(value, cast=False) if isinstance(value, Tensor) else dict.fromkeys(layout.names, value)
 
-    def _trust(self, form: float) -> float:
-        """The factor that keeps lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, at `clip` (Ba et al.
-        2017).
+    def _by_block(self, value: float | Tensor) -> Any:
+        """A number, or a vector over all parameters as a list of the blocks' matrices."""
+        if not isinstance(value, Tensor):
+            return value
+        pieces = self.vector.layout.split(value, cast=False)
+        return [block.matrix(pieces) for block in self.blocks]
+
+    def _averaged(self, found: GradientAccumulator) -> dict[Block, Tensors]:
+        """Curvatures with those that were found averaged in; the first plainly, as in Martens and Grosse (2015)."""
+        blocks = [block for block in self.blocks if block.is_found(found.curvatures)]
+        if not blocks:
+            return {}
+        keep = min(1 - 1 / (self._renewed + 1), self.curvature_decay)
+        averages = torch._foreach_mul([c for block in blocks for c in block.current(block.averages)], keep)
+        new = [found.curvatures[key] for block in blocks for key in block.keys]
+        torch._foreach_add_(averages, new, alpha=(1 - keep) / found.size)
+        each = iter(averages)
+        return {block: tuple(next(each) for _ in block.keys) for block in blocks}
+
+    def _inverts(self) -> bool:
+        """Whether this step makes new inverses: the first batches' factors change fast, and an inverse of the very
+        first alone makes training diverge.
         """
-        if self.clip is None:
-            return 1.0
-        return min(1.0, math.sqrt(self.clip / form)) if form > 0 else 1.0
+        return self.steps < self.inverse_every or self.steps % self.inverse_every == 0 or not self.has_curvature
 
-    def _kl(
-        self,
-        means: Mapping[str, Tensor],
-        prior: BlockPrior,
-        moved: Sequence[tuple[Change, float | Tensor]] | None = None,
-    ) -> float:
-        """KL(q ‖ p) in nats; with `moved`, as it will be after these changes, their steps times the second."""
-        total = 0.0
-        for index, block in ((i, b) for i, b in enumerate(self.blocks) if b.is_random):
-            offset, inverse = prior.offset(block, means), None
-            if moved is not None:
-                change, rate = moved[index]
-                offset, inverse = offset - rate * change.step, change.inverse
-            inverse = inverse or block.current(block.inverses)
-            total += block.kl(offset, prior.precision(block), self.variance_scale, inverse)
-        return total
+    def _inverted(self, curvatures: Mapping[Block, Tensors], shift: float | Tensor) -> dict[Block, Tensors]:
+        """Inverses of all blocks, damped by γ + δ̃."""
+        blocks, by_name = self.blocks, self._by_parameter(shift, self.vector.random_layout)
+        shifts = [
+            0.0 if not block.is_random else block.matrix(by_name) if isinstance(shift, Tensor) else shift
+            for block in blocks
+        ]
+        current = [curvatures.get(block) or block.current(block.averages) for block in blocks]
+        return inverted(blocks, current, [self.damping + each for each in shifts])
 
-    def _write(
-        self,
-        means: Mapping[str, nn.Parameter],
-        changes: Sequence[Change],
-        rates: Sequence[float | Tensor],
-        kl: float,
-    ) -> float:
-        for block, change, rate in zip(self.blocks, changes, rates, strict=True):
-            block.take_(change)
-            for name, piece in block.split(rate * change.step).items():
-                means[name].sub_(piece)
-        self.renewals += bool(self._gathered.curvatures)
-        return kl
+    def _momenta(
+        self, found: GradientAccumulator, offsets: Mapping[str, Tensor], shift: float | Tensor
+    ) -> list[Tensor]:
+        """β₁m + ∇ + δ̃(M − M₀), block by block."""
+        names = [*found.gradients]
+        means = [*found.gradients.values()]
+        gradients = dict(zip(names, torch._foreach_div(means, found.size) if found.size != 1 else means, strict=True))
+        given = [gradients[name] for name in offsets], [*offsets.values()]
+        if isinstance(shift, Tensor):
+            pulled = torch._foreach_addcmul(*given, [*self._by_parameter(shift, self.vector.random_layout).values()])
+        else:
+            pulled = torch._foreach_add(*given, alpha=shift) if offsets else ()
+        gradients |= zip(offsets, pulled, strict=True)
+        keep = self._by_block(self.momentum_decay * self._momentum_change())
+        momenta = torch._foreach_mul([block.momentum for block in self.blocks], keep)
+        torch._foreach_add_(momenta, [block.matrix(gradients) for block in self.blocks])
+        return list(momenta)
+
+    def _scaled(self, steps: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """The steps times lr, shorter where lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, would be
+        more than `clip` (Ba et al. 2017).
+        """
+        rates = self._by_block(self.rates)
+        moves = torch._foreach_mul(steps, rates)
+        pairs = zip(moves, torch._foreach_mul(momenta, rates), strict=True)
+        # Of large steps only a double holds the square.
+        form = torch.stack([torch.dot(a.reshape(-1).double(), b.reshape(-1).double()) for a, b in pairs]).sum()
+        if not self._checks.is_open and not math.isfinite(float(form)):
+            check_steps(self.blocks, steps, self.steps)
+        factor: float | Tensor = self.lr_scale
+        if self.clip is not None:
+            factor = (
+                (form * (self.lr_scale**2 / self.clip)).clamp_min(1).rsqrt().mul(factor).to(self.vector.layout.dtype)
+            )
+        torch._foreach_mul_(moves, factor)
+        return list(moves)
+
+    def _kl(self, offsets: Mapping[str, Tensor], precision: float | Tensor, inverses: Mapping[Block, Tensors]) -> Later:
+        """KL(q ‖ p) in nats, q with these offsets from the prior's mean, and with these inverses or else its own."""
+        scale, layout = self.variance_scale, self.vector.random_layout
+        random = [block for block in self.blocks if block.is_random]
+        measured = [block.measure(inverses[block]) if block in inverses else block.measured for block in random]
+        if isinstance(precision, Tensor):
+            now = {block: inverses.get(block) or block.current(block.inverses) for block in random}
+            variances = layout.flatten({n: v for b, i in now.items() for n, v in b.split(b.variance(i)).items()})
+            whole = layout.flatten(offsets)
+            quadratic = (precision * (scale * variances + whole.square())).double().sum()
+            logs = precision.double().log().sum()
+        else:
+            norms = torch._foreach_norm([*offsets.values()])
+
+        def read() -> float:
+            pairs = [b.trace_and_log_determinant(m.tolist()) for b, m in zip(random, measured, strict=True)]
+            trace, log_determinant = (math.fsum(each) for each in zip(*pairs, strict=True))
+            if isinstance(precision, Tensor):
+                squares, log_precision = quadratic.item(), logs.item()
+            else:
+                squares = precision * (scale * trace + sum(norm * norm for norm in torch.stack(norms).tolist()))
+                log_precision = layout.size * math.log(precision)
+            return 0.5 * (squares - log_precision - layout.size * (1 + math.log(scale)) - log_determinant)
+
+        return Later(read)
+
+    def _write(self, means: Mapping[str, nn.Parameter], update: Update) -> Number:
+        torch._foreach_copy_([old for old, _ in update.buffers], [new for _, new in update.buffers])
+        for block, measured in update.measured.items():
+            block.measured = measured
+        torch._foreach_sub_([means[name] for name in update.moves], [*update.moves.values()])
+        if self._gathered.curvatures:
+            self.renewals += 1
+            self._renewed += 1
+        return update.kl
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._renewed = int(self.renewals)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which have no private copy of the network yet."""

@@ -298,8 +298,10 @@ class DiagonalStepper(NaturalStepper, ABC):
         pieces = zip(layout.names, vector.split(layout.sizes), layout.shapes.values(), strict=True)
         return {name: piece.view(shape) for name, piece, shape in pieces}
 
-    def _draw_at(self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor) -> tuple[Tensor, int | Tensor]:
-        """μ + ε·√(scale/(curvature + shift)) as one vector, and ε·√(curvature + shift), or the key of ε if compiled.
+    def _draw_at(
+        self, means: Mapping[str, Tensor], scale: float, shift: float | Tensor
+    ) -> tuple[Tensor, int | tuple[Tensor, Tensor]]:
+        """μ + ε·√(scale/(curvature + shift)) as one vector, and ε and its √(curvature + shift), or the key of ε.
 
         Args:
             means: The means by name.
@@ -313,10 +315,10 @@ class DiagonalStepper(NaturalStepper, ABC):
             key = flat.new_key(generator)
             return flat.precision_draw(tensors, curvature, key, scale=scale, shift=shift), key
         inverse, mean = curvature + shift, layout.flatten(means).detach()
-        noise = flat.normal(layout.size, generator, device=inverse.device, dtype=inverse.dtype).mul_(inverse.sqrt())
+        noise, root = flat.normal(layout.size, generator, device=inverse.device, dtype=inverse.dtype), inverse.sqrt()
         if self._checks.is_open:  # nobody changes them before the update
             self._gathered.vectors = {"parameters": mean, "denominator": inverse}
-        return torch.addcdiv(mean, noise, inverse, value=math.sqrt(scale)), noise
+        return torch.addcdiv(mean, noise, root, value=math.sqrt(scale)), (noise, root)
 
     def _halves(self, value: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
         """A vector cut into the random parameters and the rest; a number twice."""

@@ -210,7 +210,8 @@ class IVON(NaturalGaussian):
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, int | Tensor]:
         """μ + σε, and ε/(σ√λ): the key of ε where that suffices to make it again."""
-        return self._draw_at(means, 1 / self.effective_size, self._prior_shift())
+        draw, noise = self._draw_at(means, 1 / self.effective_size, self._prior_shift())
+        return draw, noise if isinstance(noise, int) else noise[0].mul_(noise[1])
 
     # -- the curvature of a pass: ĝ·ε/σ, or ĝ² -----------------------------------------------------------------
 

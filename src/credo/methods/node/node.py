@@ -46,6 +46,7 @@ from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes, check_number
 from credo.methods.node.layers import folded, node_layers
 from credo.methods.node.noise import ExampleNoise
 from credo.methods.node.setup import initial_nodes, node_optimizer_step
+from credo.methods.node.turns import by_turns, values_by_turns
 
 NOISES = ("example", "batch")
 _PRIOR_STD = 0.3
@@ -220,20 +221,24 @@ class NodeBNN(GradientPosterior):
         if self.process_group is not None:
             self.process_group.reseed(self)
         first, net = self._random_number(), self._net
+        stds = F.softplus(self.rho)
+        std = stds.detach().requires_grad_()  # of all passes and the penalty
         data_term: Number = 0.0
         called = set[str]()
         for index in range(draws):
             # Only the first pass updates running statistics.
             with frozen_statistics(net) if index else nullcontext():
-                data_term = self._pass(nll, net, first, index, called) / draws + data_term
+                data_term = self._pass(nll, net, std, first, index, called) / draws + data_term
         if not self._watch.compared:
             compare_draw(self, data_term, nll)
-        penalty, kl = self._add_penalty()
+        penalty, kl = self._add_penalty(std)
+        if std.grad is not None:
+            stds.backward(std.grad)
         self.optimizer_step.check(data_term + penalty, at=self.steps)
         (data_term,) = self.optimizer_step.ready(at=self.steps, losses=(data_term,))
         return Terms(loss=data_term + penalty, nll=data_term, penalty=penalty, kl=kl)  # type: ignore[arg-type]
 
-    def _pass(self, nll: Nll, net: nn.Module, first: Tensor, index: int, called: set[str]) -> Number:
+    def _pass(self, nll: Nll, net: nn.Module, std: Tensor, first: Tensor, index: int, called: set[str]) -> Number:
         """The batch's NLL under new nodes; adds this pass's part of all gradients, and the layers that were called."""
         if self.process_group is not None:
             index = self.process_group.draw_number(index, self.step_draws)
@@ -251,7 +256,7 @@ class NodeBNN(GradientPosterior):
             if reached:
                 torch.autograd.backward([weight for weight, _ in reached], [grad for _, grad in reached])
             return value
-        noise = ExampleNoise(net, self.nodes, partial(self._example_values, first=first, index=index), called)
+        noise = ExampleNoise(net, self.nodes, partial(self._example_values, std=std, first=first, index=index), called)
         with noise.on():
             value = backward(nll(net))
         if not noise.is_used:
@@ -260,14 +265,14 @@ class NodeBNN(GradientPosterior):
         noise.backward()
         return value
 
-    def _add_penalty(self) -> tuple[Number, Number]:
+    def _add_penalty(self, std: Tensor) -> tuple[Number, Number]:
         """Add the gradients of the priors' terms; returns the penalty and the KL of the nodes."""
         weight = self.temperature / self.data_size
         if self.kl_weight is not constant:
             weight = self.temperature * self.kl_weight(self.steps) / self.data_size
         if self._terms is bound_terms and len(self._spans) == 1 and self.weight_prior is None:
-            return self._add_bound(weight)
-        minimised, kl = self._terms(self.loc, F.softplus(self.rho), self.prior_std, self.gamma, self._spans)
+            return self._add_bound(std, weight)
+        minimised, kl = self._terms(self.loc, std, self.prior_std, self.gamma, self._spans)
         penalty = weight * minimised
         if self.weight_prior is not None:
             weights = self.layout.flatten(dict(self.model.named_parameters()))
@@ -276,31 +281,29 @@ class NodeBNN(GradientPosterior):
         return self.optimizer_step.read(penalty), self.optimizer_step.read(kl)
 
     @torch.no_grad()
-    def _add_bound(self, weight: float) -> tuple[Number, Number]:
-        loc, rho = self.loc, self.rho
-        for parameter in (loc, rho):
+    def _add_bound(self, std: Tensor, weight: float) -> tuple[Number, Number]:
+        for parameter in (self.loc, std):
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert loc.grad is not None
-        assert rho.grad is not None
-        found = add_bound_gradients_(loc, F.softplus(rho), self.prior_std, self.gamma, weight, loc.grad, rho.grad, rho)
+        assert self.loc.grad is not None
+        assert std.grad is not None
+        found = add_bound_gradients_(self.loc, std, self.prior_std, self.gamma, weight, self.loc.grad, std.grad)
         minimised, kl = found if self._checks.is_open else map(float, found)
         return minimised * weight, kl
 
-    def _example_values(self, rows: int, *, first: Tensor, index: int) -> Tensor:
+    def _example_values(self, rows: int, *, std: Tensor, first: Tensor, index: int) -> Tensor:
         """Nodes [rows, nodes] for pass `index`, with the components by turns over the rows, beginning at `first`.
 
         So BatchNorm sees all components in every pass, and a row has another one in the next pass.
         """
         ours = None if self.process_group is None else self.process_group.rows
-        shape = (rows, self.loc.shape[1])
+        shape, like = (rows, self.loc.shape[1]), self.loc.detach()
+        start = (first + index) % self.components if index else first
         if ours is None:
-            numbers, eps = torch.arange(rows, device=self.loc.device), self._normal(*shape)
-        else:
-            numbers, eps = ours.numbers(rows, self.loc.device), ours.of(lambda shape: self._normal(*shape), shape)
-        component = (first + (numbers + index if index else numbers)) % self.components
-        # Not by indexing, whose backward pass is many times slower.
-        means, stds = self.loc.index_select(0, component), F.softplus(self.rho).index_select(0, component)
-        return torch.addcmul(means, stds, eps)
+            turns, eps = by_turns(rows, self.components, like.device, like.dtype), self._normal(*shape)
+            return values_by_turns(self.loc, std, eps, turns.index_select(0, start.view(1))[0])
+        eps = ours.of(lambda shape: self._normal(*shape), shape)
+        component = (start + ours.numbers(rows, like.device)) % self.components
+        return values_by_turns(self.loc, std, eps, F.one_hot(component, self.components).T.to(like))
 
     def _component_draw(self, component: int) -> dict[str, Tensor]:
         std = F.softplus(self.rho[component])

@@ -165,7 +165,7 @@ def _rows(path: str, layer: nn.Module, x: Tensor) -> int:
 def _scaled(x: Tensor, values: Tensor | None, layer: nn.Module) -> Tensor:
     assert values is not None
     values = values.to(x.dtype)
-    if x.dim() > 2 and RULES[type(layer)].feature_dim + x.dim() == 1 and activations.can_scale(x, values):
+    if RULES[type(layer)].feature_dim % x.dim() == 1 and activations.can_scale(x, values):
         return activations.scaled_rows(x, values)
     return x * _broadcast(values, x, layer)
 
