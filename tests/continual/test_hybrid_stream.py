@@ -93,10 +93,11 @@ def test_in_the_plane_every_change_is_found_none_invented_and_a_return_is_recogn
 
 
 @pytest.mark.slow
-def test_fine_tuning_forgets_what_a_buffer_and_joint_training_keep() -> None:
+def test_fine_tuning_forgets_what_a_penalty_a_buffer_and_joint_training_keep() -> None:
     stream = toy_stream((0, 1, 2))
     forgotten = last(toy_learner("nothing"), stream).summary()["accuracy"]
     kept = last(toy_learner("buffer"), stream).summary()["accuracy"]
+    assert min(last(toy_learner("functional", strength=5.0), stream).matrix[-1]) > 0.9
     joint = toy_learner("nothing", detector=None)
     *_, _ = run_stream(joint, stream.joint(), [Split(TESTS[0].x, TESTS[0].y)])
     upper = sum(float((joint.predict(t.x).argmax(1) == t.y).double().mean()) for t in TESTS) / 3
@@ -282,3 +283,20 @@ def test_bad_settings_of_a_learner_raise() -> None:
         toy_learner("replay").step(torch.zeros(3, 8), torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match="consecutive=0"):
         TaskDetector(consecutive=0)
+
+
+def test_a_bad_batch_raises_and_changes_nothing() -> None:
+    learner, x, y = toy_learner("replay"), torch.zeros(3, 8), torch.tensor([0, 1, 0])
+    learner.detector = TaskDetector(burn_in=3)
+    for _ in range(6):
+        learner.step(x.double(), y)  # computed in the precision of the flow
+    before = learner.model.counts.clone()
+    for given in ((x[:0], y[:0]), (x, y[:2]), (x, y.float()), (x, y[:, None])):
+        with pytest.raises(ValueError, match="one whole-number label for each"):
+            learner.step(*given)
+    for _ in range(3):
+        with pytest.raises(credo.NonFiniteError, match="inputs of a batch are not finite"):
+            learner.step(x.log(), y)
+    assert torch.equal(learner.model.counts, before), "not a batch of a new task"
+    with pytest.raises(ValueError, match="No held-out rows"):
+        learner.model.recalibrate_(x[:0], y[:0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from credo.continual import StreamLearner
+from credo.core.errors import CredoWarning
 from credo.experiments.config import make_experiment
 from credo.experiments.continual import make_stream_experiment, run_stream_experiment, stream_data
 from credo.experiments.continual.stream_data import load_stream
@@ -66,6 +67,21 @@ def test_the_temperature_is_chosen_on_rows_of_the_tasks_in_the_stream(tmp_path: 
     result = result_of(tables(order=[0, 1, 0]), tmp_path)
     assert result["temperature"] >= 1
     assert (len(result["matrix"]), result["detection"]["recurrences"]) == (3, 1)
+    pairs = [*zip(result["samples"]["tasks"], result["samples"]["classes"], strict=True)]
+    page = render_continual(result)
+    assert result["samples"]["shape"] == [1, 8, 8], "images of fractions are images, too"
+    assert page.count('alt="sample of class') == len(pairs) >= 8 * 4
+    assert page.count("<title>batch ") == len(result["events"]) - 1, "the first batch is no change of task"
+
+
+def test_tasks_too_short_for_their_end_to_be_found_are_warned_of(tmp_path: Path) -> None:
+    given = tables(order=[0, 1])
+    given["method"]["burn_in"] = 15
+    with pytest.warns(CredoWarning, match=r"has 8 batches.*method.burn_in=15"):
+        result = result_of(given, tmp_path / "short")
+    assert result["detection"]["found"] == 0
+    given["method"]["forgetting"] = "joint"
+    result_of(given, tmp_path / "joint")  # has no changes of task to find, and no warning
 
 
 def test_joint_training_has_a_report_without_changes_of_task(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def boundary_plot(result: Mapping[str, Any]) -> Markup:
         line((x.position(start), ends[0]), (x.position(start), ends[1]), "diagonal")
         for start in result["boundaries"][1:]
     ]
-    for event in result["events"]:
+    for event in result["events"][1:]:  # the first batch is no change
         note = f"batch {event['batch']}: {event['kind']} task {event['task'] + 1}"
         marks.append(dot((x.position(event["batch"]), ends[1]), f"solid {style_of(1)}", note))
     return plot(marks, x, y, about="Log-likelihood of each batch, true and detected changes of task")

@@ -116,10 +116,7 @@ class StreamLearner:
             x: Inputs.
             y: Labels, below `model.classes`.
         """
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.model.classes:
-            raise ValueError(
-                f"Labels from {int(y.min())} to {int(y.max())}: this model has {self.model.classes} classes."
-            )
+        self._check(x, y)
         x = self.model.prepared(x, self.generator)
         decision = self._decided(x, y)
         if decision.kind == HOLD:
@@ -132,6 +129,20 @@ class StreamLearner:
             self.reservoir.add_(x, y, self.task, self.generator)
         self.since_change += 1
         return StreamStep(decision, loss)
+
+    def _check(self, x: Tensor, y: Tensor) -> None:
+        """Raise before anything has changed: a batch that is not finite would otherwise look like a new task."""
+        if y.ndim != 1 or y.is_floating_point() or not 0 < len(y) == len(x):
+            raise ValueError(
+                f"A batch needs one whole-number label for each of its rows, and a row: got inputs {tuple(x.shape)} "
+                f"and labels {tuple(y.shape)} of {y.dtype}."
+            )
+        if not 0 <= int(y.min()) <= int(y.max()) < self.model.classes:
+            raise ValueError(
+                f"Labels from {int(y.min())} to {int(y.max())}: this model has {self.model.classes} classes."
+            )
+        if not bool(x.isfinite().all()):
+            raise NonFiniteError("The inputs of a batch are not finite. Remove such rows, or fill them in.")
 
     def _decided(self, x: Tensor, y: Tensor) -> Decision:
         if self.detector is None:
@@ -168,7 +179,7 @@ class StreamLearner:
             old, labels, tasks = self.reservoir.draw(len(y), self.generator)
             total = total - sum(self.model.parts(old, labels, tasks)).mean()  # type: ignore[union-attr]
         if not bool(total.isfinite()):
-            raise NonFiniteError(f"The loss is {float(total)}. Lower lr or clip, or put inputs on a scale near 1.")
+            raise NonFiniteError(f"The loss is {total.item()}. Lower lr or clip, or put inputs on a scale near 1.")
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(self.model.flow.parameters(), self.clip)

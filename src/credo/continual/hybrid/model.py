@@ -113,7 +113,7 @@ class HybridFlow(nn.Module):
 
     def prepared(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Inputs as rows of floats, with the training noise if there is a `generator`; [0, 1] is kept for a squeeze."""
-        x = as_float(x).flatten(1)
+        x = as_float(x).flatten(1).to(self.means)
         if x.shape[1] != self.flow.features:
             raise ValueError(f"An input has {x.shape[1]} features; this flow was made for {self.flow.features}.")
         if generator is None or not self.noise:
@@ -188,6 +188,8 @@ class HybridFlow(nn.Module):
             x: Held-out inputs.
             y: Their labels.
         """
+        if not len(x):
+            raise ValueError("No held-out rows: the temperature is chosen by the likelihood of their labels.")
         # Distances alone depend on it, and the rest of a row is the same for all of its pairs.
         scores = torch.cat([self.log_joint(self.prepared(rows)) for rows in x.split(_ROWS)])
         scores = scores - scores.amax(1, keepdim=True)

@@ -23,9 +23,10 @@ from credo.continual.hybrid import (
     run_stream,
 )
 from credo.continual.hybrid.run import accuracy
-from credo.core.errors import unknown
+from credo.core.errors import CredoWarning, unknown
 from credo.core.support.files import folder_for, write_json, write_text
 from credo.core.support.json_files import read_toml
+from credo.core.support.user_warnings import warn
 from credo.experiments.continual.settings import StreamExperiment, StreamMethod, StreamTasks, StreamTraining
 from credo.experiments.continual.stream_data import DATASETS, KINDS, StreamData, joined, load_stream
 from credo.experiments.options import check_types, data_with_defaults
@@ -121,6 +122,8 @@ def run_stream_experiment(given: StreamExperiment, folder: Path) -> Iterator[Str
         learner = make_stream_learner(given, data)
         _claim(given, folder)
         joint = given.method.forgetting == JOINT
+        if not joint:
+            _warn_of_short_tasks(given, data)
         used, splits = (data.stream.joint(), [joined(data.tests)]) if joint else (data.stream, data.tests)
         done = StreamResult()
         for done in run_stream(learner, used, splits, folder):
@@ -145,9 +148,23 @@ def run_stream_experiment(given: StreamExperiment, folder: Path) -> Iterator[Str
         write_json(folder / RESULT, {**given.to_dict(), "versions": versions(), **asdict(done), **others})
 
 
+def _warn_of_short_tasks(given: StreamExperiment, data: StreamData) -> None:
+    """Warn if a task ends before the detector looks for its end."""
+    least = given.method.burn_in + given.method.consecutive
+    shortest = min((segment.stop - segment.start for segment in data.stream.segments[:-1]), default=least)
+    if shortest < least:
+        warn(
+            f"A task of this stream has {shortest} batches. Its end may be found late or never: batches within "
+            f"method.burn_in={given.method.burn_in} after a change are taken as they come. Lower training.batch_size "
+            "or method.burn_in, or raise training.epochs.",
+            CredoWarning,
+        )
+
+
 def _samples(model: HybridFlow, data: StreamData, seed: int) -> dict[str, Any] | None:
     """Some inputs of each class of each task, if inputs are images: bytes in base64, pair after pair."""
-    if data.held_out.x.dtype != torch.uint8:
+    seen = data.stream.tasks[0].x
+    if len(data.shape) != 3 or not (seen.dtype == torch.uint8 or 0 <= float(seen.min()) <= float(seen.max()) <= 1):
         return None
     chosen = model.pairs().repeat_interleave(_SAMPLES, 0)
     x = model.sample(chosen, torch.Generator().manual_seed(seed))[0]
