@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from credo.core.likelihood import GaussianNoise
 from credo.data import load_dataset
 from credo.methods import MAP
-from credo.methods.kfac import noisy_kfac
+from credo.methods.kfac import stepper
 from credo.methods.kfac.blocks import KroneckerBlock
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
@@ -55,7 +55,7 @@ def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatc
 
 def test_factors_of_wide_layers_become_rare_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of narrow layers, and squares of all others, stay new in every step."""
-    monkeypatch.setattr(noisy_kfac, "DENSE_STEPS", 3)
+    monkeypatch.setattr(stepper, "DENSE_STEPS", 3)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 260), nn.ReLU(), nn.Linear(260, 3), nn.LayerNorm(3), nn.Linear(3, 3))
     posterior = NoisyKFAC(net, data_size=20, curvature={"factor_every": None})
@@ -71,7 +71,7 @@ def test_factors_of_wide_layers_become_rare_on_request(monkeypatch: pytest.Monke
 
 
 def test_a_schedule_of_factors_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noisy_kfac, "DENSE_STEPS", 3)
+    monkeypatch.setattr(stepper, "DENSE_STEPS", 3)
 
     def made() -> NoisyKFAC:
         torch.manual_seed(0)

@@ -18,7 +18,7 @@ from credo.core.network.selection import Random
 from credo.core.optimizers import Rates
 from credo.core.prior import Prior, Value
 from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
-from credo.methods.kfac.noisy_kfac import KroneckerStepper
+from credo.methods.kfac.stepper import KroneckerStepper
 from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.point_estimate import PointEstimate
 

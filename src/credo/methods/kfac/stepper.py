@@ -1,0 +1,333 @@
+"""The update of noisy K-FAC and K-FAC: what noisy_kfac.py writes as one formula, for the blocks of a network."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.core.deferred import Later, Number
+from credo.core.distributed.batch_shard import WHOLE
+from credo.core.kernels import flat
+from credo.core.kronecker.hooks import CurvaturePlan
+from credo.core.network.flat_layout import Layout
+from credo.core.network.selection import Random
+from credo.core.network.substitute import parameters_at
+from credo.core.optimizers import Rates
+from credo.core.per_example.layer_rules import widened
+from credo.core.prior import Prior, Value
+from credo.methods.kfac.blocks import Block, KroneckerBlock, Tensors, inverted, make_blocks
+from credo.methods.kfac.groups import DENSE_STEPS, RARE, KroneckerCurvature
+from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
+from credo.methods.kfac.validate import check_steps
+from credo.methods.natural.groups import Momentum, Warmup
+from credo.methods.natural.passes import Pass
+from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper
+from credo.methods.natural.validate import check_clip, check_damping, check_finite
+
+
+@dataclass
+class Update:
+    """What an update changes, complete before anything is written.
+
+    Attributes:
+        buffers: Buffers of the blocks, and what is written into them.
+        moves: What is subtracted from the parameters, by name.
+        measured: `Block.measure` of new inverses.
+        kl: KL(q ‖ p) in nats; of the first q, where there was none before.
+    """
+
+    buffers: list[tuple[Tensor, Tensor]]
+    moves: dict[str, Tensor]
+    measured: dict[Block, Tensor]
+    kl: Number = 0.0
+
+
+class KroneckerStepper(NaturalStepper, ABC):
+    """The update rule of noisy K-FAC and of K-FAC, which has no noise."""
+
+    checks_first_draw = False
+    can_scale_loss = can_compile = False
+    renewals: Tensor
+    _renewed = 0  # as `renewals`, which may be on an accelerator
+
+    def _set_groups(
+        self,
+        momentum: Momentum | Mapping[str, Any] | float,
+        curvature: KroneckerCurvature | Mapping[str, Any] | float,
+        damping: float,
+        clip: float | None,
+        temperature: Warmup | Mapping[str, Any] | float | None,
+    ) -> None:
+        """Validate and keep the numbers of the update rule."""
+        check_damping(damping)
+        check_clip(clip)
+        self.damping, self.clip = damping, clip
+        momentum, found = Momentum.of(momentum), KroneckerCurvature.of(curvature)
+        if momentum.averaged:
+            raise ValueError("momentum.averaged=True: K-FAC's momentum is a sum. Leave it out, or use VOGN or OGN.")
+        self._set_momentum(momentum)
+        self._set_temperature(temperature)
+        self.curvature_decay, self.fisher = found.decay, found.fisher
+        self.factor_every, self.inverse_every, self.diagonal = found.factor_every, found.inverse_every, found.diagonal
+        if self.fisher == "sampled":
+            check_can_sample(self.likelihood)
+
+    def _make_state(
+        self,
+        lr: Rates,
+        prior: Prior | Mapping[str, Any] | float | None,
+        prior_precision: Value | None,
+        random: Random,
+    ) -> None:
+        """Make blocks, momentum and curvature."""
+        device = self._set_up(lr, prior, prior_precision, random)
+        names, aliases = self.vector.names, self._aliases
+        plan, blocks = make_blocks(self.model, names, self.vector.random, aliases, self.diagonal)
+        self.plan: CurvaturePlan = plan.on(self._net)
+        self._blocks = nn.ModuleList(blocks)
+        self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Parameters that belong together, with their curvature."""
+        return cast(list[Block], list(self._blocks))
+
+    @property
+    def has_curvature(self) -> bool:  # type: ignore[override]
+        """Whether a step has found one."""
+        return self._renewed > 0
+
+    # -- q(W) = M + √(τ/N)·L_G E L_Aᵀ --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _noise(self) -> dict[str, Tensor]:
+        """√(τ/N)·L_G E L_Aᵀ by name; nothing before there is a curvature."""
+        if not self.is_noisy:
+            return {}
+        random = [block for block in self.blocks if block.is_random]
+        noise = [block.noise(self.generator) for block in random]
+        torch._foreach_mul_(noise, math.sqrt(self.variance_scale))
+        return self._by_name(dict(zip(random, noise, strict=True)))
+
+    def _by_name(self, matrices: Mapping[Block, Tensor]) -> dict[str, Tensor]:
+        """The blocks' matrices as the random parameters, in their order and precision."""
+        found = {name: piece for block, matrix in matrices.items() for name, piece in block.split(matrix).items()}
+        dtypes = self.vector.random_layout.dtypes
+        return {name: found[name].to(dtypes[name]) for name in self.vector.random}
+
+    def _sample(self) -> tuple[dict[str, Tensor], None]:
+        noise, means = self._noise(), parameters_at(self.model, self.vector.names)
+        weights = {name: p.detach() for name, p in means.items()}
+        if noise:
+            drawn = torch._foreach_add([weights[name] for name in noise], [*noise.values()])
+            weights |= zip(noise, drawn, strict=True)
+        return weights, None
+
+    # -- the curvature of a pass: A = E[a aᵀ], G = E[g gᵀ] -----------------------------------------------------
+
+    @contextmanager
+    def _estimating(self, run: Pass, net: nn.Module) -> Iterator[None]:
+        """Where factors are due; with `fisher="sampled"` by a second pass, with labels of the network's own."""
+        self.plan = plan = self.plan.on(net)
+        due = self._due()
+        layers = [layer for layer, wanted in zip(plan.layers, due, strict=False) if wanted]
+        fisher = self.fisher if any(due) else None
+        with ExitStack() as stack:
+            outputs = stack.enter_context(plan.outputs(run.counted, next(iter(run.weights.values()))))
+            watched = plan.hooks(run.counted, outputs, layers=layers) if fisher == "empirical" else None
+            hooks = None if watched is None else stack.enter_context(watched)
+            calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
+            yield
+            if hooks is not None:
+                run.curvatures = hooks.result()
+        if calls is not None:
+            key = flat.new_key(self.generator)
+            rows = WHOLE if self.process_group is None else self.process_group.rows
+            leaves, likelihood = run.weights.values(), self.likelihood
+            run.curvatures = sampled_curvature(self.plan, calls, leaves, likelihood, key, rows, run.counted, outputs)
+        if outputs is not None:
+            self.plan.first_passes.check(net, outputs, run.counted)
+
+    def _due(self) -> list[bool]:
+        """Whether this step makes a new curvature, block by block."""
+        blocks, every = self.blocks, self.factor_every
+        if not self.has_curvature or (every is None and (self.steps < DENSE_STEPS or self.fisher == "sampled")):
+            return [True] * len(blocks)
+        if every is not None:
+            return [self.steps % every == 0] * len(blocks)
+        is_rare = self.steps % RARE != 0
+        return [not (is_rare and isinstance(block, KroneckerBlock) and block.is_costly) for block in blocks]
+
+    # -- the update --------------------------------------------------------------------------------------------
+
+    def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
+        """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹; shorter where `clip` wants it."""
+        if not self._checks.is_open:
+            gathered = (found.gradients, found.curvatures)
+            sums = [t.sum(dtype=torch.float64) for one in gathered for t in one.values()]
+            check_finite(float(torch.stack(sums).sum()), gathered, self.steps)
+        blocks = self.blocks
+        prior_mean, precision = self._prior_numbers or self._read_prior()
+        shift = self.variance_scale * precision
+        offsets = self._offsets(means, prior_mean)
+        curvatures = self._averaged(found)
+        inverses = self._inverted(curvatures, shift) if self._inverts() else {}
+        momenta = self._momenta(found, offsets, shift)
+        steps = [
+            block.precondition(momentum, inverses.get(block) or block.current(block.inverses))
+            for block, momentum in zip(blocks, momenta, strict=True)
+        ]
+        moves = self._scaled(steps, momenta)
+
+        update = Update(
+            buffers=[(block.momentum, momentum) for block, momentum in zip(blocks, momenta, strict=True)],
+            moves={
+                n: piece for block, move in zip(blocks, moves, strict=True) for n, piece in block.split(move).items()
+            },
+            measured={block: block.measure(inverse) for block, inverse in inverses.items()},
+        )
+        for block in blocks:
+            for names, new in ((block.averages, curvatures.get(block)), (block.inverses, inverses.get(block))):
+                update.buffers += zip(block.current(names), new or (), strict=False)
+        if self.noisy:
+            if not self.has_curvature:
+                offsets = {name: offset - update.moves[name] for name, offset in offsets.items()}
+            kl = self._kl(offsets, precision, {} if self.has_curvature else inverses)
+            update.kl = kl if self._checks.is_open else float(kl)
+        return partial(self._write, means, update)
+
+    def _offsets(self, means: Mapping[str, Tensor], prior_mean: float | Tensor) -> dict[str, Tensor]:
+        """M − M₀ of the random parameters."""
+        weights = {name: widened(means[name].detach()) for name in self.vector.random}
+        if not (isinstance(prior_mean, Tensor) or prior_mean):
+            return weights
+        values = self._by_parameter(prior_mean, self.vector.random_layout)
+        return {name: weight - values[name] for name, weight in weights.items()}
+
+    def _by_parameter(self, value: float | Tensor, layout: Layout) -> dict[str, Any]:
+        """A number, or the pieces of a vector, by parameter name."""
+        return layout.split(value, cast=False) if isinstance(value, Tensor) else dict.fromkeys(layout.names, value)
+
+    def _by_block(self, value: float | Tensor) -> Any:
+        """A number, or a vector over all parameters as a list of the blocks' matrices."""
+        if not isinstance(value, Tensor):
+            return value
+        pieces = self.vector.layout.split(value, cast=False)
+        return [block.matrix(pieces) for block in self.blocks]
+
+    def _averaged(self, found: GradientAccumulator) -> dict[Block, Tensors]:
+        """Curvatures with those that were found averaged in; the first plainly, as in Martens and Grosse (2015)."""
+        blocks = [block for block in self.blocks if block.is_found(found.curvatures)]
+        if not blocks:
+            return {}
+        keep = min(1 - 1 / (self._renewed + 1), self.curvature_decay)
+        averages = torch._foreach_mul([c for block in blocks for c in block.current(block.averages)], keep)
+        new = [found.curvatures[key] for block in blocks for key in block.keys]
+        torch._foreach_add_(averages, new, alpha=(1 - keep) / found.size)
+        each = iter(averages)
+        return {block: tuple(next(each) for _ in block.keys) for block in blocks}
+
+    def _inverts(self) -> bool:
+        """Whether this step makes new inverses: the first batches' factors change fast, and an inverse of the very
+        first alone makes training diverge.
+        """
+        return self.steps < self.inverse_every or self.steps % self.inverse_every == 0 or not self.has_curvature
+
+    def _inverted(self, curvatures: Mapping[Block, Tensors], shift: float | Tensor) -> dict[Block, Tensors]:
+        """Inverses of all blocks, damped by γ + δ̃."""
+        blocks, by_name = self.blocks, self._by_parameter(shift, self.vector.random_layout)
+        shifts = [
+            0.0 if not block.is_random else block.matrix(by_name) if isinstance(shift, Tensor) else shift
+            for block in blocks
+        ]
+        current = [curvatures.get(block) or block.current(block.averages) for block in blocks]
+        return inverted(blocks, current, [self.damping + each for each in shifts])
+
+    def _momenta(
+        self, found: GradientAccumulator, offsets: Mapping[str, Tensor], shift: float | Tensor
+    ) -> list[Tensor]:
+        """β₁m + ∇ + δ̃(M − M₀), block by block."""
+        names = [*found.gradients]
+        means = [*found.gradients.values()]
+        gradients = dict(zip(names, torch._foreach_div(means, found.size) if found.size != 1 else means, strict=True))
+        given = [gradients[name] for name in offsets], [*offsets.values()]
+        if isinstance(shift, Tensor):
+            pulled = torch._foreach_addcmul(*given, [*self._by_parameter(shift, self.vector.random_layout).values()])
+        else:
+            pulled = torch._foreach_add(*given, alpha=shift) if offsets else ()
+        gradients |= zip(offsets, pulled, strict=True)
+        keep = self._by_block(self.momentum_decay * self._momentum_change())
+        momenta = torch._foreach_mul([block.momentum for block in self.blocks], keep)
+        torch._foreach_add_(momenta, [block.matrix(gradients) for block in self.blocks])
+        return list(momenta)
+
+    def _scaled(self, steps: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """The steps times lr, shorter where lr²·mᵀF⁻¹m, about twice the KL between old and new predictions, would be
+        more than `clip` (Ba et al. 2017).
+        """
+        rates = self._by_block(self.rates)
+        moves = torch._foreach_mul(steps, rates)
+        pairs = zip(moves, torch._foreach_mul(momenta, rates), strict=True)
+        # Of large steps only a double holds the square.
+        form = torch.stack([torch.dot(a.reshape(-1).double(), b.reshape(-1).double()) for a, b in pairs]).sum()
+        if not self._checks.is_open and not math.isfinite(float(form)):
+            check_steps(self.blocks, steps, self.steps)
+        factor: float | Tensor = self.lr_scale
+        if self.clip is not None:
+            factor = (
+                (form * (self.lr_scale**2 / self.clip)).clamp_min(1).rsqrt().mul(factor).to(self.vector.layout.dtype)
+            )
+        torch._foreach_mul_(moves, factor)
+        return list(moves)
+
+    def _kl(self, offsets: Mapping[str, Tensor], precision: float | Tensor, inverses: Mapping[Block, Tensors]) -> Later:
+        """KL(q ‖ p) in nats, q with these offsets from the prior's mean, and with these inverses or else its own."""
+        scale, layout = self.variance_scale, self.vector.random_layout
+        random = [block for block in self.blocks if block.is_random]
+        measured = [block.measure(inverses[block]) if block in inverses else block.measured for block in random]
+        if isinstance(precision, Tensor):
+            now = {block: inverses.get(block) or block.current(block.inverses) for block in random}
+            variances = layout.flatten({n: v for b, i in now.items() for n, v in b.split(b.variance(i)).items()})
+            whole = layout.flatten(offsets)
+            quadratic = (precision * (scale * variances + whole.square())).double().sum()
+            logs = precision.double().log().sum()
+        else:
+            norms = torch._foreach_norm([*offsets.values()])
+
+        def read() -> float:
+            pairs = [b.trace_and_log_determinant(m.tolist()) for b, m in zip(random, measured, strict=True)]
+            trace, log_determinant = (math.fsum(each) for each in zip(*pairs, strict=True))
+            if isinstance(precision, Tensor):
+                squares, log_precision = quadratic.item(), logs.item()
+            else:
+                squares = precision * (scale * trace + sum(norm * norm for norm in torch.stack(norms).tolist()))
+                log_precision = layout.size * math.log(precision)
+            return 0.5 * (squares - log_precision - layout.size * (1 + math.log(scale)) - log_determinant)
+
+        return Later(read)
+
+    def _write(self, means: Mapping[str, nn.Parameter], update: Update) -> Number:
+        torch._foreach_copy_([old for old, _ in update.buffers], [new for _, new in update.buffers])
+        for block, measured in update.measured.items():
+            block.measured = measured
+        torch._foreach_sub_([means[name] for name in update.moves], [*update.moves.values()])
+        if self._gathered.curvatures:
+            self.renewals += 1
+            self._renewed += 1
+        return update.kl
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._renewed = int(self.renewals)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which have no private copy of the network yet."""
+        return {**self.__dict__, "plan": self.plan.on(self.model)}
