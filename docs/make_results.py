@@ -26,6 +26,7 @@ NAMES = (
     "samplers.md",
     "hybrid-flow.md",
     "lora.md",
+    "auto.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
