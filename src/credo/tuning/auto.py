@@ -26,7 +26,7 @@ from credo.tuning.race import Constraints, Race
 from credo.tuning.rows import as_loader, count_rows, held_out, nested, read_rows
 from credo.tuning.starts import NetworkOrFactory, Starts, likelihood_of, outputs_of
 from credo.tuning.table import evidence_of
-from credo.tuning.trials import Job, Trials, calibrated_by, search_file
+from credo.tuning.trials import Job, Trials, agreed, calibrated_by, search_file
 
 GOALS = ("nll",)
 DRAWS = 32
@@ -116,7 +116,7 @@ def auto(
             target,
         )
         if seconds is not None:
-            trials.budget.passes = _passes_in(trials, seconds)
+            trials.budget.passes = agreed(_passes_in(trials, seconds))
         digest = int(row_digests(selection).astype("uint64").sum())
         settings = {"seed": seed, "passes": passes, "budget": seconds, "trained": trained, "rows": data_size}
         search_file(folder, {**settings, "selection": digest, "latency": latency, "memory": memory})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
 from credo.tuning.rules import choose, is_worse, lowest
-from credo.tuning.trials import REFUSALS, Entry, Job, Trials
+from credo.tuning.trials import REFUSALS, Entry, Job, Trials, agreed
 
 # Parts of the budget that the first trainings are planned as, and how much longer the second ones are.
 PARTS, LONGER = 25, 3
@@ -180,6 +180,7 @@ class Race:
         if trials.budget.seconds is not None:
             pace = trials.epoch_seconds(method) / method.cost_of_pass(trials.outputs)
             trials.budget.replan(pace, trials.scoring_seconds(method))
+            trials.budget.passes = agreed(trials.budget.passes)
         return int(trials.budget.left / method.cost_of_pass(trials.outputs))
 
     # -- what is possible ---------------------------------------------------------------------------------------------

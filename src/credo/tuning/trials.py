@@ -323,6 +323,19 @@ class Trials:
         return {"losses": losses.tolist(), "calibration": calibration, "scores": scores_of(prediction)}
 
 
+def agreed(value: float) -> float:
+    """The first process's value in all: each has a clock of its own, and they must plan the same jobs.
+
+    Args:
+        value: That of this process.
+    """
+    if process_count() == 1:
+        return value
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
 def losses_of(prediction: Any) -> Tensor:
     """NLL of each row of a prediction with targets.
 
