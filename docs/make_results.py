@@ -27,6 +27,7 @@ NAMES = (
     "hybrid-flow.md",
     "lora.md",
     "support.md",
+    "auto.md",
 )
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.untouched.table import BASELINES, MARGIN
+from benchmarks.untouched.table import BASELINES, MARGIN, Difference, compared
 
 Records = Mapping[str, Mapping[str, Any]]  # by task, then by "contender, seed n"
 JUDGED = ("bbb", "vogn", "noisy-kfac")  # the methods whose defaults have aims
 SHOWN = ("map", "mc-dropout", "bbb", "vogn", "ivon", "noisy-kfac", "node-bnn", "swag", "laplace")
 CALIBRATED = " + calibrate"
+WORSE = 0.01  # nats: what the interval of `credo.auto` must not lie wholly above
 
 
 def tables(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def tables(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
         "verdicts": verdicts(made),
         "differences": differences(made, [name for name in _present(made) if name in SHOWN]),
         "calibrated": differences(made, calibrated),
+        "auto": of_auto(made),
+        "auto-aims": aims_of_auto(made, records),
         "coverage": coverage(records, [name for name in _present(made) if name in ("plain", *SHOWN)]),
     }
 
@@ -80,6 +83,49 @@ def differences(made: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
     return {"columns": ["task", "plain", *names], "rows": rows, "notes": []}
 
 
+def of_auto(made: Mapping[str, Any]) -> dict[str, Any]:
+    """NLL of the better plain network with a temperature, and the differences of `credo.auto` and its rivals from it.
+
+    Args:
+        made: What `table.summary` returns.
+    """
+    against, rivals = "plain + temperature", ("auto", "five plain networks", "laplace-torch")
+    rows = []
+    for task, means in made["nll"].items():
+        if "auto" in means:
+            best = min(means[member] for member in BASELINES[against] if member in means)
+            rows.append([task, f"{best:.3f}", *(_difference(made, name, task, against) for name in rivals)])
+    return {"columns": ["task", against, *rivals], "rows": rows, "notes": []}
+
+
+def aims_of_auto(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
+    """What `credo.auto` reaches of what is asked of it, and its rivals beside it."""
+    names = ("auto", "five plain networks", "laplace-torch")
+    done = {task for task, means in made["nll"].items() if "auto" in means}
+    fair = {name: _among(made, f"{name} against plain + temperature", done) for name in names}
+    five = {name: _among(made, f"{name} against five plain networks", done) for name in names}
+    pooled = {name: _pooled({task: records[task] for task in records if task in done}, name) for name in names}
+    lines: list[tuple[str, str | None, list[str | None]]] = [
+        ("at least level with plain + temperature", "≥ 90 %", [_part(fair[n], "wins", "ties") for n in names]),
+        ("lower NLL than plain + temperature", None, [_part(fair[n], "lower") for n in names]),
+        ("tasks with the whole interval above 0.01 nats", "0", [_above(fair[n]) for n in names]),
+        ("at least level with five networks", "≥ 70 %", [_part(five[n], "wins", "ties") for n in names]),
+        ("coverage of 90 % intervals, pooled", "87 to 93 %", [_percent(*pooled[n]) for n in names]),
+    ]
+    return {"columns": ["", "aim", *names], "rows": [[what, aim, *cells] for what, aim, cells in lines], "notes": []}
+
+
+def _among(made: Mapping[str, Any], key: str, tasks: set[str]) -> Mapping[str, Any]:
+    """A comparison over some of the tasks."""
+    ends = {t: Difference(*d) for t, d in made["compared"].get(key, {"differences": {}})["differences"].items()}
+    return compared({task: difference for task, difference in ends.items() if task in tasks})
+
+
+def _above(row: Mapping[str, Any]) -> str | None:
+    above = [task for task, (_, low, _) in row["differences"].items() if low > WORSE]
+    return ", ".join([str(len(above)), *above]) if row.get("tasks") else None
+
+
 def coverage(records: Records, names: Sequence[str]) -> dict[str, Any]:
     """How many targets lie in their 90 % intervals, in percent, of each regression task and of all of them."""
     rows: list[list[Any]] = [
@@ -102,8 +148,8 @@ def _present(made: Mapping[str, Any]) -> list[str]:
     return sorted(dict.fromkeys(found), key=lambda name: (order.get(name, len(order)), name))
 
 
-def _difference(made: Mapping[str, Any], name: str, task: str) -> str | None:
-    found = made["compared"].get(f"{name} against plain", {}).get("differences", {}).get(task)
+def _difference(made: Mapping[str, Any], name: str, task: str, against: str = "plain") -> str | None:
+    found = made["compared"].get(f"{name} against {against}", {}).get("differences", {}).get(task)
     if found is None:
         return None
     mean, low, high = found

@@ -76,7 +76,7 @@ def summary(
             task: {name: _mean(losses[task, name]) for name in contenders if (task, name) in losses} for task in tasks
         }
     before = {} if earlier is None else earlier["compared"]
-    compared = {}
+    pairs = {}
     for name in [*contenders, *BASELINES]:
         for baseline, members in BASELINES.items():
             if name == baseline or name in members:
@@ -93,8 +93,8 @@ def summary(
                     found[task] = Difference(*known)
                 elif here:
                     found[task] = paired([first for first, _ in here], [second for _, second in here])
-            compared[f"{name} against {baseline}"] = _compared(found)
-    return {"nll": means, "compared": compared}
+            pairs[f"{name} against {baseline}"] = compared(found)
+    return {"nll": means, "compared": pairs}
 
 
 def _best(means: Mapping[str, float], members: Sequence[str]) -> str | None:
@@ -106,7 +106,12 @@ def _mean(losses: Iterable[NDArray[np.float64] | None]) -> float:
     return float(np.mean([one.mean() for one in losses if one is not None]))
 
 
-def _compared(found: dict[str, Difference]) -> dict[str, Any]:
+def compared(found: Mapping[str, Difference]) -> dict[str, Any]:
+    """Wins, losses and ties over tasks.
+
+    Args:
+        found: The difference of each task.
+    """
     verdicts = [difference.verdict for difference in found.values()]
     return {
         **{

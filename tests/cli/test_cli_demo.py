@@ -22,7 +22,7 @@ def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DRAWS", 5)
 
 
-METHODS_SHOWN = ["map", "mc-dropout", "bbb", "vogn", "noisy-kfac", "ensemble"]
+METHODS_SHOWN = ["map", "mc-dropout", "bbb", "vogn", "noisy-kfac", "ensemble", "auto"]
 
 
 @pytest.mark.slow

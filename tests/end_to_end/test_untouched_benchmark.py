@@ -63,6 +63,27 @@ def test_differences_of_runs_on_another_machine_stay_those_of_the_earlier_summar
     assert alone["differences"]["a"][0] == pytest.approx(0.1)  # of the first seed
 
 
+def test_the_table_of_auto_is_of_the_tasks_where_it_ran() -> None:
+    rows = np.linspace(0, 1, 100)
+    losses = {
+        ("a", "plain 1e-3 + temperature"): [rows],
+        ("a", "five plain 1e-3"): [rows + 0.1],
+        ("a", "auto"): [rows - 0.1],
+        ("b", "plain 1e-3 + temperature"): [rows],
+        ("b", "auto"): [rows + 0.05],
+        ("c", "plain 1e-3 + temperature"): [rows],
+        ("c", "five plain 1e-3"): [rows + 0.1],
+    }
+    found = tables(summary(losses), {})  # type: ignore[arg-type]
+    assert [row[:3] for row in found["auto"]["rows"]] == [
+        ["a", "0.500", "**-0.100** ± 0.000"],
+        ["b", "0.500", "**+0.050** ± 0.000"],
+    ]
+    cells = {row[0]: row[2:] for row in found["auto-aims"]["rows"]}
+    assert cells["at least level with plain + temperature"] == ["1 of 2 (50 %)", "0 of 1 (0 %)", None]
+    assert cells["tasks with the whole interval above 0.01 nats"] == ["1, b", "1, a", None]
+
+
 def test_losses_are_log_densities() -> None:
     y = torch.tensor([[0.3], [-1.0]])
     found = of_normals(torch.zeros(2, 1), torch.full((2, 1), 0.7), y)

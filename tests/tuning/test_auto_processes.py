@@ -35,4 +35,7 @@ def test_two_processes_choose_what_one_chooses(tmp_path: Path) -> None:
     alone = _chosen(tmp_path / "alone").evidence
     assert alone is not None
     both = [Path(tmp_path, f"{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
-    assert both == [repr(alone.rows)] * 2
+    assert both[0] == both[1]
+    # Noise is drawn otherwise in a group of processes, also of one, so only the plain network is the same to the bit.
+    assert repr(next(row for row in alone.rows if row.name == "plain")) in both[0]
+    assert both[0].startswith(f"(Tried(name={alone.chosen!r}, state='chosen'")

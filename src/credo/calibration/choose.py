@@ -289,6 +289,15 @@ def _between(tried: list[Candidate]) -> list[float]:
     return [scale for scale in new if scale not in scales]
 
 
+def calibration_passes(posterior: Posterior) -> int:
+    """How often `calibrate` predicts the held-out rows.
+
+    Args:
+        posterior: What is calibrated.
+    """
+    return len(SCALES) + 2 * _ROUNDS if scales_noise(posterior) else 1
+
+
 @contextmanager
 def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Callable[[], None]]:
     """A bar over all passes, where it can be seen."""
@@ -297,7 +306,7 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
         return
     from credo.core.support.progress import make_progress  # rich is slow to import
 
-    passes = len(SCALES) + 2 * _ROUNDS if scales_noise(posterior) else 1
+    passes = calibration_passes(posterior)
     with make_progress() as bar:
         count = batch_count(batches)
         task = bar.add_task("calibrating", total=None if count is None else passes * count, text="")

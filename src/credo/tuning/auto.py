@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from credo.core.support.files import finite, write_json
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.data import Split
 from credo.methods import MAP
-from credo.training.loop import train as train_epochs
 from credo.tuning.budget import Budget, seconds_of
-from credo.tuning.portfolio import TRAINED, UNTRAINED
+from credo.tuning.portfolio import PLAIN, TRAINED, UNTRAINED, Candidate
 from credo.tuning.race import Constraints, Race
 from credo.tuning.rows import as_loader, count_rows, held_out, nested, read_rows
 from credo.tuning.starts import NetworkOrFactory, Starts, likelihood_of, outputs_of
 from credo.tuning.table import evidence_of
-from credo.tuning.trials import Job, Trials, calibrated_by, search_file
+from credo.tuning.trials import Job, Trials, agreed, calibrated_by, search_file
 
 GOALS = ("nll",)
 DRAWS = 32
@@ -120,7 +118,7 @@ def auto(
             target,
         )
         if seconds is not None:
-            trials.budget.passes = _passes_in(trials, seconds)
+            trials.budget.passes = agreed(_passes_in(trials, seconds))
         digest = int(row_digests(selection).astype("uint64").sum())
         settings = {"seed": seed, "passes": passes, "budget": seconds, "trained": trained, "rows": data_size}
         search_file(folder, {**settings, "selection": digest, "latency": latency, "memory": memory})
@@ -193,25 +191,7 @@ def _bytes(memory: float | None, starts: Starts) -> float | None:
 
 def _passes_in(trials: Trials, seconds: float) -> float:
     """Epochs of plain training that the time has room for, by the time of a few steps."""
-    posterior = MAP(trials.starts.network(), data_size=trials.data_size, likelihood=trials.likelihood())
-    started: list[float] = []
-
-    class _EnoughError(Exception):
-        pass
-
-    def on_step(*_: Any) -> None:
-        started.append(time.monotonic())
-        if len(started) > 3 and (started[-1] - started[0] > 0.02 * seconds or len(started) >= 20):
-            raise _EnoughError
-
-    options: dict[str, Any] = {"forward": trials.forward, "target": trials.target, "on_step": on_step}
-    try:
-        for _ in train_epochs(posterior, trials.loader, epochs=4, **options):
-            pass
-    except _EnoughError:
-        pass
-    gaps = sorted(after - before for before, after in pairwise(started)) or [0.0]
-    epoch = max(gaps[len(gaps) // 2] * len(trials.loader), 1e-6)
+    epoch = trials.epoch_seconds(Candidate(PLAIN, MAP))
     passes = 0.8 * trials.budget.seconds_left / epoch  # the rest is for held-out rows
     if passes < 1:
         raise ValueError(f"budget: an epoch takes about {epoch:.3g} s, which does not fit into {seconds:.3g} s.")

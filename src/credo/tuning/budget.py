@@ -52,22 +52,31 @@ class Budget:
         """Wall time that is left; infinite if only passes count."""
         return float("inf") if self.seconds is None else self.start + self.seconds - time.monotonic()
 
-    def deadline(self, passes: float) -> float:
+    def deadline(self, passes: float, scoring: float | None = None) -> float:
         """When a training of so many passes must end, by `time.monotonic`, so that all others keep their part.
+
+        Its own scoring and as much for the report are kept free.
 
         Args:
             passes: Passes that it is planned to make.
+            scoring: Seconds that its scoring takes; None: as long as the longest before.
         """
         if self.seconds is None:
             return float("inf")
         part = min(1.0, passes / self.left) if self.left > 0 else 1.0
-        return time.monotonic() + part * max(0.0, self.seconds_left) - self.scoring
+        return time.monotonic() + part * max(
+            0.0, self.seconds_left - 2 * (self.scoring if scoring is None else scoring)
+        )
 
-    def replan(self, seconds_a_pass: float) -> None:
+    def replan(self, seconds_a_pass: float, scoring: float | None = None) -> None:
         """Correct the number of passes to what the remaining time has room for; without a clock nothing changes.
 
         Args:
             seconds_a_pass: What a pass took lately.
+            scoring: Seconds that the next scoring takes; None: as long as the longest before.
         """
         if self.seconds is not None and seconds_a_pass > 0:
-            self.passes = self.spent + max(0.0, self.seconds_left - 2 * self.scoring) / seconds_a_pass
+            self.passes = (
+                self.spent
+                + max(0.0, self.seconds_left - 2 * (self.scoring if scoring is None else scoring)) / seconds_a_pass
+            )

@@ -1,28 +1,32 @@
 """Successive halving of `auto`: short trainings of all candidates, longer ones of the better, then the rest for one.
 
-With passes P and four methods: all are trained for P/25 epochs, the plain network and the best two others go on to
+Short trainings tell little about long ones, so a budget without room for rounds of enough steps has none: an eighth of
+it goes to the plain network, and the rest to the first other method of the portfolio. Otherwise, with passes P and four
+methods, all are trained for P/25 epochs, the plain network and the best two others go on to
 three times as many. One method is left then. It is trained twice as long, and beside that a second network of it is
 trained as long as the first: the same cost, and what is better of the two gets all that is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
-from credo.tuning.rules import choose, is_worse
-from credo.tuning.trials import REFUSALS, Entry, Job, Trials
+from credo.tuning.rules import choose, is_worse, lowest
+from credo.tuning.trials import REFUSALS, Entry, Job, Trials, agreed
 
 # Parts of the budget that the first trainings are planned as, and how much longer the second ones are.
 PARTS, LONGER = 25, 3
 # Candidates beside the plain network that go on.
 KEPT = 2
-# A training of fewer steps tells nothing.
-LEAST_STEPS = 50
+# A training of fewer steps tells nothing: of a network that is trained already, and from the start.
+LEAST_STEPS, LEAST_STEPS_UNTRAINED = 50, 300
+# A budget that is too short for rounds: the part of the plain network.
+PLAIN_PART = 8
 # The first two rounds take at most this part of the budget.
 SEARCH_PART = 0.6
 MOST_MEMBERS = 20
@@ -84,9 +88,12 @@ class Race:
         """
         possible = [candidate for candidate in candidates if self._is_possible(candidate)]
         self._try([Job(candidate) for candidate in possible if not candidate.trains])
-        training = self._affordable([candidate for candidate in possible if candidate.trains])
+        trainable = [candidate for candidate in possible if candidate.trains]
+        training = self._affordable(list(trainable))
         if training:
             self._rounds(training)
+        elif trainable and trainable[0].name == PLAIN:
+            self._straight(trainable)
         if not self.alive():
             reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in self.out.items())
             raise ValueError(f"No candidate could be trained and scored ({reasons}).")
@@ -94,13 +101,19 @@ class Race:
 
     def choice(self) -> Job:
         """What is chosen of all jobs that are still in the race."""
-        alive = self.alive()
+        found = self.rule({job.key: losses_of(entry) for job, entry in self.alive().items()})
+        return next(job for job in self.alive() if job.key == found)
+
+    def rule(self, losses: Mapping[str, Tensor]) -> str:
+        """The key of what is chosen by these losses; a plain network that was trained less has no right of its own.
+
+        Args:
+            losses: NLL of each row, by key of the job.
+        """
         plain = self.plain()
         if plain is None:
-            return min(alive, key=lambda job: alive[job].nll)
-        losses = {job.key: losses_of(entry) for job, entry in alive.items()}
-        found = choose(losses, plain.key, self.trials.seed)
-        return next(job for job in alive if job.key == found)
+            return lowest(losses)
+        return choose(losses, plain.key, self.trials.seed, needs_proof=not plain.candidate.trains)
 
     def plain(self) -> Job | None:
         """The plain network with the lowest NLL of those that were trained for different numbers of epochs."""
@@ -108,20 +121,39 @@ class Race:
         return min(own, key=lambda job: own[job].nll) if own else None
 
     def _rounds(self, training: Sequence[Candidate]) -> None:
-        first = self._first_epochs(len(training))
+        first = self._first_epochs()
         self._try([Job(candidate, first) for candidate in training])
         second = LONGER * first
         kept = self._halved([c for c in training if c.name not in self.out])
         self._try([Job(candidate, second, first) for candidate in kept])
         self._drop_worse()
-        if self.alive() and self.choice().candidate.trains:
-            self._spend(self.choice().candidate, self.choice().epochs)
+        trained = {job: entry for job, entry in self.alive().items() if job.candidate.trains}
+        if trained and self.choice().candidate.trains:
+            best = min(trained, key=lambda job: trained[job].nll)
+            self._spend(best.candidate, best.epochs)
+
+    def _straight(self, training: Sequence[Candidate]) -> None:
+        """Too short a budget for rounds: the plain network for a part of it, and the rest for the first other one."""
+        budget, plain = self.trials.budget, training[0]
+        first = max(1, int(budget.left / PLAIN_PART))
+        self._try([Job(plain, first)])
+        others = list(training[1:])
+        while others:
+            method = others.pop(0)
+            epochs = self._room(method)
+            if epochs < first:
+                self._leave_out(method)
+                continue
+            self._try([Job(method, epochs)])
+        longer = self._room(plain)
+        if longer >= 1:
+            self._try([Job(plain, first + longer, first)])
 
     def _spend(self, method: Candidate, epochs: int) -> None:
         """Spend what is left on one method: twice the epochs against twice the networks, then all on the better."""
         trials, base = self.trials, Job(method, epochs)
         entry = self.results[base]
-        trials.budget.replan(entry.seconds / max(entry.passes, 1e-9))
+        self._room(method)  # of wall time: plans what is left anew
         cost, longer = method.cost_of_pass(trials.outputs), Job(method, 2 * epochs, epochs)
         most = self._most_members(method, entry.bytes)
         if trials.budget.left < cost * epochs:
@@ -141,6 +173,15 @@ class Race:
         self._try([], [Job(method, epochs, first=number, is_scored=False) for number in range(2, members)])
         if members > 2:
             self._try([Job(method, epochs, members=members)])
+
+    def _room(self, method: Candidate) -> int:
+        """Epochs that what is left has room for; of wall time by steps of the method itself."""
+        trials = self.trials
+        if trials.budget.seconds is not None:
+            pace = trials.epoch_seconds(method) / method.cost_of_pass(trials.outputs)
+            trials.budget.replan(pace, trials.scoring_seconds(method))
+            trials.budget.passes = agreed(trials.budget.passes)
+        return int(trials.budget.left / method.cost_of_pass(trials.outputs))
 
     # -- what is possible ---------------------------------------------------------------------------------------------
 
@@ -162,24 +203,29 @@ class Race:
         return reason is None
 
     def _affordable(self, training: list[Candidate]) -> list[Candidate]:
-        """As many as the budget has room for, in the order of the portfolio."""
-        while training:
-            first = self._first_epochs(len(training))
-            count = len(training)
+        """As many as rounds have room for, in the order of the portfolio; none if not even two do."""
+        kept = list(training)
+        while len(kept) > 1:
+            count, first = len(kept), self._first_epochs()
             cost = first * (count + (LONGER - 1) * min(count, KEPT + 1))
-            if cost <= SEARCH_PART * self.trials.budget.left or (
-                training[-1].name == PLAIN and first <= self.trials.budget.left
-            ):
-                return training
-            left_out = training.pop()
-            reason = f"a budget of {self.trials.budget.passes:.4g} passes has no room for it"
-            self.out[left_out.name] = "left out", reason
-        return training
+            if cost <= SEARCH_PART * self.trials.budget.left:
+                break
+            kept.pop()
+        if len(kept) == 1 and kept[0].name == PLAIN:
+            return []
+        if len(kept) == 1 and LONGER * self._first_epochs() > self.trials.budget.left:
+            kept = []
+        for candidate in training[len(kept) :]:
+            self._leave_out(candidate)
+        return kept
 
-    def _first_epochs(self, count: int) -> int:
-        least = -(-LEAST_STEPS // len(self.trials.loader))
-        planned = max(1, least, int(self.trials.budget.left / PARTS))
-        return planned if count > 1 else max(1, min(planned, int(self.trials.budget.left / LONGER)))
+    def _leave_out(self, candidate: Candidate) -> None:
+        reason = f"a budget of {self.trials.budget.passes:.4g} passes has no room for it"
+        self.out[candidate.name] = "left out", reason
+
+    def _first_epochs(self) -> int:
+        least = LEAST_STEPS if self.trials.starts.trained else LEAST_STEPS_UNTRAINED
+        return max(1, -(-least // len(self.trials.loader)), int(self.trials.budget.left / PARTS))
 
     def _most_members(self, method: Candidate, size: int) -> int:
         trials, limits = self.trials, self.constraints

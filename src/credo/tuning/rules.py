@@ -43,18 +43,21 @@ def is_worse(losses: Tensor, leader: Tensor) -> bool:
     return difference(losses, leader).low > 0
 
 
-def beats(losses: Tensor, plain: Tensor) -> bool:
+def beats(losses: Tensor, plain: Tensor, level: float | None = CHOICE_LEVEL) -> bool:
     """Whether losses are lower than those of the plain network beyond noise, and by enough to matter.
 
     Args:
         losses: NLL of each row.
         plain: That of the plain network with calibration.
+        level: Of the interval that must lie wholly below zero; None: the mean decides.
     """
-    found = difference(losses, plain, CHOICE_LEVEL)
+    if level is None:
+        return float((losses - plain).mean()) <= -LEAST_GAIN
+    found = difference(losses, plain, level)
     return found.high < 0 and found.value <= -LEAST_GAIN
 
 
-def choose(losses: Mapping[str, Tensor], plain: str = PLAIN, seed: int = 0) -> str:
+def choose(losses: Mapping[str, Tensor], plain: str = PLAIN, seed: int = 0, *, needs_proof: bool = True) -> str:
     """The candidate with the lowest mean, if taking the lowest beats the plain network; else the plain network.
 
     The lowest of many is lower than it should be. What is compared with the plain network is therefore the loss of the
@@ -64,9 +67,11 @@ def choose(losses: Mapping[str, Tensor], plain: str = PLAIN, seed: int = 0) -> s
         losses: NLL of each row, by candidate.
         plain: Which of them is the plain network.
         seed: Seed of the folds.
+        needs_proof: Whether the gain must be beyond noise; otherwise its mean must be large enough.
     """
     best = lowest(losses)
-    return best if best == plain or beats(cross_fitted(losses, lowest, seed), losses[plain]) else plain
+    level = CHOICE_LEVEL if needs_proof else None
+    return best if best == plain or beats(cross_fitted(losses, lowest, seed), losses[plain], level) else plain
 
 
 def lowest(losses: Mapping[str, Tensor]) -> str:

@@ -47,7 +47,13 @@ class Starts:
             if not isinstance(made, nn.Module):
                 raise ValueError(f"The factory must return an nn.Module, got a {type(made).__name__}.")
             return made
-        net = copy.deepcopy(self.given)
+        try:
+            net = copy.deepcopy(self.given)
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"The network cannot be copied ({error}), and every candidate needs one of its own: give a function "
+                "that makes it."
+            ) from error
         return net if member == 0 else fresh_(net, self.seed + _APART * member)
 
     def not_fresh(self) -> str | None:

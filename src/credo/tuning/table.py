@@ -12,7 +12,7 @@ from credo.predict import predict
 from credo.tuning.portfolio import PLAIN
 from credo.tuning.race import Race, losses_of
 from credo.tuning.rows import Pairs, count_rows
-from credo.tuning.rules import DROP_LEVEL, choose, cross_fitted, difference
+from credo.tuning.rules import DROP_LEVEL, cross_fitted, difference
 from credo.tuning.trials import Entry, Job, calibrated_by, scores_of
 from credo.tuning.trials import losses_of as losses_of_prediction
 
@@ -42,8 +42,7 @@ def evidence_of(race: Race, chosen: Job, posterior: Posterior, report: Pairs, *,
     rows = [_with_report(row, reports) for row in rows]
     rows.sort(key=lambda row: (_ORDER.index(row.state), row.nll is None, row.nll))
     losses = {job.key: losses_of(entry) for job, entry in alive.items()}
-    seed, key = race.trials.seed, chosen.key if plain is None else plain.key
-    fitted = cross_fitted(losses, lambda some: choose(some, key, seed), seed)
+    fitted = cross_fitted(losses, race.rule, race.trials.seed)
     ends = bootstrap(fitted, level=DROP_LEVEL)
     return AutoEvidence(
         statement=_statement(race, chosen, plain),

@@ -35,12 +35,17 @@ from credo.methods import Ensemble
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.loop import train
 from credo.tuning.budget import Budget
-from credo.tuning.portfolio import Candidate
+from credo.tuning.pace import epoch_seconds, scoring_seconds
+from credo.tuning.portfolio import PLAIN, Candidate
 from credo.tuning.rows import Pairs
 from credo.tuning.starts import Starts
 
 # What a method says of a network or task that it cannot take.
 REFUSALS = (CredoError, ValueError, TypeError, NotImplementedError)
+
+
+class NoTimeError(Exception):
+    """Not even the first epoch of a training fits into the time that is left."""
 
 
 @dataclass(frozen=True)
@@ -204,13 +209,19 @@ class Trials:
                 posterior, epochs = (
                     (self.posterior(job), job.epochs)
                     if job.members > 1
-                    else self._trained(job, job.epochs, self.budget.deadline(self.cost(job)))
+                    else self._trained(job, job.epochs, self._deadline(job))
                 )
                 scoring = time.monotonic()
                 found = self._score(posterior.eval()) if job.is_scored else {}
         except NonFiniteError as error:
             entry = Entry(job.epochs, passes=self.cost(job), failed=f"diverged: {_first_sentence(error)}")
+        except NoTimeError:
+            entry = Entry(0, failed="its first epoch did not fit into the time that was left")
         except REFUSALS as error:
+            entry = Entry(0, failed=f"not possible: {_first_sentence(error)}")
+        except RuntimeError as error:  # of torch, for one method; what the plain network raises is the caller's
+            if job.candidate.name == PLAIN:
+                raise
             entry = Entry(0, failed=f"not possible: {_first_sentence(error)}")
         else:
             self.budget.scoring = max(self.budget.scoring, time.monotonic() - scoring)
@@ -223,6 +234,28 @@ class Trials:
             entry = Entry(epochs, **found, **common)
         write_json(self.folder / f"{job.key}.json", asdict(entry))
         return entry
+
+    def epoch_seconds(self, candidate: Candidate) -> float:
+        """Wall time of an epoch of a candidate.
+
+        Args:
+            candidate: One that trains.
+        """
+        options = {"forward": self.forward, "target": self.target}
+        return epoch_seconds(self.build(Job(candidate)), self.loader, options, within=0.02 * (self.budget.seconds or 0))
+
+    def scoring_seconds(self, candidate: Candidate) -> float:
+        """Wall time of scoring a candidate.
+
+        Args:
+            candidate: One that can be made.
+        """
+        return scoring_seconds(self.build(Job(candidate)), self.selection, self.draws)
+
+    def _deadline(self, job: Job) -> float:
+        if self.budget.seconds is None or not job.candidate.trains:
+            return math.inf
+        return self.budget.deadline(self.cost(job), self.scoring_seconds(job.candidate) if job.is_scored else None)
 
     def cost(self, job: Job, epochs: int | None = None) -> float:
         """Passes over the training rows that a job costs.
@@ -245,10 +278,20 @@ class Trials:
         if job.continues and not path.exists():
             _copy(self.folder / f"{_before(job).key}.pt", path)
         steps: list[int] = []  # since the last epoch: records of a checkpoint come without
-        options: dict[str, Any] = {"checkpoint": path, "keep": 1, "seed": self.seed + job.first}
-        options |= {"forward": self.forward, "target": self.target, "on_step": lambda *at: steps.append(at[1])}
+        may_stop = job.candidate.name == PLAIN
+
+        def on_step(*at: Any) -> None:
+            steps.append(at[1])
+            if not may_stop and time.monotonic() > deadline:
+                raise NoTimeError
+
+        options: dict[str, Any] = {"checkpoint": path, "keep": 1, "seed": self.seed + job.first, "on_step": on_step}
+        options |= {"forward": self.forward, "target": self.target}
+        began = time.monotonic()
         for record in train(posterior, self.loader, epochs=epochs, **options):
-            if steps and record.epoch < epochs and time.monotonic() + record.seconds > deadline:
+            began, before = time.monotonic(), began
+            may_stop = True
+            if steps and record.epoch < epochs and 2 * began - before > deadline:
                 epochs = record.epoch
                 break
             steps.clear()
@@ -278,6 +321,19 @@ class Trials:
         made = posterior.calibration
         calibration = None if made is None else finite(made.to_dict())
         return {"losses": losses.tolist(), "calibration": calibration, "scores": scores_of(prediction)}
+
+
+def agreed(value: float) -> float:
+    """The first process's value in all: each has a clock of its own, and they must plan the same jobs.
+
+    Args:
+        value: That of this process.
+    """
+    if process_count() == 1:
+        return value
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 def losses_of(prediction: Any) -> Tensor:

@@ -14,6 +14,7 @@ from credo.cli.output import errors_explained, new_app, print_json, print_table,
 from credo.core.support.files import write_json
 from credo.data import load_dataset
 from credo.evaluate import auroc, sample_study
+from credo.experiments.auto import auto_run
 from credo.experiments.config import in_order, make_experiment
 from credo.experiments.runs import Run
 from credo.report import Content, gather, write_report
@@ -38,6 +39,8 @@ _METHODS: dict[str, dict[str, Any]] = {
     "noisy-kfac": {"name": "noisy-kfac"},
     "ensemble": {"name": "ensemble", "members": 5, "of": {"name": "map"}},
 }
+# The last row: what `credo.auto` makes of the epochs that each of the others has.
+AUTO = "auto"
 
 
 @app.command("demo")
@@ -46,7 +49,7 @@ def _command(
     device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.
+    """Train a plain network, five Bayesian ones and what `credo auto` chooses on the bundled digits, and compare them.
 
     Takes a minute or two, without preparation:
 
@@ -61,9 +64,10 @@ def _command(
         torch.set_num_threads(1)
         for name in _METHODS:
             _train(name, folder / name, device or "auto")
+        _choose(folder / AUTO)
         with shown_progress() as on_progress:
             content = gather(
-                [folder / name for name in _METHODS],
+                [folder / name for name in (*_METHODS, AUTO)],
                 ood=(OOD_DATA,),
                 draws=DRAWS,
                 title="Credo on handwritten digits",
@@ -90,8 +94,22 @@ def _train(name: str, folder: Path, device: str) -> None:
         say(f"training {name} …")
     for _ in run.train(experiment, draws=DRAWS):
         pass
-    if before and (folder / "evaluation.json").exists():
-        return
+    if not before or not (folder / "evaluation.json").exists():
+        _sample(run, folder)
+
+
+def _choose(folder: Path) -> None:
+    """Let `credo.auto` choose, with the passes of one training."""
+    if not Run(folder).finished:
+        say(f"training {AUTO} …")
+    before = Run(folder).finished
+    auto_run(folder, make_experiment(_COMMON), on_trial=lambda _: None, passes=_COMMON["training"]["epochs"])
+    if not before or not (folder / "evaluation.json").exists():
+        _sample(Run(folder), folder)
+
+
+def _sample(run: Run, folder: Path) -> None:
+    """Write what single networks of a posterior predict beside its result."""
     study = sample_study(run.posterior(), in_order(run.dataset().test), draws=SAMPLES)
     samples = {
         "draws": len(study.accuracies),
