@@ -134,7 +134,7 @@ def test_the_clock_is_divided_by_passes(monkeypatch: pytest.MonkeyPatch) -> None
     budget = Budget(passes=50, seconds=200.0, start=100.0)
     assert budget.deadline(10) == 100 + 40  # a fifth of the passes, of the time
     now[0], budget.spent, budget.scoring = 200.0, 10, 3.0
-    assert budget.deadline(10) == 200 + 25 - 3  # a quarter of what is left, without the time of scoring
+    assert budget.deadline(10) == 200 + (100 - 6) / 4  # a quarter of what is left, without scoring and the report
     budget.replan(seconds_a_pass=2.0)
     assert budget.left == (100 - 6) / 2
     assert Budget(passes=50).deadline(10) == math.inf
