@@ -1,6 +1,7 @@
 """What users get who set nothing: every method with its defaults, beside plain networks and other libraries.
 
     python -m benchmarks.untouched --tasks all --contenders all
+    python -m benchmarks.untouched.fresh          # tasks that no default was chosen on
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
 was chosen for one by one. One record for each task is written after each run, and a run that was stopped goes on from
@@ -15,7 +16,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,14 +27,16 @@ import torch
 from benchmarks.report import Run as Record
 from benchmarks.report import count, names_of, processor, say
 from benchmarks.untouched.contenders import AUTO, CALIBRATED, OURS, PLAIN, Run
+from benchmarks.untouched.fresh import FRESH
 from benchmarks.untouched.page import tables
 from benchmarks.untouched.peers import PEERS
 from benchmarks.untouched.table import Losses, summary, text
-from benchmarks.untouched.tasks import TASKS, Problem
+from benchmarks.untouched.tasks import TASKS, Problem, Task
 from credo.core.support.files import write_json
 from credo.data import DataMissingError
 
 FOLDER = Path("results/benchmarks/untouched")
+ALL_TASKS = TASKS | FRESH
 CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **AUTO, **PEERS}
 
 
@@ -42,7 +45,7 @@ def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> No
     path = folder / f"{name}.json"
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": {}}
     rows: dict[str, Any] = stored["numbers"]
-    record = Record("untouched", {"task": TASKS[name].title}, threads=1)
+    record = Record("untouched", {"task": ALL_TASKS[name].title}, threads=1)
     for seed in seeds:
         problem: Problem | None = None
         for contender in contenders:
@@ -50,7 +53,7 @@ def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> No
             if key in rows and (folder / "losses" / name / f"{key}.npy").exists():
                 continue
             _check_processor(path, stored.get("processor"))
-            problem = problem or TASKS[name].make(seed)
+            problem = problem or ALL_TASKS[name].make(seed)
             say(f"{name}: {key}")
             rows[key] = _run(problem, contender, seed, folder / "losses" / name / f"{key}.npy")
             write_json(path, record.record(rows))
@@ -105,7 +108,7 @@ def stored_means(folder: Path) -> dict[str, dict[str, float]]:
 
 def stored_numbers(folder: Path) -> dict[str, Any]:
     """The numbers of all records, by task."""
-    paths = {name: folder / f"{name}.json" for name in TASKS}
+    paths = {name: folder / f"{name}.json" for name in ALL_TASKS}
     return {
         name: json.loads(path.read_text(encoding="utf-8"))["numbers"] for name, path in paths.items() if path.exists()
     }
@@ -114,25 +117,31 @@ def stored_numbers(folder: Path) -> dict[str, Any]:
 def _available(names: list[str]) -> Iterator[str]:
     for name in names:
         try:
-            TASKS[name].check()
+            ALL_TASKS[name].check()
         except DataMissingError as error:
             say(f"left out: {name}. {error}")
         else:
             yield name
 
 
-def main(given: list[str] | None = None) -> None:
-    """Run what is missing, and print the table."""
+def main(given: list[str] | None = None, possible: Mapping[str, Task] = TASKS, folder: Path = FOLDER) -> None:
+    """Run what is missing, and print the table.
+
+    Args:
+        given: Arguments of the command line.
+        possible: Tasks that may be chosen.
+        folder: Where records go.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.untouched", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", type=names_of("task", TASKS), default=list(TASKS), metavar="NAMES")
+    parser.add_argument("--tasks", type=names_of("task", possible), default=list(possible), metavar="NAMES")
     parser.add_argument("--contenders", type=names_of("contender", CONTENDERS), metavar="NAMES")
     parser.add_argument("--seeds", type=count, default=3, metavar="N", help="splits and initial weights (default: 3)")
     parser.add_argument(
         "--first-seed", type=int, default=0, metavar="N", help="other splits, with --folder: defaults are chosen on 100"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=f"records (default: {FOLDER})")
+    parser.add_argument("--folder", type=Path, default=folder, metavar="PATH", help=f"records (default: {folder})")
     chosen = parser.parse_args(given)
     contenders = chosen.contenders or [*PLAIN, *OURS, *CALIBRATED]
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ class Result:
 
     Attributes:
         losses: NLL of each row, in nats.
-        correct: Whether each label is right, or whether each target lies in its 90 % interval.
+        correct: Whether each label is right, or whether each target [rows, targets] lies in its 90 % interval.
         error: Error rate, or root mean squared error.
         ece: Expected calibration error of classes, 15 bins; None for regression.
     """
@@ -57,7 +57,7 @@ def of_normals(mean: Tensor, std: Tensor, y: Tensor) -> Result:
     """Measure normal distributions of the targets."""
     mean, std, y = mean.double(), std.double(), y.double()
     losses = (0.5 * ((y - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)).sum(1)
-    inside = ((y - mean).abs() <= Z90 * std).all(1)
+    inside = (y - mean).abs() <= Z90 * std
     return Result(losses, inside, float((mean - y).square().mean().sqrt()), None)
 
 

@@ -93,7 +93,7 @@ def _bundled(load: Callable[..., tuple[np.ndarray, np.ndarray]], *hidden: int) -
     return make
 
 
-def _made(
+def made_table(
     rows: int, data: Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray]], *hidden: int
 ) -> Callable[[int], Problem]:
     """Made data: `rows` training rows and 2,000 test rows from the same distribution."""
@@ -183,7 +183,7 @@ def _counts(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _small_convnet(channels: int, side: int, classes: int, seed: int) -> nn.Module:
+def small_convnet(channels: int, side: int, classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -206,10 +206,10 @@ def _digit_images(seed: int) -> Problem:
     images = torch.from_numpy(x).float().reshape(-1, 1, 8, 8)[order] / 16
     labels = torch.from_numpy(y).long()[order]
     train, test = Split(images[500:], labels[500:]), Split(images[:500], labels[:500])
-    return Problem(train, test, lambda: _small_convnet(1, 8, 10, seed), epochs=15)
+    return Problem(train, test, lambda: small_convnet(1, 8, 10, seed), epochs=15)
 
 
-def _images(name: str, rows: int, epochs: int, network: Callable[[int], nn.Module]) -> Callable[[int], Problem]:
+def some_images(name: str, rows: int, epochs: int, network: Callable[[int], nn.Module]) -> Callable[[int], Problem]:
     """`rows` images of a set chosen by the seed, in [0, 1], and 2,000 of its test images."""
 
     def make(seed: int) -> Problem:
@@ -314,7 +314,7 @@ def _pretrained(seed: int) -> Problem:
     images = torch.from_numpy(x).float().reshape(-1, 1, 8, 8)[order] / 16
     labels = torch.from_numpy(y).long()[order]
     old, new = labels < 5, labels >= 5
-    net = _small_convnet(1, 8, 5, seed)
+    net = small_convnet(1, 8, 5, seed)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(10):
@@ -326,7 +326,7 @@ def _pretrained(seed: int) -> Problem:
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
     def network() -> nn.Module:
-        again = _small_convnet(1, 8, 5, seed)
+        again = small_convnet(1, 8, 5, seed)
         again.load_state_dict(state)
         return again
 
@@ -336,33 +336,33 @@ def _pretrained(seed: int) -> Problem:
 
 TASKS: dict[str, Task] = {
     "diabetes": Task("diabetes, 353 rows, MLP 50", _bundled(datasets.load_diabetes, 50)),
-    "friedman1": Task("Friedman 1, 300 rows, MLP 50", _made(300, _friedman(1), 50)),
-    "friedman1-large": Task("Friedman 1, 5,000 rows, MLP 50", _made(5000, _friedman(1), 50)),
-    "friedman2": Task("Friedman 2, 500 rows, MLP 50", _made(500, _friedman(2), 50)),
-    "friedman3": Task("Friedman 3, 500 rows, MLP 50", _made(500, _friedman(3), 50)),
-    "heteroscedastic": Task("noise that grows, 600 rows, MLP 50-50", _made(600, _heteroscedastic, 50, 50)),
-    "heavy-tailed": Task("Student's noise, 1,000 rows, MLP 50", _made(1000, _heavy_tailed, 50)),
-    "robot-arm": Task("robot arm, 4,000 rows, MLP 50-50", _made(4000, _arm, 50, 50)),
+    "friedman1": Task("Friedman 1, 300 rows, MLP 50", made_table(300, _friedman(1), 50)),
+    "friedman1-large": Task("Friedman 1, 5,000 rows, MLP 50", made_table(5000, _friedman(1), 50)),
+    "friedman2": Task("Friedman 2, 500 rows, MLP 50", made_table(500, _friedman(2), 50)),
+    "friedman3": Task("Friedman 3, 500 rows, MLP 50", made_table(500, _friedman(3), 50)),
+    "heteroscedastic": Task("noise that grows, 600 rows, MLP 50-50", made_table(600, _heteroscedastic, 50, 50)),
+    "heavy-tailed": Task("Student's noise, 1,000 rows, MLP 50", made_table(1000, _heavy_tailed, 50)),
+    "robot-arm": Task("robot arm, 4,000 rows, MLP 50-50", made_table(4000, _arm, 50, 50)),
     "breast-cancer": Task("breast cancer, 456 rows, MLP 100-100", _bundled(datasets.load_breast_cancer, 100, 100)),
     "wine": Task("wine, 143 rows, MLP 100-100", _bundled(datasets.load_wine, 100, 100)),
     "iris": Task("iris, 120 rows, MLP 50", _bundled(datasets.load_iris, 50)),
     "digits": Task("digits, 1,438 rows, MLP 100-100", _bundled(datasets.load_digits, 100, 100)),
-    "moons": Task("two moons, 300 rows, MLP 50-50", _made(300, _moons, 50, 50)),
-    "clusters": Task("clusters, 2,000 rows, 10 % wrong labels, MLP 100", _made(2000, _clusters, 100)),
-    "ripples": Task("rings with little noise, 1,000 rows, MLP 50-50", _made(1000, _ripples, 50, 50)),
-    "stairs": Task("a function with jumps, 600 rows, MLP 50-50", _made(600, _stairs, 50, 50)),
-    "spheres": Task("nested spheres, 800 rows, MLP 50-50", _made(800, _spheres, 50, 50)),
-    "counts": Task("logarithms of counts, 400 rows, MLP 50", _made(400, _counts, 50)),
+    "moons": Task("two moons, 300 rows, MLP 50-50", made_table(300, _moons, 50, 50)),
+    "clusters": Task("clusters, 2,000 rows, 10 % wrong labels, MLP 100", made_table(2000, _clusters, 100)),
+    "ripples": Task("rings with little noise, 1,000 rows, MLP 50-50", made_table(1000, _ripples, 50, 50)),
+    "stairs": Task("a function with jumps, 600 rows, MLP 50-50", made_table(600, _stairs, 50, 50)),
+    "spheres": Task("nested spheres, 800 rows, MLP 50-50", made_table(800, _spheres, 50, 50)),
+    "counts": Task("logarithms of counts, 400 rows, MLP 50", made_table(400, _counts, 50)),
     "digit-images": Task("digits as images, 1,297 images, convnet", _digit_images),
     "mnist": Task(
-        "MNIST, 2,000 images, convnet", _images("mnist", 2000, 10, lambda s: _small_convnet(1, 28, 10, s)), "mnist"
+        "MNIST, 2,000 images, convnet", some_images("mnist", 2000, 10, lambda s: small_convnet(1, 28, 10, s)), "mnist"
     ),
     "fashion-mnist": Task(
         "Fashion-MNIST, 5,000 images, convnet",
-        _images("fashion-mnist", 5000, 8, lambda s: _small_convnet(1, 28, 10, s)),
+        some_images("fashion-mnist", 5000, 8, lambda s: small_convnet(1, 28, 10, s)),
         "fashion-mnist",
     ),
-    "cifar10": Task("CIFAR-10, 10,000 images, ResNet-8", _images("cifar10", 10_000, 10, _resnet8), "cifar10"),
+    "cifar10": Task("CIFAR-10, 10,000 images, ResNet-8", some_images("cifar10", 10_000, 10, _resnet8), "cifar10"),
     "waves": Task("wave forms, 1,000 series, LSTM", _waves),
     "text": Task("next character, 10,000 windows, transformer", _text),
     "pretrained": Task("digits 5 to 9 by a network trained on 0 to 4, 200 images", _pretrained),
