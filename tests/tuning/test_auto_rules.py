@@ -12,12 +12,12 @@ from credo.core.held_out.ledger import row_digests
 from credo.data import Batches, Split
 from credo.training.held_out import held_out_count
 from credo.tuning.budget import Budget, seconds_of
+from credo.tuning.jobs import Job
 from credo.tuning.portfolio import DRAWS, ONE, OUTPUTS, Candidate
 from credo.tuning.race import Constraints
 from credo.tuning.rows import count_rows, held_out, nested, read_rows
 from credo.tuning.rules import beats, choose, cross_fitted, is_worse, lowest
 from credo.tuning.starts import Starts, fresh_
-from credo.tuning.trials import Job
 
 
 def _split(rows: int) -> Split:

@@ -23,12 +23,13 @@ from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.data import Split
 from credo.methods import MAP
 from credo.tuning.budget import Budget, seconds_of
+from credo.tuning.jobs import Job
 from credo.tuning.portfolio import PLAIN, TRAINED, UNTRAINED, Candidate
 from credo.tuning.race import Constraints, Race
 from credo.tuning.rows import as_loader, count_rows, held_out, nested, read_rows
 from credo.tuning.starts import NetworkOrFactory, Starts, likelihood_of, outputs_of
 from credo.tuning.table import evidence_of
-from credo.tuning.trials import Job, Trials, agreed, calibrated_by, search_file
+from credo.tuning.trials import Trials, agreed, calibrated_by, search_file
 
 GOALS = ("nll",)
 DRAWS = 32

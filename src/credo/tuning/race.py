@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from credo.tuning.jobs import Entry, Job
 from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
 from credo.tuning.rules import choose, is_worse, lowest
-from credo.tuning.trials import REFUSALS, Entry, Job, Trials, agreed
+from credo.tuning.trials import REFUSALS, Trials, agreed
 
 # Parts of the budget that the first trainings are planned as, and how much longer the second ones are.
 PARTS, LONGER = 25, 3

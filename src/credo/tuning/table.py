@@ -9,11 +9,12 @@ from credo.core.held_out.evidence import AutoEvidence, Tried
 from credo.core.posterior import Posterior
 from credo.evaluate.intervals import bootstrap
 from credo.predict import predict
+from credo.tuning.jobs import Entry, Job
 from credo.tuning.portfolio import PLAIN
 from credo.tuning.race import Race, losses_of
 from credo.tuning.rows import Pairs, count_rows
 from credo.tuning.rules import DROP_LEVEL, cross_fitted, difference
-from credo.tuning.trials import Entry, Job, calibrated_by, scores_of
+from credo.tuning.trials import calibrated_by, scores_of
 from credo.tuning.trials import losses_of as losses_of_prediction
 
 _ORDER = ("chosen", "kept", "dropped", "not possible", "left out")

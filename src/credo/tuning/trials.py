@@ -9,7 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from credo.methods import Ensemble
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.loop import train
 from credo.tuning.budget import Budget
+from credo.tuning.jobs import Entry, Job
 from credo.tuning.pace import epoch_seconds, scoring_seconds
 from credo.tuning.portfolio import PLAIN, Candidate
 from credo.tuning.rows import Pairs
@@ -46,73 +47,6 @@ REFUSALS = (CredoError, ValueError, TypeError, NotImplementedError)
 
 class NoTimeError(Exception):
     """Not even the first epoch of a training fits into the time that is left."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training, and perhaps its score.
-
-    Attributes:
-        candidate: The method.
-        epochs: Epochs that are planned.
-        continues: Epochs of the job whose training this one continues; 0: from the start.
-        first: Number of the first network; 0 starts from the given weights.
-        members: Number of networks; of more than one an ensemble is scored.
-        is_scored: Whether held-out rows are looked at; not for a single member of an ensemble.
-    """
-
-    candidate: Candidate
-    epochs: int = 0
-    continues: int = field(default=0, compare=False)  # another way to the same training
-    first: int = 0
-    members: int = 1
-    is_scored: bool = True
-
-    @property
-    def name(self) -> str:
-        """What the table calls it."""
-        return self.candidate.name if self.members == 1 else f"{self.members} x {self.candidate.name}"
-
-    @property
-    def key(self) -> str:
-        """Name of its files."""
-        scored = "" if self.is_scored else "-member"
-        return f"{self.candidate.name}-{self.first}-{self.members}-{self.epochs}{scored}"
-
-    @property
-    def new_epochs(self) -> int:
-        """Epochs to train; the members of an ensemble have been trained by jobs of their own."""
-        return self.epochs - self.continues if self.members == 1 else 0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The result of a job.
-
-    Attributes:
-        epochs: Epochs that were made, fewer than planned if the time was over.
-        losses: Cross-fitted NLL of each selection row; empty without a score.
-        calibration: What was chosen for it.
-        scores: Other measures of these rows.
-        passes: What the job cost, in passes over the training rows.
-        seconds: Wall time of training and scoring.
-        bytes: Of the posterior's tensors.
-        failed: Why there is no score; None: there is.
-    """
-
-    epochs: int
-    losses: list[float] = field(default_factory=list)
-    calibration: dict[str, Any] | None = None
-    scores: dict[str, float] = field(default_factory=dict)
-    passes: float = 0.0
-    seconds: float = 0.0
-    bytes: int = 0
-    failed: str | None = None
-
-    @property
-    def nll(self) -> float:
-        """Mean of the losses; infinite without them."""
-        return sum(self.losses) / len(self.losses) if self.losses else float("inf")
 
 
 @dataclass
