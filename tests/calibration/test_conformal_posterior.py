@@ -58,6 +58,25 @@ def test_predictions_have_intervals_in_the_units_of_the_targets(values: BBB, val
     assert torch.allclose((scaled.upper - scaled.lower)[:, 0], 10 * (prediction.upper - prediction.lower)[:, 0])
 
 
+def test_intervals_of_counts_have_whole_ends_and_the_same_counts_inside() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = 3 * torch.rand(300, 1, generator=draw)
+    y = torch.poisson(torch.exp(x - 2), generator=draw)
+    counts = BBB(nn.Linear(1, 1), data_size=300, init=0.1, likelihood="poisson")
+    credo.conformal(counts, [(x[:200], y[:200])], 0.1)
+    found = credo.predict(counts, [(x[200:], y[200:])])
+    assert isinstance(counts.conformal, credo.ConformalIntervals)
+    lower, upper = counts.conformal.intervals(found)
+    assert float(lower.min()) < 0
+    for ends in (found.lower, found.upper):
+        assert torch.equal(ends, ends.round())
+        assert float(ends.min()) >= 0
+    assert bool((found.lower <= found.upper).all())
+    for count in range(8):
+        inside = (lower <= count) & (count <= upper)
+        assert bool(((found.lower <= count) & (count <= found.upper))[inside].all())
+
+
 def test_a_predictor_and_other_batches_give_the_same_sets(classes: BBB, rows: Make) -> None:
     x = torch.cat([batch[0] for batch in rows(120, seed=3)])
     whole = credo.predict(classes, x, shared_draws=True)

@@ -20,7 +20,10 @@ def test_the_scores_are_those_of_pytorch_ood() -> None:
     pairs = {
         "energy": (energy(logits), peers.EnergyBased.score(logits)),
         "max-logit": (max_logit(logits), peers.MaxLogit.score(logits)),
-        "knn": (Knn.fit(training)(given), peers.KNN(None, k=50).fit_features(features, labels).predict_features(given)),
+        "knn": (
+            Knn.fit(training, k=50)(given),
+            peers.KNN(None, k=50).fit_features(features, labels).predict_features(given),
+        ),
         # Its covariance is a sum and not a mean, and its Mahalanobis distance is halved.
         "mahalanobis": (
             Mahalanobis.fit(training)(given),

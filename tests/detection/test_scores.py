@@ -52,6 +52,11 @@ def test_knn(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> Non
         assert float(score) == pytest.approx(distances[6], rel=1e-4)
 
 
+@pytest.mark.parametrize(("rows", "k"), [(80, 5), (999, 50), (1000, 50), (5000, 50), (3, 1)])
+def test_few_examples_have_a_nearer_neighbour(rows: int, k: int) -> None:
+    assert Knn.fit(Training(torch.ones(rows, 2))).k == k
+
+
 def test_knn_of_near_neighbours_has_its_digits() -> None:
     """In float32, 2 − 2ab of unit vectors 1e-5 apart would be rounding alone."""
     angles = torch.linspace(0, 1e-4, 11, dtype=torch.float64)

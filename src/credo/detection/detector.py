@@ -49,7 +49,8 @@ class OodDetector:
             [batch, channels, height, width] are averaged over positions.
         examples: Training examples that features are kept of at most, a random choice of all. `"knn"` keeps
             draws · examples · features numbers.
-        k: Which neighbour counts for `"knn"`.
+        k: Which neighbour counts for `"knn"`; None: the 50th (Sun et al. 2022), of fewer than 1,000 training examples
+            the one after a twentieth of them.
         directions: Principal directions of `"vim"`; None: one half of the features, from 768 features on 512, from
             2048 on 1000.
         seed: Seed of the draws and of the choice of examples.
@@ -65,7 +66,7 @@ class OodDetector:
         draws: int = 8,
         layer: str | None = None,
         examples: int = 10_000,
-        k: int = 50,
+        k: int | None = None,
         directions: int | None = None,
         seed: int = 0,
         forward: Forward | None = None,
@@ -74,7 +75,8 @@ class OodDetector:
         check_posterior(posterior)
         self.names = checked_names(score, posterior.likelihood)
         self.draws = 0 if draws == 0 else checked_count("draws", draws)
-        self.examples, self.k = checked_count("examples", examples), checked_count("k", k)
+        self.examples = checked_count("examples", examples)
+        self.k = None if k is None else checked_count("k", k)
         self.directions = None if directions is None else checked_count("directions", directions)
         self.layer, self.seed = layer, checked_seed(seed)
         self._forward, self._target = forward, target

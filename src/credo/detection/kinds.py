@@ -23,7 +23,7 @@ OF_FEATURES_ALONE = ("knn", "mahalanobis", "relative-mahalanobis")
 
 
 def fit_scores(
-    names: Sequence[str], trainings: Sequence[Training], *, k: int, directions: int | None
+    names: Sequence[str], trainings: Sequence[Training], *, k: int | None, directions: int | None
 ) -> list[dict[str, FittedScore]]:
     """Fit scores of features for every network, by name; networks with the same features share them.
 
@@ -43,7 +43,7 @@ def fit_scores(
     return found
 
 
-def fit_score(name: str, training: Training, *, k: int, directions: int | None) -> FittedScore:
+def fit_score(name: str, training: Training, *, k: int | None, directions: int | None) -> FittedScore:
     """Fit a score of features.
 
     Args:

@@ -17,6 +17,8 @@ from credo.evaluate.checks import check_labels
 
 # Numbers of a table of distances that exist at once, in float64: 64 MB.
 _CHUNK = 2**23
+# The neighbour that counts where there are 1,000 training examples or more.
+_NEIGHBOUR = 50
 # Directions whose variance is below this fraction of the largest one are rounding errors of float32 features.
 _NO_VARIANCE = 1e-10
 
@@ -81,14 +83,15 @@ class Knn:
     k: int
 
     @classmethod
-    def fit(cls, training: Training, *, k: int = 50) -> Self:
+    def fit(cls, training: Training, *, k: int | None = None) -> Self:
         """Keep the training features.
 
         Args:
             training: Features of training examples; classes are not needed.
-            k: Which neighbour counts.
+            k: Which neighbour counts; None: as in `OodDetector`.
         """
         rows = len(_table(training.features, "features"))
+        k = min(_NEIGHBOUR, rows // 20 + 1) if k is None else k
         if not 1 <= k <= rows:
             raise ValueError(f"k={k} with {rows} training examples: give a k from 1 to {rows}.")
         return cls(F.normalize(training.features.detach(), dim=-1), k)

@@ -197,6 +197,11 @@ class RegressionPrediction(Prediction):
         """Standard deviation of a new target."""
         return torch.hypot(self.aleatoric, self.epistemic)  # whose squares may be 0 or infinite in float32
 
+    @property
+    def is_discrete(self) -> bool:
+        """Whether targets are counts."""
+        return False
+
     def quantile(self, level: float) -> Tensor:
         """The value [n, outputs] that a new target is below with probability `level`.
 
@@ -301,11 +306,24 @@ def conformed(prediction: P, found: Conformal | None) -> P:
         assert not isinstance(found, ConformalIntervals)
         changes = {"sets": found.sets(prediction)}
     elif isinstance(found, ConformalIntervals) and isinstance(prediction, RegressionPrediction):
-        changes = dict(zip(("lower", "upper"), found.intervals(prediction), strict=True))
+        ends = found.intervals(prediction)
+        changes = dict(zip(("lower", "upper"), whole(*ends) if prediction.is_discrete else ends, strict=True))
     else:
         given = type(prediction).__name__
         raise TypeError(f"posterior.conformal has {type(found).__name__}, its predictions are {given}.")
     return replace(prediction, **changes)
+
+
+def whole(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest count in each interval; of one without any, the count that is nearest to it.
+
+    Args:
+        lower: Lower ends.
+        upper: Upper ends.
+    """
+    first, last = lower.ceil().clamp_min(0), upper.floor()
+    nearest = (0.5 * (lower + upper)).round().clamp_min(0)
+    return torch.where(first > last, nearest, first), torch.where(first > last, nearest, last)
 
 
 def warn_of_other_predictions(
