@@ -88,7 +88,7 @@ def test_losses_are_log_densities() -> None:
     y = torch.tensor([[0.3], [-1.0]])
     found = of_normals(torch.zeros(2, 1), torch.full((2, 1), 0.7), y)
     assert torch.allclose(found.losses, -torch.distributions.Normal(0.0, 0.7).log_prob(y.double())[:, 0])
-    assert found.correct.tolist() == [True, True]
+    assert found.correct.tolist() == [[True], [True]]
     probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
     assert of_classes(probs, torch.tensor([0, 0])).losses.exp().tolist() == pytest.approx([1 / 0.9, 1 / 0.4])
 
