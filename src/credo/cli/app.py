@@ -51,7 +51,8 @@ COMMANDS = {
     ),
     "demo": (
         "demo",
-        "Train a deterministic network and five Bayesian ones on the bundled digits, and compare them in a report.",
+        "Train a plain network, five Bayesian ones and what `credo auto` chooses on the bundled digits, and compare "
+        "them.",
     ),
 }
 # Those whose modules are in `credo.cli.catalogue`; all others are in `credo.cli.commands`.

@@ -184,8 +184,9 @@ def factored_dampings(
     damping: float | Tensor = dampings[0]
     if any(isinstance(each, Tensor) or each != damping for each in dampings):
         damping = torch.cat([a.new_ones(n) * d for n, d in zip(sizes, dampings, strict=True)])
-    by_input, by_output = _factored(a, g, damping)
-    return [*by_input.split(sizes)], [*by_output.split(sizes)]
+    found = [share.split(sizes) for share in _factored(a, g, damping)]
+    by_input, by_output = ([part.to(matrix.dtype) for part, matrix in zip(one, inputs, strict=True)] for one in found)
+    return by_input, by_output
 
 
 def _factored(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
