@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 import credo
 from credo.core.held_out.calibration import Calibration
 from credo.exporting import export
-from credo.exporting.export import _run_file, fixed_draws
+from credo.exporting.closed_form import traced_root
+from credo.exporting.export import _run_file, closed_form, fixed_draws
 from credo.models import build_model
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -55,6 +57,74 @@ def test_fixed_draws_give_the_prediction_of_the_same_draws(name: str, calibrated
         found = dict(zip(graph.outputs, graph(X), strict=True))
     for key, value in found.items():
         torch.testing.assert_close(value, getattr(wanted, key), rtol=1e-4, atol=1e-5)
+
+
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def last_layers() -> dict[str, Callable[[], credo.Posterior]]:
+    def laplace(outputs: int = 3, y: Tensor = Y, seed: int = 0, **options: Any) -> Any:
+        net = build_model("mlp", inputs=(5,), classes=outputs, hidden=[8], seed=seed)
+        return credo.Laplace(net, data_size=6, **options).fit([(X, y)])
+
+    def last_layer(outputs: int = 3, y: Tensor = Y, **options: Any) -> Any:
+        return credo.LastLayer(mlp(outputs), data_size=6, **options).fit([(X, y)])
+
+    values = X[:, :2].sin()
+    return {
+        **{name: partial(laplace, structure=name) for name in ("kron", "diag", "full", "low-rank")},
+        "two parts": lambda: credo.Ensemble([laplace(seed=seed) for seed in range(2)]),
+        "yes or no": partial(laplace, 1, (Y > 0).float().unsqueeze(1), likelihood="bernoulli"),
+        "values": partial(laplace, 2, values, likelihood="gaussian"),
+        "last layer": last_layer,
+        "values of a last layer": partial(last_layer, 2, values, likelihood="gaussian"),
+    }
+
+
+@pytest.mark.parametrize("name", last_layers())
+def test_a_last_layer_needs_no_draws(name: str) -> None:
+    posterior = last_layers()[name]()
+    is_class = posterior.likelihood.task == "classification"
+    posterior.calibration = Calibration(noise_scale=1.5, **({"temperature": 0.7} if is_class else {"std_factor": 1.3}))
+    wanted = credo.predict(posterior, X)
+    graph = closed_form(posterior, [X])
+    assert graph is not None
+    found = dict(zip(graph.outputs, graph(X), strict=True))
+    assert found["epistemic"].min() > 1e-4
+    for key, value in found.items():
+        torch.testing.assert_close(value, getattr(wanted, key), rtol=1e-4, atol=1e-5)
+    assert torch.equal(credo.predict(posterior, X).total, wanted.total)  # the original is untouched
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("kron", ".pt2"), ("kron", ".onnx"), ("values of a last layer", ".pt2"), ("values of a last layer", ".onnx")],
+)
+def test_a_file_without_draws(name: str, suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    posterior = last_layers()[name]()
+    path = export(posterior, X[:2], tmp_path / f"model{suffix}")  # which compares with torch
+    found, wanted = _run_file(path, suffix, (X,)), credo.predict(posterior, X)
+    assert wanted.draws_used.max() <= 32
+    first = "mean" if isinstance(wanted, credo.RegressionPrediction) else "probs"
+    for value, key in zip(found, (first, "total", "aleatoric", "epistemic"), strict=True):
+        torch.testing.assert_close(value, getattr(wanted, key), rtol=1e-4, atol=1e-5)
+
+
+def test_a_root_of_any_rank() -> None:
+    factor = torch.randn(4, 5, 3, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    factor[0] = 0
+    covariance = factor @ factor.mT
+    root = traced_root(covariance)
+    torch.testing.assert_close(root @ root.mT, covariance)
+
+
+def test_what_needs_draws_has_no_closed_form() -> None:
+    unfitted = credo.Laplace(mlp(), data_size=6)
+    assert closed_form(unfitted, [X]) is None
+    assert closed_form(posteriors()["bbb"], [X]) is None
 
 
 def test_the_mean_has_no_epistemic_uncertainty() -> None:

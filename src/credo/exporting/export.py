@@ -20,6 +20,7 @@ from credo.core.sampling import noise_scaled
 from credo.core.support.extras import needs
 from credo.core.support.files import write_atomically
 from credo.core.support.validate import checked_count, checked_seed
+from credo.exporting.closed_form import ClosedFormGraph, closed_form_graph
 from credo.exporting.graph import FixedDraws
 from credo.exporting.int8 import TOLERANCE as INT8_TOLERANCE
 from credo.exporting.int8 import quantize_
@@ -29,6 +30,9 @@ from credo.version import __version__
 SUFFIXES = (".onnx", ".pt2")
 # Of the largest output; graphs of other runtimes add in another order.
 TOLERANCE = 1e-5
+_DRAWS = 16
+
+Graph = FixedDraws | ClosedFormGraph
 
 
 @torch.no_grad()
@@ -37,7 +41,7 @@ def export(
     example: Tensor | Sequence[Tensor],
     path: Path | str,
     *,
-    draws: int = 16,
+    draws: int | None = None,
     mean: bool = False,
     seed: int = 0,
     check: bool = True,
@@ -45,16 +49,18 @@ def export(
 ) -> Path:
     """Write a posterior to a file that predicts without Credo; returns the path.
 
-    The file holds `draws` networks that are drawn once, so it gives the same prediction for the same input, of any
-    number of rows: class probabilities `probs`, or `mean`, and the uncertainties `total`, `aleatoric` and `epistemic`,
-    as `credo.predict` defines them. Input scaling inside the network and the posterior's calibration are part of it;
+    The file holds `draws` networks that are drawn once, or, of a posterior of the last layer that predicts without
+    draws, the closed form of its predictions. So it gives the same prediction for the same input, of any number of
+    rows: class probabilities `probs`, or `mean`, and the uncertainties `total`, `aleatoric` and `epistemic`, as
+    `credo.predict` defines them. Input scaling inside the network and the posterior's calibration are part of it;
     conformal sets are not.
 
     Args:
         posterior: A posterior whose draws are weights.
         example: Inputs of a batch of at least two rows, a tensor or several; they are not stored.
         path: `.onnx` for ONNX, `.pt2` for `torch.export`.
-        draws: Networks in the file, whose size they multiply. A mixture takes equally many of every member.
+        draws: Networks in the file, whose size they multiply. A mixture takes equally many of every member. None: no
+            draws where `credo.predict` needs none for a last layer (`Laplace`, `LastLayer`), else 16.
         mean: Write the network at the mean alone: one pass, and no epistemic uncertainty.
         seed: Seed of the draws.
         check: Run the file on the example and on fewer rows, and raise CredoError if its outputs differ from torch's
@@ -79,11 +85,16 @@ def export(
         )
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     _check_inputs(inputs)
-    graph = fixed_draws(posterior, draws=checked_count("draws", draws), mean=mean, seed=checked_seed(seed))
+    draws, seed = None if draws is None else checked_count("draws", draws), checked_seed(seed)
     rows = torch.export.Dim("batch", min=1)
     dynamic = {"inputs": tuple({0: rows} for _ in inputs)}
     device = posterior.device
     moved = tuple(tensor.to(device) for tensor in inputs)
+    graph: Graph | None = None
+    if draws is None and not mean:
+        graph = closed_form(posterior, moved)
+    if graph is None:
+        graph = fixed_draws(posterior, draws=draws or _DRAWS, mean=mean, seed=seed)
     graph(*moved)  # the first pass of a private copy is watched for what it reads of the original
     try:
         with warnings.catch_warnings():
@@ -124,13 +135,8 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
     likelihood = posterior.likelihood
     if not isinstance(likelihood, ClassLikelihood | GaussianNoise | DistributionLikelihood | MultiLabel):
         raise TypeError(f"export cannot average {type(likelihood).__name__}, which has no mean or probabilities.")
-    frozen = posterior.frozen_copy().eval()
+    frozen = _frozen(posterior)
     calibration = frozen.calibration or Calibration()
-    if calibration.recalibration is not None and calibration.recalibration.map is not None:
-        raise ValueError(
-            "The posterior has a recalibration, which is a map of whole predictions and no part of an exported graph: "
-            "calibrate it without credo.recalibrate, or export posterior.uncalibrated()."
-        )
     scale = 0.0 if mean else calibration.noise_scale
     _check_drawable(frozen, scale)
     count = frozen.whole_draws(draws if scale and frozen.is_random else 1)
@@ -138,6 +144,30 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
         made = [{name: tensor.clone() for name, tensor in draw.items()} for draw in view.iter_draws(count)]
     likelihoods = [part.likelihood for part in frozen.parts]
     return FixedDraws(frozen.model, made, likelihoods, calibration).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def closed_form(posterior: Posterior, inputs: Sequence[Tensor]) -> ClosedFormGraph | None:
+    """The module that is exported where predictions need no draws but those of a last layer; else None.
+
+    Args:
+        posterior: The posterior.
+        inputs: Those of a batch.
+    """
+    graph = closed_form_graph(_frozen(posterior), inputs)
+    return None if graph is None else graph.eval().requires_grad_(False)
+
+
+def _frozen(posterior: Posterior) -> Posterior:
+    """A private copy. Raises ValueError for a recalibration."""
+    frozen = posterior.frozen_copy().eval()
+    calibration = frozen.calibration
+    if calibration is not None and calibration.recalibration is not None and calibration.recalibration.map is not None:
+        raise ValueError(
+            "The posterior has a recalibration, which is a map of whole predictions and no part of an exported graph: "
+            "calibrate it without credo.recalibrate, or export posterior.uncalibrated()."
+        )
+    return frozen
 
 
 def _check_drawable(frozen: Posterior, scale: float) -> None:
@@ -166,11 +196,11 @@ def _check_inputs(inputs: Sequence[Tensor]) -> None:
         )
 
 
-def _facts(posterior: Posterior, graph: FixedDraws) -> dict[str, Any]:
+def _facts(posterior: Posterior, graph: Graph) -> dict[str, Any]:
     return {
         "credo": __version__,
         "method": type(posterior.parts[0]).__name__,
-        "draws": len(graph.names),
+        "draws": graph.draws,
         "likelihood": posterior.likelihood.config(),
         "calibration": graph.calibration.to_dict(),
     }
@@ -181,7 +211,7 @@ def _save_program(program: Any, path: Path) -> None:
         torch.export.save(program, file)
 
 
-def _onnx_writer(program: Any, graph: FixedDraws, inputs: int, facts: dict[str, Any]) -> partial[None]:
+def _onnx_writer(program: Any, graph: Graph, inputs: int, facts: dict[str, Any]) -> partial[None]:
     with needs("export", "A file in the ONNX format"):
         import onnx
         import onnxscript  # noqa: F401
@@ -192,12 +222,16 @@ def _onnx_writer(program: Any, graph: FixedDraws, inputs: int, facts: dict[str, 
             program, input_names=names, output_names=list(graph.outputs), dynamo=True, verbose=False, optimize=True
         )
     assert made is not None
+    ends = {id(value) for value in made.model.graph.outputs}
+    for value in (value for node in made.model.graph for value in node.outputs):
+        if id(value) not in ends and value.name in graph.outputs:  # operators are named after what they do
+            value.name = f"{value.name}_inside"
     proto = made.model_proto
     proto.metadata_props.add(key="credo", value=json.dumps(facts))
     return partial(onnx.save, proto)
 
 
-def _check_file(written: Path, path: Path, graph: FixedDraws, inputs: tuple[Tensor, ...], tolerance: float) -> None:
+def _check_file(written: Path, path: Path, graph: Graph, inputs: tuple[Tensor, ...], tolerance: float) -> None:
     """Raise CredoError if what was written, and is to become `path`, predicts something else than torch."""
     for rows in (len(inputs[0]), 1):
         part = tuple(tensor[:rows] for tensor in inputs)

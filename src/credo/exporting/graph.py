@@ -40,6 +40,7 @@ class FixedDraws(nn.Module):
         super().__init__()
         self.model, self.likelihoods, self.calibration = model, nn.ModuleList(likelihoods), calibration
         self.names = [[*draw] for draw in draws]
+        self.draws = len(draws)
         for number, draw in enumerate(draws):
             for index, tensor in enumerate(draw.values()):
                 self.register_buffer(f"draw_{number}_{index}", tensor.detach().clone())

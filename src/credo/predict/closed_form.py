@@ -138,7 +138,7 @@ class ClassForm(ClosedForm):
 
     def log_probs(self, values: FunctionValues, temperature: float) -> Tensor:
         """Log probabilities [rows, classes], averaged over parts."""
-        values = self._logits(values, temperature)
+        values = self.logits(values, temperature)
         mean, spread = values.mean, values.spread
         if self.link == "bridge":
             each = laplace_bridge(mean, spread)
@@ -176,9 +176,9 @@ class ClassForm(ClosedForm):
     def _of_piece(self, values: FunctionValues) -> tuple[Tensor, Functions]:
         """Log probabilities, and averages over points."""
         temperature = self.calibration.temperature
-        logits = self._logits(values, temperature)
+        logits = self.logits(values, temperature)
         parts, rows, classes = logits.mean.shape
-        points = standard_points(classes, point_count(classes, -(-self.draws // parts)))
+        points = self.points(parts, classes)
         of_parts = [
             entropies_and_variances(mean, spread, points)
             for mean, spread in zip(logits.mean, logits.spread, strict=True)
@@ -190,7 +190,11 @@ class ClassForm(ClosedForm):
         count = torch.full((rows,), parts * points.shape[1])
         return self.log_probs(values, temperature), Functions(entropy.cpu(), deviation.cpu(), spread.cpu(), count)
 
-    def _logits(self, values: FunctionValues, temperature: float) -> FunctionValues:
+    def points(self, parts: int, classes: int) -> Tensor:
+        """Points [classes, points] for each of so many parts."""
+        return standard_points(classes, point_count(classes, -(-self.draws // parts)))
+
+    def logits(self, values: FunctionValues, temperature: float) -> FunctionValues:
         """Those of all classes at a temperature: of yes or no 0 and f."""
         values = values.scaled(1 / temperature)
         if not self.is_binary:
@@ -224,10 +228,7 @@ class GaussianForm(ClosedForm):
         densities: list[Tensor] = []
         for values, targets in self.pieces(x, y):
             spread = values.spread if values.spread.dim() == 3 else values.spread.diagonal(dim1=-2, dim2=-1)
-            pairs = self._noise(values, scale)
-            mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
-            variance = spread.view_as(mean).clamp_min(0).mean(0) + mean.var(0, correction=0)
-            parts.append((mean.mean(0), std.square().mean(0).sqrt(), variance.sqrt()))
+            parts.append(self.averaged(FunctionValues(values.mean, spread)))
             if targets is not None:
                 densities.append(self.log_likelihood(values, targets, scale).cpu())
         mean, noise, epistemic = (torch.cat(each).to(self.dtype).cpu() for each in zip(*parts, strict=True))
@@ -239,6 +240,17 @@ class GaussianForm(ClosedForm):
             aleatoric=noise,
             epistemic=epistemic,
         )
+
+    def averaged(self, values: FunctionValues) -> tuple[Tensor, Tensor, Tensor]:
+        """Means of the targets, and standard deviations of their noise and of the means, [rows, *shape].
+
+        Args:
+            values: Function values with their variances.
+        """
+        pairs = self._noise(values, self.calibration.std_factor)
+        mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))
+        variance = values.spread.view_as(mean).clamp_min(0).mean(0) + mean.var(0, correction=0)
+        return mean.mean(0), std.square().mean(0).sqrt(), variance.sqrt()
 
     def _noise(self, values: FunctionValues, scale: float) -> list[tuple[Tensor, Tensor]]:
         """Means of the targets and standard deviations of their noise, [rows, *shape], for each part."""
@@ -302,7 +314,21 @@ def closed_form(
         draws: Most function values for each input, where a link alone is not enough.
         loop: Makes the draws, if there are any.
     """
-    example = example_output(posterior.model, x)
+    return form_of(posterior, example_output(posterior.model, x), link, draws=draws, loop=loop)
+
+
+def form_of(
+    posterior: Posterior, example: Tensor, link: str | None, *, draws: int = 32, loop: Loop | None = None
+) -> ClosedForm:
+    """`closed_form`, where the network's output for one input is known.
+
+    Args:
+        posterior: A snapshot in eval mode.
+        example: That output.
+        link: As in `closed_form`.
+        draws: As in `closed_form`.
+        loop: As in `closed_form`.
+    """
     if isinstance(posterior.likelihood, GaussianNoise):
         return GaussianForm(posterior, example)
     link = link or _default_link(example.numel())

@@ -56,15 +56,22 @@ def entropies_and_variances(mean: Tensor, covariance: Tensor, points: Tensor) ->
         covariance: Their covariance, [rows, classes, classes].
         points: `standard_points` for so many logits.
     """
-    parts = [_of_rows(*each, points) for each in zip(mean.split(_ROWS), covariance.split(_ROWS), strict=True)]
+    pairs = zip(mean.split(_ROWS), covariance.split(_ROWS), strict=True)
+    parts = [averages_at(own, covariance_root(each), points) for own, each in pairs]
     entropy, average, variance = (torch.cat(each) for each in zip(*parts, strict=True))
     return entropy, average, variance
 
 
-def _of_rows(mean: Tensor, covariance: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def averages_at(mean: Tensor, root: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`entropies_and_variances` of a few rows, from a root of their covariance.
+
+    Args:
+        mean: Means of the logits, [rows, classes].
+        root: A with A·Aᵀ their covariance, [rows, classes, classes].
+        points: `standard_points` for so many logits.
+    """
     rows, classes = mean.shape
-    root = covariance_root(covariance).to(mean)
-    noise = (root.reshape(-1, classes) @ points.to(mean)).view(rows, classes, -1)
+    noise = (root.to(mean).reshape(-1, classes) @ points.to(mean)).view(rows, classes, -1)
     log_probs = noise.add_(mean.unsqueeze(-1)).log_softmax(1)
     probs = log_probs.exp()
     # Bounded below, since 0·(−∞) is no number.

@@ -24,7 +24,10 @@ _EXAMPLES = 4
 def _command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
     output: Annotated[Path, typer.Argument(metavar="FILE", help="model.onnx (ONNX) or model.pt2 (torch.export).")],
-    draws: Annotated[int, typer.Option(help="Networks in the file; its size grows with them.")] = 16,
+    draws: Annotated[
+        int | None,
+        typer.Option(help="Networks in the file; its size grows with them. Default: 16, or none if none are needed."),
+    ] = None,
     mean: Annotated[bool, typer.Option("--mean", help="The network at the mean alone, without draws.")] = False,
     int8: Annotated[
         bool, typer.Option("--int8", help="Round weights to eight bits: an .onnx file with --mean, a quarter as large.")
@@ -36,9 +39,9 @@ def _command(
 ) -> None:
     """Write a trained run as an ONNX graph or a torch.export program, which predicts without Credo.
 
-    The file holds networks that are drawn once. Its outputs are probs (or mean), total, aleatoric and epistemic, as
-    `credo predict` prints them; input scaling and calibration are inside, standardisation of a table's columns
-    is not: the command prints their means and scales.
+    The file holds networks that are drawn once, or the closed form of a last layer's predictions. Its outputs are
+    probs (or mean), total, aleatoric and epistemic, as `credo predict` prints them; input scaling and calibration
+    are inside, standardisation of a table's columns is not: the command prints their means and scales.
 
         credo export runs/first model.onnx --draws 16
 

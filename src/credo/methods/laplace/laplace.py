@@ -38,7 +38,7 @@ from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
 from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
-from credo.methods.laplace.structures import Diagonal
+from credo.methods.laplace.structures import Diagonal, Structure
 from credo.methods.training_pass import found_in_pass, training_pass, warn_of_data_size
 
 
@@ -161,6 +161,11 @@ class Laplace(PriorChoice):
         """
         with self.snapshot(training=False) as frozen:
             return frozen._moments(x, diagonal)
+
+    @property
+    def feature_gaussian(self) -> Structure | None:
+        """What has the covariance of the outputs, given the inputs of the last layer; None if others are random."""
+        return None if self.last is None else self.structure
 
     def _moments(self, x: AnyInputs, diagonal: bool) -> tuple[Tensor, Tensor]:
         found = None if self.last is None else self.last.features(self.model, x)

@@ -143,11 +143,16 @@ class LastLayer(GradientPosterior):
         with self.snapshot(training=False) as frozen:
             outputs, features = frozen._features(x)
             outputs = outputs.reshape(len(x), -1)
-            variances = torch.zeros_like(outputs)
-            if frozen.has_curvature:
-                found = frozen.gaussian.variance(features.to(frozen.gaussian.dtype))
-                variances += (frozen.noise_scale**2 * found).to(outputs.dtype)
-            return outputs, variances if diagonal else variances.diag_embed()
+            size = outputs.shape[1]
+            if not frozen.has_curvature:
+                return outputs, outputs.new_zeros(len(x), *[size] * (1 if diagonal else 2))
+            covariance = frozen.gaussian.feature_covariance(features, size, diagonal=diagonal)
+            return outputs, (frozen.noise_scale**2 * covariance).to(outputs.dtype)
+
+    @property
+    def feature_gaussian(self) -> LayerPosterior:
+        """What has the covariance of the outputs, given the layer's inputs."""
+        return self.gaussian
 
     def _means(self) -> dict[str, nn.Parameter]:
         return parameters_at(self.model, self.layout.names)

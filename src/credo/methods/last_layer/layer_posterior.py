@@ -34,6 +34,7 @@ class LayerPosterior(ReplacedBuffers, ABC):
 
     nonnegative: ClassVar[tuple[str, ...]] = ("rows", "alpha")
     nonnegative_diagonals: ClassVar[tuple[str, ...]] = ("gram",)
+    roots = ("basis", "variances")
     rows: Tensor
     gram: Tensor
     alpha: Tensor
@@ -70,6 +71,17 @@ class LayerPosterior(ReplacedBuffers, ABC):
         if len(self.basis) == 1:
             return (features @ self.basis[0]).square() @ self.variances.T
         return (torch.einsum("nd,kdj->nkj", features, self.basis).square() * self.variances).sum(-1)
+
+    def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
+        """Covariance of the outputs, [rows, outputs, outputs], for features [rows, features].
+
+        Args:
+            features: Inputs of the layer.
+            outputs: How many outputs there are.
+            diagonal: Only its diagonal, [rows, outputs].
+        """
+        variances = self.variance(features.to(self.basis)).expand(-1, outputs)
+        return variances if diagonal else variances.diag_embed()
 
     def weight_variance(self) -> Tensor:
         """Variance of each weight, [features, outputs]."""
