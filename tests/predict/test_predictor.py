@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -124,6 +125,26 @@ def test_the_network_keeps_its_mode_and_the_input_its_values() -> None:
     credo.predictor(posterior, draws=3)(given)
     assert posterior.model.training
     assert torch.equal(given, X)
+
+
+class NoisyActivations(credo.BBB):
+    """Draws of weights, and noise in the passes beside them."""
+
+    def activation_noise(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def test_networks_with_noise_of_their_own_do_not_run_together() -> None:
+    posterior = NoisyActivations(conv(), data_size=10)
+    with pytest.raises(ValueError, match=r"way='vmap' needs"):
+        credo.predictor(posterior, draws=4, way="vmap")
+
+
+def test_a_wrong_type_of_images_is_named() -> None:
+    posterior = credo.BBB(conv(), data_size=10)
+    with pytest.raises(RuntimeError) as caught:
+        credo.predict(posterior, X.double(), draws=2)
+    assert "give inputs of torch.float32" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -62,9 +63,8 @@ class Sampling(ThreadSafe):
     def iter_draws(self, count: int) -> Iterator[dict[str, Tensor]]:
         """`count` draws, one at a time; a mixture spreads them evenly over its parts."""
         next_draw = self._drawer() if self.guard.is_private else self.draw
-        for _ in range(count):
-            draw = next_draw()
-            yield draw if self.noise_scale == 1.0 else self._rescaled(draw)
+        draws = starmap(next_draw, repeat((), count))
+        return draws if self.noise_scale == 1.0 else map(self._rescaled, draws)
 
     def _drawer(self) -> Callable[[], dict[str, Tensor]]:
         """What makes one draw after another of a private copy, whose means and standard deviations stay as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from credo.core.likelihood import (
     MultiLabel,
     Quantiles,
 )
-from credo.core.network.inputs import AnyInputs, run_network
+from credo.core.network.inputs import AnyInputs, explain_failed_pass, output_tensor
 from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -263,11 +263,13 @@ def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_p
     try:
         return _passes(posterior, draws, x, in_pieces)
     except (RuntimeError, ValueError, TypeError) as error:
-        if isinstance(x, Tensor) and not isinstance(error, CredoError):
-            error.add_note(
-                f"The network was given inputs of shape {list(x.shape)} and type {x.dtype}. The first dimension is the "
-                "batch: for a single example give x.unsqueeze(0)."
-            )
+        if not isinstance(error, CredoError):
+            explain_failed_pass(posterior.model, x, error)
+            if isinstance(x, Tensor):
+                error.add_note(
+                    f"The network was given inputs of shape {list(x.shape)} and type {x.dtype}. The first dimension is "
+                    "the batch: for a single example give x.unsqueeze(0)."
+                )
         raise
 
 
@@ -279,11 +281,13 @@ def _passes(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, in_pieces
     for draw in draws:
         version = None if given.is_inference() else given._version  # inference tensors do not count changes
         with posterior.sampled_in_place(draw) as net:
-            if in_pieces:
-                outputs: Any = torch.cat([net(piece) for piece in given.split(PIECE)])
+            if not isinstance(given, Tensor):
+                outputs = given.run(net)
+            elif in_pieces:
+                outputs = torch.cat([net(piece) for piece in given.split(PIECE)])
             else:
-                outputs = run_network(net, given)
-        results.append(outputs)
+                outputs = net(given)
+        results.append(outputs if isinstance(outputs, Tensor) else output_tensor(outputs))
         is_unchanged = version is not None and given._version == version
         if is_copy:
             # Values, too: changes through `.data` or NumPy are not counted.

@@ -102,7 +102,7 @@ class Predictor:
         given = {"draws": matters, "predictive": self.predictive, "link": link, "tolerance": None}
         warn_of_other_predictions(self.conformal, partial(meant_link, self._posterior), **given)
         self._kept = self._fixed_draws() if self.predictive == "weights" else None
-        by_weights = all(type(part).noise is Posterior.noise for part in self._posterior.parts)
+        by_weights = all(type(part).activation_noise is Posterior.activation_noise for part in self._posterior.parts)
         self._stack = _stacked(self._kept) if way != "loop" and by_weights else None
         self._can_stack: bool | None = None if self._stack else False
         if way == "vmap" and self._stack is None:

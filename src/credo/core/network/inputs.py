@@ -142,14 +142,24 @@ def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
     """
     try:
         outputs = net(x) if isinstance(x, Tensor) else x.run(net)
-    except TypeError as error:
-        if isinstance(x, Tensor):
-            check_arguments(net, (x,), {}, error)
-        raise
-    except RuntimeError as error:
-        note_types(net, x, error)
+    except (TypeError, RuntimeError) as error:
+        explain_failed_pass(net, x, error)
         raise
     return outputs if isinstance(outputs, Tensor) else output_tensor(outputs)
+
+
+def explain_failed_pass(net: nn.Module, x: AnyInputs, error: Exception) -> None:
+    """Add to the error of a pass what about its inputs may be the cause; TypeError if the network does not take them.
+
+    Args:
+        net: The network.
+        x: What it was given.
+        error: What it raised.
+    """
+    if isinstance(error, TypeError) and isinstance(x, Tensor):  # `Inputs` have said so themselves
+        check_arguments(net, (x,), {}, error)
+    elif isinstance(error, RuntimeError):
+        note_types(net, x, error)
 
 
 def output_tensor(outputs: Any) -> Tensor:
@@ -182,7 +192,7 @@ def note_types(net: nn.Module, x: AnyInputs, error: RuntimeError) -> None:
     """
     own = next((p.dtype for p in net.parameters() if p.is_floating_point()), None)
     given = next((part.dtype for part in tensors_of(x) if part.is_floating_point()), own)
-    if given != own and "dtype" in str(error) and not torch.is_autocast_enabled(tensors_of(x)[0].device.type):
+    if given != own and "type" in str(error) and not torch.is_autocast_enabled(tensors_of(x)[0].device.type):
         error.add_note(f"The inputs have type {given} and the network's weights {own}: give inputs of {own}.")
 
 

@@ -22,11 +22,10 @@ from credo.core.network.inplace_inputs import first_size
 from credo.core.per_example.autograd_state import is_running
 from credo.core.per_example.example_sums import Examples, added_up, example_weights
 from credo.core.per_example.hook_plan import Forward, HookPlan, PlanChangedError
-from credo.core.per_example.layer_calls import GuardedParameters
+from credo.core.per_example.layer_calls import GuardedParameters, Rows
 from credo.core.per_example.layer_rules import full_precision, widened
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.position_ids import are_consecutive, are_inputs
-from credo.core.per_example.row_squares import RowSquares
 
 
 @contextmanager
@@ -69,7 +68,7 @@ class PerExamplePass:
         self.parameters: dict[str, Tensor] = {}
         self.uses: Counter[str] = Counter()
         self.squares: dict[str, Tensor] = {}
-        self.rows = RowSquares(self.put)
+        self.rows: list[Rows] = []  # that are squared at the end of the backward pass
         self.several: dict[str, list[Examples]] = defaultdict(list)  # of parameters that several calls use
         self.module_calls: dict[str, list[Any]] = defaultdict(list)
         self.module_gradients: dict[str, Tensor] = {}  # of the whole batch

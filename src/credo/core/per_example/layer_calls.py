@@ -1,18 +1,31 @@
-"""Layers with a rule during one pass: their forward, and what waits for the gradient by its output."""
+"""Layers with a rule during one pass: their forward, and what waits for the gradient by its output.
+
+Where an example has one row at a layer, its gradient by the weight of a linear layer is the outer product g aᵀ, and by
+a bias it is g. So the sums over the examples are Σ (g aᵀ)² = (g∘g)ᵀ(a∘a) and Σ g∘g, and the rows g of all layers are
+squared and summed as one matrix, in a few operators at the end of the backward pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from credo.core.kernels.common import Sums
+from credo.core.kernels.flat import zero
 from credo.core.network.layer_table import EXAMPLE_GRADIENTS
 from credo.core.per_example.hook_plan import Forward, HookedLayer
-from credo.core.per_example.layer_rules import ExampleGradients, computes_gradient_of, fused_forward, widened
-from credo.core.per_example.row_squares import Rows
+from credo.core.per_example.layer_rules import (
+    ExampleGradients,
+    computes_gradient_of,
+    full_precision,
+    fused_forward,
+    widened,
+)
 
 if TYPE_CHECKING:
     from credo.core.per_example.hooks import PerExamplePass
@@ -177,7 +190,9 @@ class LayerCall:
             if key not in single:  # added before they are squared, and weighted then
                 run.several[name].append(self.rule.examples(key, x, g))
         if (rows := self._rows(single, x, g, sums)) is not None:
-            run.rows.add(rows)
+            if not run.rows:  # squared not later than the backward pass: then somebody may write into inputs again
+                torch.autograd.Variable._execution_engine.queue_callback(partial(square_rows, run))
+            run.rows.append(rows)
             single = {key: name for key, name in single.items() if key not in rows.names}
         missing = [key for key in single if found.get(key) is None]
         if missing:
@@ -193,4 +208,45 @@ class LayerCall:
             return Rows({"bias": single["bias"]}, None, each) if each is not None and "bias" in single else None
         if not (single and self.rule.is_outer and g.dim() == 2):
             return None
-        return Rows(single, x if "weight" in single else None, g if self.run.weights is None else self.run.weights(g))
+        a = x if "weight" in single else None
+        a = a if a is None or a.dtype is torch.float32 else widened(a)
+        return Rows(single, a, g if self.run.weights is None else self.run.weights(g))
+
+
+# -- layers with one row an example ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What arrived at one layer, in single precision or wider.
+
+    Attributes:
+        names: Names in the network of the wanted parameters, by `"weight"` and `"bias"`.
+        a: The layer's inputs [examples, in]; None if no weight is wanted.
+        g: The gradients by its outputs, or of its bias, [examples, out].
+    """
+
+    names: Mapping[str, str]
+    a: Tensor | None
+    g: Tensor
+
+
+@torch.no_grad()
+def square_rows(run: PerExamplePass) -> None:
+    """Give the pass the sums of squares of the rows that have arrived, times examples²."""
+    alike: dict[tuple[torch.device, torch.dtype, int], list[Rows]] = {}
+    for rows in run.rows:
+        alike.setdefault((rows.g.device, rows.g.dtype, len(rows.g)), []).append(rows)
+    run.rows.clear()
+    for (device, dtype, examples), group in alike.items():
+        with full_precision(device.type):
+            whole = torch.cat([rows.g for rows in group], 1) if len(group) > 1 else group[0].g
+            squared = torch.addcmul(zero(device, dtype), whole, whole, value=float(examples) ** 2)
+            inputs = [rows.a for rows in group if rows.a is not None]
+            squared_inputs = iter(torch._foreach_mul(inputs, inputs) if inputs else ())
+            sizes = [rows.g.shape[1] for rows in group]
+            for rows, part, by_bias in zip(group, squared.split(sizes, 1), squared.sum(0).split(sizes), strict=True):
+                if rows.a is not None:
+                    run.put(rows.names["weight"], torch.mm(part.t(), next(squared_inputs)))
+                if "bias" in rows.names:
+                    run.put(rows.names["bias"], by_bias)

@@ -249,7 +249,7 @@ def _linear_weight_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _linear_squares(a: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Of several positions; with one, `RowSquares` has them."""
+    """Of several positions; with one, `square_rows` has them."""
     sums = shared_linear_sums(a.flatten(1, -2), g.flatten(1, -2), bias=True, scale=scale)
     assert sums.bias_squares is not None
     return sums.squares, sums.bias_squares

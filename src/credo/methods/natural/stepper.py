@@ -40,7 +40,7 @@ class GradientAccumulator:
     """Sums over the passes since the last update: losses, gradients, and estimates of the curvature."""
 
     def __init__(self) -> None:
-        self.leaves: Mapping[str, Tensor] | None = None
+        self.is_open = False  # a pass is running
         self.clear()
 
     def clear(self) -> None:
@@ -95,18 +95,8 @@ class GradientAccumulator:
 
     def check_free(self) -> None:
         """Raise RuntimeError if the network's own weights are a draw, and not the means."""
-        if self.leaves is not None:
+        if self.is_open:
             raise RuntimeError("Sampled weights are loaded in the network: trials, steps and draws do not nest.")
-
-    @contextmanager
-    def trying(self, leaves: Mapping[str, Tensor]) -> Iterator[None]:
-        """While open, `leaves` are the network's weights; trials do not nest."""
-        self.check_free()
-        self.leaves = leaves
-        try:
-            yield
-        finally:
-            self.leaves = None
 
     @contextmanager
     def dropped_on_error(self, process_group: ProcessGroup | None = None) -> Iterator[None]:
@@ -285,7 +275,7 @@ class NaturalStepper(NaturalSettings, ABC):
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         """The passes of one draw under `attack`, as one; for methods that accept an attack."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has an attack, but does not implement `_adversarial_pass`.")
 
     def _run(
         self,
@@ -335,12 +325,18 @@ class NaturalStepper(NaturalSettings, ABC):
         net, held = (self.model, self.guard.holding()) if in_place else (self._net, nullcontext())
         drawn = substituted(net, leaves, self._aliases, original=self.model)
         checked = nullcontext() if counted.weights is None else rows_checked(net, counted)
-        with restored, found.trying(leaves), drawn, held, checked, self._estimating(run, net):
-            yield net, run
-            run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
-            if all(leaf.grad is None for leaf in leaves.values()):
-                self.guard.check_used(in_place)
-                raise RuntimeError("No gradient has arrived: the loss does not depend on the network, or no backward.")
+        found.is_open = True
+        try:
+            with restored, drawn, held, checked, self._estimating(run, net):
+                yield net, run
+                run.gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
+                if all(leaf.grad is None for leaf in leaves.values()):
+                    self.guard.check_used(in_place)
+                    raise RuntimeError(
+                        "No gradient has arrived: the loss does not depend on the network, or no backward."
+                    )
+        finally:
+            found.is_open = False
 
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""

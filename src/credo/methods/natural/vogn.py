@@ -97,17 +97,16 @@ class GaussNewton(DiagonalStepper, ABC):
         s = self.curvature[: self.layout.size]
         if not self.has_curvature:
             return torch.zeros_like(s)
-        scale = self.variance_scale
-        return (scale / (s + (self._prior_shift(scale) + self.damping))).sqrt()
+        return (self.variance_scale / (s + (self._prior_shift() + self.damping))).sqrt()
 
-    def _prior_shift(self, scale: float) -> float | Tensor:
+    def _prior_shift(self) -> float | Tensor:
         """δ̃ = τδ/N."""
-        return scale * (self._prior_numbers or self._read_prior())[1]
+        return (self._prior_numbers or self._read_prior())[1] * self.variance_scale
 
     def _draw_vector(self, means: Mapping[str, Tensor]) -> tuple[Tensor, None]:
         """μ + σε."""
-        scale = self.variance_scale
-        return self._draw_at(means, scale, self._prior_shift(scale) + self.damping)[0], None
+        shift = self._prior_shift() + self.damping
+        return self._draw_at(means, self.variance_scale, shift)[0], None
 
     # -- the curvature of a pass: mean gᵢ² ---------------------------------------------------------------------
 
