@@ -82,11 +82,11 @@ def test_a_point_estimate_gets_the_temperature_of_temperature_scaling(network: M
     torch.testing.assert_close(probs, (posterior.model(x) / found.temperature).softmax(-1).detach())
 
 
+# A mixture has no single mean network.
+@pytest.mark.parametrize("posterior", ["map", "bbb", "vogn", "noisy-kfac", "mc-dropout"], indirect=True)
 def test_without_noise_the_prediction_is_that_of_the_scaled_mean_network(
     posterior: credo.Posterior, rows: Make
 ) -> None:
-    if len(posterior.parts) > 1 or isinstance(posterior, credo.NodeBNN):
-        pytest.skip("a mixture has no single mean network")
     x = rows(30)[0][0]
     posterior.calibration = Calibration(noise_scale=0.0, temperature=1.7)
     expected = (posterior.model.eval()(x) / 1.7).softmax(-1).detach()

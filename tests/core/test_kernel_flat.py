@@ -265,14 +265,16 @@ def test_dropped_depends_on_the_key_alone() -> None:
     assert not torch.equal(one, activations.dropped(x, 0.3, 2))
 
 
-@pytest.mark.parametrize("kernels", ["1", "0"])
-@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 7, 9), (2, 2, 3, 4, 5), (4, 3, 16, 16), (0, 3, 4, 4), (5, 3)])
+MAPS = [(3, 4, 5), (2, 3, 7, 9), (2, 2, 3, 4, 5), (4, 3, 16, 16), (0, 3, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernels"), [(shape, kernels) for shape in MAPS for kernels in "10"] + [((5, 3), "0")]
+)
 def test_scaled_rows_equal_broadcasting_also_on_the_way_back(
     shape: tuple[int, ...], kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CREDO_KERNELS", kernels)
-    if kernels == "1" and len(shape) == 2:
-        pytest.skip("not compiled")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator)
     scale = torch.randn(shape[1], shape[0], generator=generator).t()  # not contiguous

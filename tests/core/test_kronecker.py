@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
 from credo.core.kronecker.factors import (
-    factored_damping,
     factored_dampings,
     from_matrix,
     input_moments,
@@ -133,20 +132,25 @@ def positive(count: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
     return scale * root @ root.mT
 
 
+def shares(a: Tensor, g: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    for_a, for_g = factored_dampings([a], [g], [damping])
+    return for_a[0], for_g[0]
+
+
 def test_damping_is_split_by_the_mean_eigenvalues() -> None:
     a, g = positive(2, 4, 0, scale=100.0), positive(2, 3, 1, scale=1e-3)
-    for_a, for_g = factored_damping(a, g, 0.01)
+    for_a, for_g = shares(a, g, 0.01)
     torch.testing.assert_close(for_a * for_g, torch.full((2,), 0.01, dtype=torch.float64))
     mean = [torch.linalg.eigvalsh(m).mean(-1) for m in (a, g)]
     torch.testing.assert_close(for_a / mean[0], for_g / mean[1])  # the same share of both
-    for_a, _ = factored_damping(a, g, torch.tensor([0.04, 0.01], dtype=torch.float64))
+    for_a, _ = shares(a, g, torch.tensor([0.04, 0.01], dtype=torch.float64))
     assert for_a[0] / for_a[1] == pytest.approx(2 * math.sqrt(float((mean[0] / mean[1])[0] / (mean[0] / mean[1])[1])))
 
 
 @pytest.mark.parametrize(("a", "g"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
 def test_matrices_of_zeros_share_the_damping_equally(a: float, g: float) -> None:
-    shares = factored_damping(a * torch.eye(3).unsqueeze(0), g * torch.eye(2).unsqueeze(0), 0.04)
-    assert [float(share) for share in shares] == pytest.approx([0.2, 0.2])
+    found = shares(a * torch.eye(3).unsqueeze(0), g * torch.eye(2).unsqueeze(0), 0.04)
+    assert [float(share) for share in found] == pytest.approx([0.2, 0.2])
 
 
 def test_roots_are_those_of_the_damped_inverse() -> None:
@@ -191,12 +195,12 @@ def test_several_layers_are_damped_and_inverted_as_each_alone(same: bool) -> Non
     inputs, outputs = [positive(1, 4, 0), positive(2, 3, 1)], [positive(1, 2, 2), positive(2, 5, 3)]
     dampings = [0.1, 0.1] if same else [0.1, torch.tensor([0.2, 0.3], dtype=torch.float64)]
     outputs[1][0] = torch.diag(torch.tensor([1.0, 1.0, 1.0, 1.0, -2.0], dtype=torch.float64))  # needs more damping
-    shares = factored_dampings(inputs, outputs, dampings)
-    roots = inverse_roots([*inputs, *outputs], [*shares[0], *shares[1]])
+    found = factored_dampings(inputs, outputs, dampings)
+    roots = inverse_roots([*inputs, *outputs], [*found[0], *found[1]])
     for index in (0, 1):
-        alone = factored_damping(inputs[index], outputs[index], dampings[index])
+        alone = shares(inputs[index], outputs[index], dampings[index])
         for side, matrix in enumerate((inputs[index], outputs[index])):
-            torch.testing.assert_close(shares[side][index], alone[side])
+            torch.testing.assert_close(found[side][index], alone[side])
             torch.testing.assert_close(roots[2 * side + index], inverse_root(matrix, alone[side]))
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.kronecker.factors import factored_damping
 from credo.methods.kfac.blocks import KroneckerBlock
 
 DOUBLE = torch.float64
@@ -35,6 +34,13 @@ def dense(a: Tensor, g: Tensor) -> Tensor:
 
 def matrix_of(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([weight.detach().flatten(1), bias.detach().unsqueeze(1)], dim=1)
+
+
+def factored_damping(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
+    """π√γ and √γ/π of each group, π² being the mean eigenvalue of A over that of G."""
+    ratio = (torch.linalg.eigvalsh(inputs).mean(-1) / torch.linalg.eigvalsh(outputs).mean(-1)).sqrt()
+    root = torch.as_tensor(damping, dtype=ratio.dtype).sqrt()
+    return root * ratio, root / ratio
 
 
 def damped(block: KroneckerBlock, damping: float) -> list[tuple[Tensor, Tensor]]:

@@ -33,6 +33,7 @@ from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
 from credo.core.support.loader_checks import batch_count
+from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.predict.run import check_posterior
 
@@ -304,8 +305,6 @@ def _shown(progress: bool, posterior: Posterior, batches: Any) -> Iterator[Calla
     if not progress:
         yield lambda: None
         return
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     passes = calibration_passes(posterior)
     with make_progress() as bar:
         count = batch_count(batches)

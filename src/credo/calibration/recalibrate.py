@@ -20,6 +20,7 @@ from credo.core.held_out.recalibration import CLASS_KINDS, VALUE_KINDS, Recalibr
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count
 from credo.evaluate.checks import check_classification, check_values
 from credo.predict.result import ClassPrediction, RegressionPrediction
@@ -153,8 +154,6 @@ def _shown(progress: bool) -> Iterator[Any]:
     if not progress:
         yield None
         return
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     with make_progress() as bar:
         task = bar.add_task("recalibrating", total=None, text="")
         yield lambda rows: bar.advance(task, rows)

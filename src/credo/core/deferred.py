@@ -1,7 +1,7 @@
-"""Numbers that are read later, and checks of several steps at once: a step then never waits for an accelerator.
+"""Numbers that are read later, and checks of several steps at once, so that a step never waits for an accelerator.
 
-Reading a number from an accelerator waits for all that it has been given to do. So there, losses stay tensors until
-somebody looks at them, and every `EVERY` steps all losses and the weights are checked. If something was not finite, the
+Reading a number from an accelerator waits for all work queued on it. There, losses stay tensors until they are read,
+and every `EVERY` steps all losses and the weights are checked. If something was not finite, the
 posterior returns to a copy that was kept at the last check.
 """
 
@@ -90,7 +90,7 @@ class _Read:
 
 
 class LaterTerms(Terms):
-    """Terms of a step that nobody waits for: each is read from the device when somebody looks at it."""
+    """Terms of a step without waiting for the device: each is read when it is first used."""
 
     loss = _Read()
     nll = _Read()
@@ -121,7 +121,7 @@ class DeferredChecks(NotFollowed):
         return DeferredChecks, ()
 
     def begin(self, posterior: Posterior) -> None:
-        """Before a step: decide whether its checks wait, and keep a copy of the state if it is the first of them."""
+        """Before a step: decide whether its checks are deferred; for the first that are, keep a copy of the state."""
         self.is_open = posterior.process_group is None and are_deferred(posterior.device)
         if not self.is_open:
             self.settle(posterior)

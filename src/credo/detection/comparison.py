@@ -1,7 +1,7 @@
 """How well scores detect out-of-distribution inputs, with intervals, and whether one is better than another.
 
 All scores are resampled together: an interval of a difference is that of the same inputs under both. In-distribution
-and out-of-distribution inputs are resampled by themselves, so that their numbers stay as they are.
+and out-of-distribution inputs are resampled separately, so that the size of each group stays as it is.
 """
 
 from __future__ import annotations

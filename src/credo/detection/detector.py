@@ -38,7 +38,8 @@ class OodDetector:
     A larger score means more unusual. A score of features compares with the training data, to which it is fitted once
     for every drawn network: features of one network mean nothing to another. So draws are fixed, by `seed`, and inputs
     of all calls are scored by the same networks. It works from any number of threads, on a copy of the posterior as
-    it is now (on itself if it cannot be copied: fit again after training it). Of a calibration only the noise counts.
+    it is now (on itself if it cannot be copied: fit again after training it). Of a
+    calibration only the noise scale matters.
 
     Args:
         posterior: Any posterior; a regression only has `"knn"`.
@@ -47,7 +48,7 @@ class OodDetector:
             one network. 0: the mean network, one of every member.
         layer: Name of the layer whose *inputs* are the features; None: the last `nn.Linear` that runs. Images
             [batch, channels, height, width] are averaged over positions.
-        examples: Training examples that features are kept of at most, a random choice of all. `"knn"` keeps
+        examples: Most training examples to keep features of, a random choice of all. `"knn"` keeps
             draws · examples · features numbers.
         k: Which neighbour counts for `"knn"`; None: the 50th (Sun et al. 2022), of fewer than 1,000 training examples
             the one after a twentieth of them.

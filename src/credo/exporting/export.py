@@ -28,7 +28,7 @@ from credo.predict.run import check_posterior
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
-# Of the largest output; graphs of other runtimes add in another order.
+# Of the largest output; other runtimes sum in another order.
 TOLERANCE = 1e-5
 _DRAWS = 16
 
@@ -100,7 +100,7 @@ def export(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(graph, moved, dynamic_shapes=dynamic, strict=False)
-    except Exception as error:
+    except Exception as error:  # the network's own forward runs inside, and raises what it likes
         raise CredoError(
             f"torch.export cannot trace {type(posterior.model).__name__}: {_first_line(error)}. A forward that "
             "branches on values or on the number of rows cannot be exported."
@@ -232,7 +232,7 @@ def _onnx_writer(program: Any, graph: Graph, inputs: int, facts: dict[str, Any])
 
 
 def _check_file(written: Path, path: Path, graph: Graph, inputs: tuple[Tensor, ...], tolerance: float) -> None:
-    """Raise CredoError if what was written, and is to become `path`, predicts something else than torch."""
+    """Raise CredoError if what was written, and is to become `path`, predicts differently from torch."""
     for rows in (len(inputs[0]), 1):
         part = tuple(tensor[:rows] for tensor in inputs)
         wanted, found = graph(*part), _run_file(written, path.suffix, part)

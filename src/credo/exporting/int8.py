@@ -6,7 +6,7 @@ from pathlib import Path
 
 from credo.core.support.extras import needs
 
-# Of the largest output. Rounding to eight bits is meant to be seen, and a wrong graph is further off.
+# Of the largest output. Rounding to eight bits may show; a wrong graph is further off.
 TOLERANCE = 0.1
 
 

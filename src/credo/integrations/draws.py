@@ -24,7 +24,7 @@ def posterior_optimizer(optimizer: object) -> PosteriorOptimizer:
 
 
 def with_draws(posterior: Posterior, run: Callable[[], Result], *, draws: int, seed: int) -> list[Result]:
-    """What `run` returns with each draw in the network; the same draws for every batch, and training's untouched.
+    """What `run` returns with each draw in the network; the same draws for every batch, none of them training's.
 
     Args:
         posterior: Of the network that `run` uses.

@@ -1,11 +1,11 @@
-"""Low-rank noise: a posterior without training, whose width is the largest that a trained network bears.
+"""Low-rank noise: a posterior without training, whose width is the largest that a trained network tolerates.
 
 Of an adapter's product BA, with B = U·diag(d)·Vᵀ, the posterior is BA + β·U·E with independent standard Gaussians E
 [rank, inputs]: isotropic in the space of B's columns. In A's own coordinates that is
 
     A + β·V·diag(1/d)·E,
 
-B being a point. β is the largest with which the mean loss of draws is at most `tolerance` above the network's own,
+and B stays fixed. β is the largest with which the mean loss of draws is at most `tolerance` above the network's own,
 found by bisection, without a gradient ("training-free Bayesianization", Shi et al. 2024; there with the network's own
 labels). A weight matrix W without an adapter gets W + β·U·E, U being the first of its left singular vectors.
 """
@@ -56,7 +56,7 @@ class LowRankNoise(GradientPosterior):
         data_size: Number of training examples.
         tolerance: How much the mean loss of draws may be above that of the mean, in nats for each example.
         directions: Left singular vectors of a weight matrix without an adapter; an adapter has as many as its rank.
-        examples: At most so many are used in the search for the width: the first of the loader.
+        examples: Most examples to use in the search for the width: the first of the loader.
         random: Which parameters are random, as in `random_names`, of those with two or more dimensions. None: see
             `model`.
         prior: That of training, as MAP's; None: maximum likelihood.

@@ -12,6 +12,7 @@ from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import batch_count, check_batches, read_quietly
+from credo.core.support.progress import make_progress
 from credo.core.support.user_warnings import warn
 
 T = TypeVar("T")
@@ -50,8 +51,6 @@ def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> 
     if not progress:
         yield read_quietly(loader)
         return
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     with make_progress() as bar:
         task = bar.add_task(what, total=batch_count(loader), text="")
 

@@ -67,7 +67,7 @@ def _from_file(path: Path) -> Any:
     stands = sys.modules.setdefault(path.stem, module)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # the user's own code
         if stands is module:
             del sys.modules[path.stem]
         raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error

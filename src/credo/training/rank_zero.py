@@ -33,7 +33,7 @@ def first_does(process_group: ProcessGroup | None, action: Callable[[], Value]) 
     if process_group.is_first:
         try:
             value = action()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the other processes must not wait for this one
             failure = error
     if process_group.agree(failure is not None):
         raise failure or CredoError("The first process (rank 0) failed, see its error; this one stops with it.")
@@ -54,7 +54,7 @@ def all_do(process_group: ProcessGroup | None, action: Callable[[], None]) -> No
     failure: Exception | None = None
     try:
         action()
-    except Exception as error:
+    except Exception as error:  # as in `first_does`
         failure = error
     if process_group.agree(failure is not None):
         raise failure or CredoError("Another process failed, see its error; this one stops with it.")

@@ -19,6 +19,7 @@ from credo.core.likelihood import Likelihood
 from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
+from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.data import Split
 from credo.methods import MAP
@@ -73,15 +74,15 @@ def auto(
         validation: Batches of held-out rows, or a data set of them, read once. None: a tenth of the training rows (of
             fewer than 1,000 rows 100, but at most a fifth) is held out, which a trained network has seen: there it is
             needed. Of 150 rows or more a third decides nothing and is reported on.
-        budget: Wall time, such as "90s", "10min" or "2h". Trainings are planned by the time of a few steps, and the
-            clock is looked at after each epoch.
+        budget: Wall time, such as "90s", "10min" or "2h". Trainings are planned from the time of a few steps, and the
+            clock is checked after each epoch.
         passes: The budget as a number of passes over the training rows, forward and backward, instead: that of all
             trainings together, as epochs of a plain one. The same seed then gives the same choice. Predictions of
             held-out rows are not counted.
         trained: Whether the network has its trained weights: they are then only fine-tuned, if at all.
-        goals: What is chosen by; `("nll",)` only.
-        latency: Most networks that may run for one input; 1: only what needs a single pass. Methods with draws average
-            over so many, and are left out below 4.
+        goals: What the choice is made by; only `("nll",)`.
+        latency: Most networks that may run for one input; 1 allows a single pass only. Methods with draws average over
+            this many, and are left out below 4.
         memory: Most memory of the weights: a whole number of bytes, or a float, as a multiple of the plain network's.
         likelihood: What the outputs mean; None: Gaussian with a learned noise for targets that are floats, else
             categorical.
@@ -211,8 +212,6 @@ def _folder(run: Path | str | None) -> Iterator[Path]:
 @contextmanager
 def _shown(progress: bool, on_trial: OnTrial | None) -> Iterator[Callable[[Job, str | None], None]]:
     """A bar with what is tried and what leads, where it can be seen."""
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     bar = make_progress()
     bar.disable = bar.disable or not progress
     with bar:

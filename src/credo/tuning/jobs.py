@@ -57,7 +57,7 @@ class Entry:
         passes: What the job cost, in passes over the training rows.
         seconds: Wall time of training and scoring.
         bytes: Of the posterior's tensors.
-        failed: Why there is no score; None: there is.
+        failed: Why there is no score; None if there is one.
     """
 
     epochs: int

@@ -1,4 +1,4 @@
-"""What things take, for a budget of wall time: an epoch by a few of its steps, a scoring by a few of its passes."""
+"""How long things take, for a budget of wall time: an epoch from a few steps, scoring from a few passes."""
 
 from __future__ import annotations
 

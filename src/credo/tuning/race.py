@@ -48,7 +48,7 @@ class Constraints:
     bytes: float | None = None
 
     def broken_by(self, networks: int, size: float) -> str | None:
-        """Why something is left out; None: it is not.
+        """Why something is left out; None if it is not.
 
         Args:
             networks: Networks that run for one input.
@@ -106,7 +106,7 @@ class Race:
         return next(job for job in self.alive() if job.key == found)
 
     def rule(self, losses: Mapping[str, Tensor]) -> str:
-        """The key of what is chosen by these losses; a plain network that was trained less has no right of its own.
+        """The key of what is chosen by these losses; a plain network that was trained less is not preferred.
 
         Args:
             losses: NLL of each row, by key of the job.
@@ -134,7 +134,7 @@ class Race:
             self._spend(best.candidate, best.epochs)
 
     def _straight(self, training: Sequence[Candidate]) -> None:
-        """Too short a budget for rounds: the plain network for a part of it, and the rest for the first other one."""
+        """Without time for rounds: part of the budget for the plain network, the rest for the first other candidate."""
         budget, plain = self.trials.budget, training[0]
         first = max(1, int(budget.left / PLAIN_PART))
         self._try([Job(plain, first)])

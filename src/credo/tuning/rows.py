@@ -14,7 +14,7 @@ from credo.data import Batches, Split
 from credo.training.held_out import chosen_rows, hold_out
 
 Pairs = list[tuple[AnyInputs, Tensor]]
-# Fewer held-out rows than this all choose, and the report is cross-fitted; of more a third reports.
+# With fewer held-out rows all take part in the choice, and the report is cross-fitted; else a third only reports.
 LEAST_FOR_REPORT = 150
 REPORT_PART = 3
 

@@ -57,7 +57,7 @@ class Starts:
         return net if member == 0 else fresh_(net, self.seed + _APART * member)
 
     def not_fresh(self) -> str | None:
-        """Why an ensemble cannot be made of networks with weights of their own; None: it can."""
+        """Why no ensemble of networks with different initial weights can be made; None if one can."""
         if self.trained:
             return "trained weights are one start; an ensemble needs several"
         if not isinstance(self.given, nn.Module):
@@ -72,7 +72,7 @@ class Starts:
 
 
 def fresh_(net: nn.Module, seed: int) -> nn.Module:
-    """Initial weights anew, by the layers' own `reset_parameters`; the same network.
+    """Initialise the network anew, in place, by its layers' own `reset_parameters`; returns it.
 
     Args:
         net: The network.

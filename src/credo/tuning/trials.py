@@ -258,7 +258,7 @@ class Trials:
 
 
 def agreed(value: float) -> float:
-    """The first process's value in all: each has a clock of its own, and they must plan the same jobs.
+    """The first process's value, in every process: each has its own clock, and they must plan the same jobs.
 
     Args:
         value: That of this process.

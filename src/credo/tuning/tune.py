@@ -1,9 +1,9 @@
-"""Tune the few arguments that a method declares as worth it, by successive halving on held-out rows.
+"""Tune the few arguments that a method declares as worth tuning, by successive halving on held-out rows.
 
 Trials that differ in these arguments are trained for a ninth of the epochs; the better third of them is trained from
 the start for a third, and the best third of those for all epochs (Jamieson and Talwalkar 2016). One trial has the
-defaults, so that the result is better than these but by noise of the choice. With n trials of E epochs the whole costs
-about n·E/3 epochs.
+defaults, so that the result is no worse than these, up to noise in the choice. With n trials of E epochs the whole
+costs about n·E/3 epochs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from credo.core.held_out.ledger import row_digests
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
+from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, is_number
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
@@ -120,8 +121,6 @@ def tune(
     counts = [trials]
     for _ in rungs[1:]:
         counts.append(math.ceil(counts[-1] / KEPT))
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     bar = make_progress()
     bar.disable = bar.disable or not progress
     with bar:

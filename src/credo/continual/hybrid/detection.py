@@ -17,13 +17,12 @@ from torch import Tensor
 
 from credo.core.support.validate import checked_count
 
-STATISTICS = ("log-likelihood", "latent log-density", "log-determinant")
 STAY, HOLD, NEW, SWITCH = "stay", "hold", "new", "switch"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a batch is.
+    """Which task a batch was taken to be of.
 
     Attributes:
         kind: `"stay"`: of the current task. `"hold"`: not typical, and too few such batches in a row to decide.

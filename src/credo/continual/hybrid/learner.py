@@ -60,7 +60,7 @@ class StreamLearner:
         clip: Largest norm of the gradient.
         buffer: Examples kept by `"buffer"`, a uniform sample of the stream.
         make: For `"posterior"`: makes the posterior of the flow, such as `partial(credo.VOGN, lr=…)`; BBB by default.
-        data_size: For `"posterior"`: examples of a task, about; the stream does not tell.
+        data_size: For `"posterior"`: roughly how many examples a task has, which the stream does not tell.
         prior: For `"posterior"`: standard deviation of the first prior.
         draws: For `"posterior"`: weight draws of a prediction.
         seed: Seed of noise and samples.

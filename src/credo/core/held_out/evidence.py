@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-# What became of a candidate.
-STATES = ("chosen", "kept", "dropped", "not possible", "left out")
-
 
 @dataclass(frozen=True)
 class Tried:

@@ -156,23 +156,12 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
 # -- damping and inverses ----------------------------------------------------------------------------------------------
 
 
-def factored_damping(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple[Tensor, Tensor]:
-    """π√γ and √γ/π for A and G, [groups]: their product is γ, and both matrices are damped alike.
-
-    π² is the mean eigenvalue of A over that of G (Martens and Grosse 2015); 1 where one of them is zero.
-
-    Args:
-        inputs: A.
-        outputs: G.
-        damping: γ.
-    """
-    return _factored(_mean_eigenvalue(inputs), _mean_eigenvalue(outputs), damping)
-
-
 def factored_dampings(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], dampings: Sequence[float | Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`factored_damping` of several layers at once.
+    """π√γ and √γ/π for A and G of several layers: their product is γ, and both matrices are damped alike.
+
+    π² is the mean eigenvalue of A over that of G (Martens and Grosse 2015); 1 where one of them is zero.
 
     Args:
         inputs: A of each layer.

@@ -47,7 +47,7 @@ class Likelihood(nn.Module, ABC):
         return each.sum() / max(len(each), 1)
 
     def sample(self, outputs: Tensor, random: Random) -> Tensor:
-        """Draw a target for each example from the distribution that the outputs mean.
+        """Draw a target for each example from the distribution that the outputs describe.
 
         Args:
             outputs: The network's outputs, [batch, …].
@@ -63,7 +63,7 @@ class Likelihood(nn.Module, ABC):
         return EVERY
 
     def start_(self, y: Tensor, average: Callable[[Sequence[Tensor]], object] | None = None) -> None:
-        """Set its own parameters to values that suit targets like `y`, where the user gave none.
+        """Initialise its own parameters for targets like `y`, where the user gave none.
 
         Args:
             y: Targets of the first batch.

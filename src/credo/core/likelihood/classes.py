@@ -36,7 +36,7 @@ class ClassLikelihood(Likelihood):
         return -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
     def sample(self, outputs: Tensor, random: Random) -> Tensor:
-        """Draw labels by Gumbel's way."""
+        """Draw labels by the Gumbel-max trick."""
         log_probs = self.log_probs(outputs)
         return (log_probs - random(log_probs, "exponential").log()).argmax(-1)
 

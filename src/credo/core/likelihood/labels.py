@@ -14,9 +14,9 @@ from credo.core.support.validate import is_number
 
 
 class MultiLabel(Likelihood):
-    """Labels that may hold together, each with a logit of its own: outputs and targets (0 or 1) are [batch, labels].
+    """Labels of which several can be true at once, each with its own logit.
 
-    Given the weights, the labels are independent.
+    Outputs and targets (0 or 1) are [batch, labels]. Given the weights, the labels are independent.
 
     Args:
         positive_weights: How often the loss of each label counts where its target is 1, against once where it is 0, for

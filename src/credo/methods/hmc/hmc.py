@@ -33,6 +33,7 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.loader_checks import read_quietly
 from credo.core.support.memory import available_bytes
+from credo.core.support.progress import make_progress
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
@@ -353,8 +354,6 @@ def _shown(total: int, *, progress: bool) -> Iterator[Callable[[Chains], None]]:
     if not progress:
         yield lambda chains: None
         return
-    from credo.core.support.progress import make_progress  # rich is slow to import
-
     with make_progress() as bar:
         task = bar.add_task("chains", total=total, text="")
 
