@@ -40,7 +40,7 @@ class GradientAccumulator:
     """Sums over the passes since the last update: losses, gradients, and estimates of the curvature."""
 
     def __init__(self) -> None:
-        self.is_open = False  # a pass is running
+        self.leaves: Mapping[str, Tensor] | None = None  # the network's weights while a pass is open
         self.clear()
 
     def clear(self) -> None:
@@ -95,7 +95,7 @@ class GradientAccumulator:
 
     def check_free(self) -> None:
         """Raise RuntimeError if the network's own weights are a draw, and not the means."""
-        if self.is_open:
+        if self.leaves is not None:
             raise RuntimeError("Sampled weights are loaded in the network: trials, steps and draws do not nest.")
 
     @contextmanager
@@ -325,7 +325,7 @@ class NaturalStepper(NaturalSettings, ABC):
         net, held = (self.model, self.guard.holding()) if in_place else (self._net, nullcontext())
         drawn = substituted(net, leaves, self._aliases, original=self.model)
         checked = nullcontext() if counted.weights is None else rows_checked(net, counted)
-        found.is_open = True
+        found.leaves = leaves
         try:
             with restored, drawn, held, checked, self._estimating(run, net):
                 yield net, run
@@ -336,7 +336,7 @@ class NaturalStepper(NaturalSettings, ABC):
                         "No gradient has arrived: the loss does not depend on the network, or no backward."
                     )
         finally:
-            found.is_open = False
+            found.leaves = None
 
     def update(self) -> Terms:
         """One update from what was gathered since the last; `nll` is the mean over the passes."""
