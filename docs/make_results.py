@@ -2,7 +2,8 @@
 
 `python docs/make_results.py`, after a reproduction has put new records into results/. In a page, the text between the
 markers `<!-- table: NAME -->` and `<!-- end -->` is replaced; NAME is the path in results/ of a result table, or
-PATH#KEY for one of the tables in the record of a benchmark.
+PATH#KEY for one of the tables in the record of a benchmark. `<!-- commands: STUDY/SCALE/TABLE -->` stands for the
+commands that train the networks of a table.
 """
 
 from __future__ import annotations
@@ -69,6 +70,20 @@ def filled(text: str) -> str:
     return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
 
 
+def with_commands(text: str) -> str:
+    """Return a page's text with the commands that train the networks of its tables."""
+    sys.path.insert(0, str(ROOT))
+    from reproductions.studies import STUDIES
+    from reproductions.study import table_commands
+
+    def replace(match: re.Match[str]) -> str:
+        name, scale, key = match.group(1).split("/")
+        commands = table_commands(STUDIES[name], name, key, ROOT / "results" / name / scale, scale)
+        return f"<!-- commands: {match.group(1)} -->\n\n{commands}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- commands: (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
 def remake_tables() -> None:
     """Make every result table in results/ again from the records beside it."""
     sys.path.insert(0, str(ROOT))
@@ -101,4 +116,4 @@ if __name__ == "__main__":
 
     write_support(ROOT / "results/support")
     for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(with_commands(filled(page.read_text(encoding="utf-8"))), encoding="utf-8")

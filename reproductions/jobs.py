@@ -159,14 +159,14 @@ def _stored(path: Path, job: Job) -> Record:
 
 
 def _matches(record: Record, job: Job) -> bool:
-    return bool(_current(record.get("arguments")) == _current(json.loads(json.dumps(job.arguments))))
+    return bool(current_settings(record.get("arguments")) == current_settings(json.loads(json.dumps(job.arguments))))
 
 
 # What rows had by default when the first records were written; rows of today state it.
 _FIRST_DEFAULTS: dict[str, dict[str, Any]] = {
     "bbb": {"temperature": 1.0},
     "vogn": {"temperature": 1.0},
-    "ivon": {"clip": None},
+    "ivon": {"clip": None, "temperature": 1.0},
     "kfac": {"clip": 1e-2},
     "noisy-kfac": {"temperature": 1.0, "clip": 1e-2},
 }
@@ -174,15 +174,19 @@ _FIRST_DECAYS = {"vogn": 0.999, "ogn": 0.999, "ivon": 0.9999}
 _FIRST_TRAINING = {"schedule": "constant", "warmup": 0.0}
 
 
-def _current(arguments: Any) -> Any:
-    """Arguments with the option names of this version and the first defaults: records may be older."""
+def current_settings(arguments: Any) -> Any:
+    """Return arguments with the option names of this version and the first defaults: records may be older.
+
+    Args:
+        arguments: Of a job or a record, or a part of them.
+    """
     if isinstance(arguments, list):
-        return [_current(entry) for entry in arguments]
+        return [current_settings(entry) for entry in arguments]
     if not isinstance(arguments, dict):
         return arguments
     name = arguments.get("name")
     if name not in METHODS:
-        found = {key: _current(value) for key, value in arguments.items()}
+        found = {key: current_settings(value) for key, value in arguments.items()}
         return {**_FIRST_TRAINING, **found} if "epochs" in found and "batch_size" in found else found
     table, options = current_table({**_FIRST_DEFAULTS.get(name, {}), **arguments})[0], method_options(name)
     kinds = {key: group_of(options.get(key)) for key in table}

@@ -9,6 +9,8 @@ from typing import Any
 
 from credo.core.support.files import write_json
 from reproductions.jobs import Job, Record, Records, Work, run_jobs, stored_records
+from reproductions.retyped import Trainings, commands_text
+from reproductions.seeds import SEEDS
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -39,12 +41,14 @@ class Stage:
         work: The function that runs each job.
         jobs: The jobs in the order in which they are started.
         parallel: False for jobs so short that starting a worker would take longer.
+        trainings: What `credo train` or `credo continual` trains for a job, by its name and arguments; None: nothing.
     """
 
     folder: str
     work: Work
     jobs: Sequence[Job]
     parallel: bool = True
+    trainings: Trainings | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Table:
             yield from run_jobs(stage.work, stage.jobs, folder / stage.folder, workers=workers_here)
 
     def records(self, folder: Path, scale: str, **choice: Any) -> Records:
-        """Return the stored records of all rows by job name, whichever rows were run last.
+        """Return the stored records of all rows and seeds by job name, whichever rows were run last.
 
         Args:
             folder: Folder of the study's records.
@@ -104,10 +108,22 @@ class Table:
             choice: `data` and `root` for `stages`.
         """
         every = {"rows": self.all_rows} if self.all_rows else {}
+        seeds: list[dict[str, int]] = [{"seed": seed} for seed in SEEDS] if self.seeds and not choice else [{}]
         found: Records = {}
-        for stage in self.stages(scale, **every, **choice):
-            found |= stored_records(stage.jobs, folder / stage.folder)
+        for seed in seeds:
+            for stage in self.stages(scale, **every, **choice, **seed):
+                found |= stored_records(stage.jobs, folder / stage.folder)
         return found
+
+    def trained(self, scale: str) -> dict[str, Trainings]:
+        """Return by job name how each network of seed 0 is trained by the command line.
+
+        Args:
+            scale: The preset, one of `SCALES`.
+        """
+        every = {"rows": self.all_rows} if self.all_rows else {}
+        stages = self.stages(scale, **every, **({"seed": 0} if self.seeds else {}))
+        return {job.name: stage.trainings for stage in stages if stage.trainings for job in stage.jobs}
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,23 @@ class Study:
     title: str
     tables: dict[str, Table]
     figures: Callable[[Records, str, Path], list[Path]] | None = None
+
+
+def table_commands(study: Study, name: str, key: str, folder: Path, scale: str) -> str:
+    """Return the part of a page with the commands of a table's networks.
+
+    Args:
+        study: The paper.
+        name: Its key in `STUDIES`.
+        key: The table's key in `Study.tables`.
+        folder: Folder of the study's records.
+        scale: The preset, one of `SCALES`.
+    """
+    known: dict[str, str] = {}
+    for earlier in list(study.tables)[: list(study.tables).index(key)]:
+        known = {**dict.fromkeys(study.tables[earlier].trained(scale), earlier), **known}
+    table = study.tables[key]
+    return commands_text(name, table.trained(scale), table.records(folder, scale), known)
 
 
 def table_file(name: str, data: str | None = None) -> str:

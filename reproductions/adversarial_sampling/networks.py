@@ -32,6 +32,7 @@ from reproductions.adversarial_sampling.rows import (
     experiment_for,
 )
 from reproductions.jobs import Job, Record
+from reproductions.retyped import Training, run_folder
 from reproductions.study import Stage
 
 KEPT_DRAWS = 10  # for the table on retained data, as in the paper
@@ -168,9 +169,23 @@ def baselines_of(table: str, scale: str) -> list[Job]:
     return list({job.name: job for job in found}.values())
 
 
+def trainings_of(name: str, arguments: dict[str, Any]) -> list[Training]:
+    """Return the one run of a job, from the weights of its baseline's run if it has one.
+
+    Args:
+        name: The job's name.
+        arguments: Of `train_baseline` or `train_job`.
+    """
+    tables = arguments["experiment"]
+    if arguments.get("twin") is not None:
+        weights = run_folder("adversarial-sampling", arguments["twin"])
+        tables = {**tables, "model": {**tables["model"], "weights": weights}}
+    return [Training(name, tables, KEPT_DRAWS)]
+
+
 def stages_of(table: str, scale: str) -> list[Stage]:
     """Return baselines, then networks; tables share their networks, and each is trained once."""
     return [
-        Stage("networks", train_baseline, baselines_of(table, scale)),
-        Stage("networks", train_job, jobs_of(table, scale)),
+        Stage("networks", train_baseline, baselines_of(table, scale), trainings=trainings_of),
+        Stage("networks", train_job, jobs_of(table, scale), trainings=trainings_of),
     ]

@@ -42,6 +42,7 @@ from reproductions.bayesian_cnn.rows import (
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, ood_auroc, snapshot
 from reproductions.jobs import Job, Record, of_seed
+from reproductions.retyped import one_training
 from reproductions.study import Stage
 
 EPOCHS = "epochs.json"
@@ -225,7 +226,7 @@ def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
         scale: The preset.
         seed: Seed of weights, batches and draws.
     """
-    return [Stage("networks", train_job, JOBS[table](scale, seed))]
+    return [Stage("networks", train_job, JOBS[table](scale, seed), trainings=one_training)]
 
 
 def size_stages(scale: str) -> list[Stage]:

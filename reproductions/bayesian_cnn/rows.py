@@ -167,11 +167,11 @@ def _cpu_training(row: Row, data: str) -> dict[str, Any]:
 def _tiny(row: Row, data: str, form: str, seed: int) -> dict[str, Any]:
     """Digits, a small network, two epochs: only shows that the pipeline works."""
     channels = [4, 4] if row.network == "alexnet-half" else [8, 8]
-    model: dict[str, Any] = {"name": "convnet", "channels": channels, "hidden": [16]}
+    model: dict[str, Any] = {"name": "convnet", "channels": channels, "hidden": [16], "normalize": "none"}
     model |= {"activation": "softplus", "beta": 10.0} if row.kind == "bayesian" else {}
     model |= {"dropout": 0.3} if row.kind.startswith("dropout") else {}
     method = _method(row, data, "cpu", form)
-    training = {"epochs": 2, "batch_size": 64, "validation": 0.0, "seed": seed}
+    training = {"epochs": 2, "batch_size": 64, "schedule": "cosine", "warmup": 0.0, "validation": 0.0, "seed": seed}
     return {
         "data": {"name": "digits"},
         "model": model,

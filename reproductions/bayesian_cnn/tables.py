@@ -21,6 +21,7 @@ from reproductions.bayesian_cnn.rows import (
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS
 from reproductions.jobs import Record, Records
+from reproductions.seeds import by_seed, spread
 from reproductions.study import ResultTable, smoke_note
 
 _BY = "(Shridhar et al. 2019)"
@@ -30,57 +31,32 @@ def accuracy_table(records: Records, scale: str) -> ResultTable:
     """Table 1: accuracies in %, with a 95 % interval over the test images."""
     rows: list[list[Any]] = []
     for row in ROWS:
-        found = [records.get(f"{row.key}-{data}") for data in DATA]
+        found = [list(by_seed(records, f"{row.key}-{data}").values()) for data in DATA]
         if not any(found):
             continue
         cells: list[Any] = []
-        for printed, record in zip(PRINTED[row.key], found, strict=True):
-            cells += [printed, None if record is None else _with_interval(record)]
-        minutes = sum(record["seconds"] for record in found if record) / 60
+        for printed, of_seeds in zip(PRINTED[row.key], found, strict=True):
+            cells += [printed, _over_seeds(of_seeds) if of_seeds else None]
+        minutes = sum(of_seeds[0]["seconds"] for of_seeds in found if of_seeds) / 60
         rows.append([row.title, *cells, f"{minutes:.1f}"])
     columns = ["network", *(f"{name}{whose}" for name in DATA.values() for whose in (" paper", "")), "min"]
     notes = [
-        "Accuracy in %: the paper's on validation images, ours on the test set with 95 % intervals. One seed. "
+        "Accuracy in %: the paper's on validation images, ours on the test set, of one seed with a 95 % interval "
+        "over the images, of several the mean ± standard deviation, with their number. "
         f"Bayesian: {DRAWS[scale]} draws, softplus. min: minutes of training a row's networks on one thread."
     ]
-    notes += _settings(records, {row.title: row.key for row in ROWS})
     return ResultTable(f"Table 1: accuracies {_BY}", columns, rows, [*notes, *smoke_note(scale)])
+
+
+def _over_seeds(of_seeds: list[Record]) -> str:
+    if len(of_seeds) == 1:
+        return _with_interval(of_seeds[0])
+    return f"{spread([record['numbers']['accuracy'] for record in of_seeds])} ({len(of_seeds)} seeds)"
 
 
 def _with_interval(record: Record) -> str:
     low, high = record["test"]["intervals"]["accuracy"]
     return f"{record['numbers']['accuracy']:.2f} ({100 * low:.2f} … {100 * high:.2f})"
-
-
-def _settings(records: Records, rows: dict[str, str]) -> list[str]:
-    """One line per title in `rows`; the values are the prefixes of its records' names, before the data set."""
-    lines = []
-    for title, key in rows.items():
-        names = {f"{key}-{data}": name for data, name in DATA.items()}
-        given = {name: records[found]["arguments"]["experiment"] for found, name in names.items() if found in records}
-        lines += [f"{title}: {_described(given)}"] if given else []
-    return lines
-
-
-def _described(experiments: dict[str, dict[str, Any]]) -> str:
-    """The settings of one row's experiments: what all data sets share, then epochs, augmentation and what differs."""
-    one, *others = experiments.values()
-    method, model, training = one["method"], one["model"], one["training"]
-    alike = [name for name in method if all(other["method"].get(name) == method[name] for other in others)]
-    options = [f"{name} {method[name]}" for name in alike if name != "name"]
-    activation = model.get("activation", "relu")
-    network = [f"softplus of β = {model.get('beta', 1.0):g}" if activation == "softplus" else activation]
-    network += [f"{name} {model[name]}" for name in ("dropout", "dropout_layers") if name in model]
-    trained = [
-        f"{name} {training[name]}" for name in ("batch_size", "schedule", "wait", "validation") if name in training
-    ]
-    of_each = []
-    for title, e in experiments.items():
-        own = [f"{name} {value}" for name, value in e["method"].items() if name not in alike]
-        own = [f"{e['training']['epochs']} epochs", f"augmentation {e['training'].get('augment', 'none')}", *own]
-        of_each.append(f"{title}: {', '.join(own)}")
-    parts = [", ".join([method["name"], *options]), ", ".join(network), ", ".join(trained), *of_each]
-    return "; ".join(parts)
 
 
 # The record of each form: the first is table 1's.
@@ -99,12 +75,6 @@ def forms_table(records: Records, scale: str) -> ResultTable:
     notes = [
         "Bayesian LeNet-5 on MNIST. σ² = αμ² starts with α = e⁻¹⁰ and has the KL ½Σ log(1 + 1/α), that of a prior "
         "whose variance is fitted to each weight."
-    ]
-    keys = {title: _BY_FORM[form] for form, (title, _) in FORMS.items()}
-    notes += [
-        f"{title}: {_described({'MNIST': records[key]['arguments']['experiment']})}"
-        for title, key in keys.items()
-        if key in records
     ]
     columns = ["noise and σ", "accuracy %", "NLL", "ECE", "parameters", "min"]
     return ResultTable(f"Noise and form of σ {_BY}", columns, rows, [*notes, *smoke_note(scale)])
@@ -125,8 +95,6 @@ def dropout_table(records: Records, scale: str) -> ResultTable:
         "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
         "paper's draws are those of training, ours those of prediction."
     ]
-    of_100 = {name: record for name, record in records.items() if name.endswith("-cifar100")}
-    notes += _settings(of_100, {row.title: row.key for row in COMPARED})
     columns = ["network", "train / val % paper", "train / test %"]
     return ResultTable(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
@@ -148,7 +116,6 @@ def pruning_table(records: Records, scale: str) -> ResultTable:
         f"smallest |μ|, all with {PRUNED_DRAWS[scale]} draws. Without half of them, about as many parameters are left "
         "as a point estimate has. Not retrained. The paper prunes below a threshold that it does not state."
     ]
-    notes += _settings(records, {row.title: row.key for row in ROWS if row.kind == "bayesian"})
     columns = ["network", "pruned paper", *(f"−{100 * rate:g} %" if rate else "whole" for rate in RATES)]
     return ResultTable(f"L1 pruning {_BY}", columns, rows, [*notes, *smoke_note(scale)])
 
@@ -193,7 +160,6 @@ def uncertainty_table(records: Records, scale: str) -> ResultTable:
         "and of out-of-distribution ones, and the AUROC of telling them apart (in brackets that of aleatoric), with "
         f"{DRAWS[scale]} draws."
     ]
-    notes += _settings(records, {"LeNet-5": "lenet5-bayesian"})
     columns = ["data, link"]
     times = (" paper", ", epoch 1", ", largest", ", end")
     columns += [f"{kind}{when}" for kind in ("aleatoric", "epistemic") for when in times]

@@ -7,6 +7,7 @@ for each, MLP with 200-200 hidden units.
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from credo.data import load_dataset
@@ -14,6 +15,8 @@ from credo.experiments.continual import learned_jointly, make_continual, make_ta
 from credo.experiments.options import own_normalize
 from credo.experiments.runs import versions
 from reproductions.jobs import Job, Record, Records, of_seed
+from reproductions.retyped import Training
+from reproductions.seeds import by_seed, paired, spread
 from reproductions.study import ResultTable, Stage, smoke_note
 
 METHODS = ("vogn", "vcl", "ewc", "fine-tuning", "joint")
@@ -123,7 +126,20 @@ def jobs_of(table: str, scale: str, seed: int = 0) -> list[Job]:
 
 def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
     """One stage; both tables have their records in the study's folder itself. Arguments as of `jobs_of`."""
-    return [Stage("", run_job, jobs_of(table, scale, seed))]
+    return [Stage("", run_job, jobs_of(table, scale, seed), trainings=trainings_of)]
+
+
+def trainings_of(name: str, arguments: dict[str, Any]) -> list[Training]:
+    """Return the one sequence of a job; the command line learns tasks jointly after learning them in turn.
+
+    Args:
+        name: The job's name.
+        arguments: Of `run_job`.
+    """
+    tables = arguments["experiment"]
+    if arguments["method"] == "joint":
+        tables = {**tables, "continual": {**tables["continual"], "joint": True}}
+    return [Training(name, tables)]
 
 
 def run_job(arguments: dict[str, Any], folder: Path) -> Record:
@@ -158,25 +174,39 @@ def finish(table: str, records: Records, scale: str) -> ResultTable:
     """
     rows = []
     for method in METHODS:
-        record = records.get(f"{table}-{method}")
-        if record is None:
+        found = list(by_seed(records, f"{table}-{method}").values())
+        if not found:
             continue
-        summary, backward = record["summary"], record["summary"]["backward_transfer"]
+        backward = [record["summary"]["backward_transfer"] for record in found]
         rows.append(
             [
                 TITLES[method],
                 PRINTED[table].get(method),
-                f"{100 * summary['accuracy']:.2f}",
-                None if backward is None else f"{100 * backward:+.2f}",
-                str(record["arguments"]["experiment"]["training"]["epochs"]),
-                f"{sum(record['seconds']) / 60:.1f}",
+                spread([100 * record["summary"]["accuracy"] for record in found]),
+                None if None in backward else spread([100 * value for value in backward], sign="+"),
+                str(found[0]["arguments"]["experiment"]["training"]["epochs"]),
+                str(len(found)),
+                f"{mean(sum(record['seconds']) for record in found) / 60:.1f}",
             ]
         )
-    columns = ["method", "ACC % reported", "ACC %", "BWT %", "epochs per task", "min"]
+    columns = ["method", "ACC % reported", "ACC %", "BWT %", "epochs per task", "seeds", "min"]
     notes = [
-        "ACC: mean accuracy over all tasks after the last; BWT: change on earlier tasks. One seed. Reported: by "
-        "authors of Osawa et al. (2019), some in a thesis; VOGN with 100 epochs per task, an improved VCL with 800."
+        "ACC: mean accuracy over all tasks after the last; BWT: change on earlier tasks; over several seeds mean ± "
+        "standard deviation. Reported: by authors of Osawa et al. (2019), some in a thesis; VOGN with 100 epochs per "
+        "task, an improved VCL with 800.",
+        *_leads(table, records),
+        *smoke_note(scale),
     ]
-    notes += smoke_note(scale)
     title = {"permuted": "Permuted MNIST, one head", "split": "Split MNIST, a head for each pair of digits"}[table]
     return ResultTable(f"{title} (Osawa et al. 2019; Nguyen et al. 2018)", columns, rows, notes)
+
+
+def _leads(table: str, records: Records) -> list[str]:
+    """Sentence: what each method has more than VCL or less, paired by seed, where both have enough seeds."""
+
+    def accuracies(method: str) -> dict[int, float]:
+        return {seed: 100 * one["summary"]["accuracy"] for seed, one in by_seed(records, f"{table}-{method}").items()}
+
+    found = {method: paired(accuracies(method), accuracies("vcl")) for method in METHODS if method != "vcl"}
+    told = [f"{TITLES[method]} {shown}" for method, shown in found.items() if shown]
+    return [f"ACC minus that of VCL, paired by seed, 95 % t intervals: {', '.join(told)}."] if told else []

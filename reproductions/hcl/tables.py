@@ -6,7 +6,7 @@ The learner sees labelled batches; it is told neither where a task ends nor, whe
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from credo.core.support.json_files import read_json
@@ -26,6 +26,8 @@ from reproductions.hcl.rows import (
     sequence_of,
 )
 from reproductions.jobs import Job, Record, Records, of_seed
+from reproductions.retyped import Training, one_training, run_folder
+from reproductions.seeds import spread
 from reproductions.study import ResultTable, Stage, smoke_note
 
 _KEPT = ("matrix", "seconds", "events", "detection", "temperature", "summary", "tasks", "versions")
@@ -65,7 +67,11 @@ def stages_of(table: str, scale: str, seed: int | None = None) -> list[Stage]:
                 network = {"network": network_for(scale)} if kind == "features" else {}
                 streams.append(Job(name, {"experiment": experiment_for(kind, row, scale, one), **network}))
     first = [Job(NETWORK, {"experiment": network_for(scale)})] if kind == "features" else []
-    stages = [Stage("", train_network, first), Stage("", run_job, streams), Stage("", run_sequence, sequences)]
+    stages = [
+        Stage("", train_network, first, trainings=one_training),
+        Stage("", run_job, streams, trainings=trainings_of),
+        Stage("", run_sequence, sequences, trainings=one_training),
+    ]
     return [stage for stage in stages if stage.jobs]
 
 
@@ -76,6 +82,19 @@ def train_network(arguments: dict[str, Any], folder: Path) -> Record:
         pass
     result = run.result()
     return {"test": result["test"], "seconds": result["seconds"], "versions": versions()}
+
+
+def trainings_of(name: str, arguments: dict[str, Any]) -> list[Training]:
+    """Return the one stream of a job, on features of the run of their network if it has one.
+
+    Args:
+        name: The job's name.
+        arguments: Of `run_job`.
+    """
+    tables = arguments["experiment"]
+    if "network" in arguments:
+        tables = {**tables, "continual": {**tables["continual"], "features": run_folder("hcl", NETWORK)}}
+    return [Training(name, tables)]
 
 
 def run_job(arguments: dict[str, Any], folder: Path) -> Record:
@@ -165,6 +184,4 @@ def _detection(found: list[dict[str, Any]]) -> list[str | None]:
 
 
 def _spread(values: list[float], sign: str = "") -> str:
-    """Mean and standard deviation in %, of one value alone the value."""
-    shown = f"{100 * mean(values):{sign}.2f}"
-    return shown if len(values) == 1 else f"{shown} ± {100 * stdev(values):.2f}"
+    return spread([100 * value for value in values], sign=sign)

@@ -31,7 +31,8 @@ from reproductions.node_bnn.rows import (
     scratch_method,
     tuned_method,
 )
-from reproductions.node_bnn.train import shift_job, tune_job
+from reproductions.node_bnn.train import shift_job, trainings_of, tune_job
+from reproductions.seeds import by_seed, spread
 from reproductions.study import ResultTable, Stage, smoke_note
 
 # -- Table 1: sizes --------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def tuned_stages(
     jobs = tuned_jobs(scale, rows, data, root, seed)
     if data is not None:
         return [Stage(data, imagenet.tune_job, jobs[::-1])]
-    return [Stage("pretrained", tune_job, _longest_first(jobs))]
+    return [Stage("pretrained", tune_job, _longest_first(jobs), trainings=trainings_of)]
 
 
 def _longest_first(jobs: list[Job]) -> list[Job]:
@@ -131,27 +132,30 @@ def tuned_table(records: Records, scale: str, data: str | None = None) -> Result
     """
     rows: list[list[Any]] = []
     names = imagenet.ROWS if data else [f"{network}-{variant}" for network, variant in chosen_rows(scale)]
-    for record in (records[name] for name in names if name in records):
-        for passes, found in record["numbers"].items():
+    for of_seeds in (list(by_seed(records, name).values()) for name in names if name in records):
+        record = of_seeds[0]
+        for passes in record["numbers"]:
+            found = {name: [one["numbers"][passes][name] for one in of_seeds] for name in ("error", "nll", "ece")}
             scaled = passes == "scaled"
             title = f"{record['network']} {TITLES[record['variant']]}{', temperature scaled' if scaled else ''}"
             theirs = None if scaled else PRINTED.get(record["variant"])
             printed = [None] * 3 if theirs is None else [f"{theirs[0]:.2f}", f"{theirs[1]:.3f}", f"{theirs[2]:.3f}"]
-            ours = [f"{found['error']:.2f}", f"{found['nll']:.3f}", f"{found['ece']:.3f}"]
+            ours = [spread(found["error"]), spread(found["nll"], 3), spread(found["ece"], 3)]
             pairs = [cell for pair in zip(printed, ours, strict=True) for cell in pair]
             nodes = f"{100 * record['parameters']['nodes'] / record['parameters']['network']:.1f}"
-            rows.append([title, "1" if scaled else passes, *pairs, nodes, f"{record['seconds'] / 60:.1f}"])
+            minutes = f"{record['seconds'] / 60:.1f}"
+            rows.append([title, "1" if scaled else passes, *pairs, nodes, str(len(of_seeds)), minutes])
     numbers = [f"{name}{whose}" for name in ("error %", "NLL", "ECE") for whose in (" paper", "")]
-    columns = ["row", "passes", *numbers, "nodes %", "min"]
+    columns = ["row", "passes", *numbers, "nodes %", "seeds", "min"]
     notes = _tuned_notes(scale) if data is None else imagenet.notes(scale)
     title = "Table 2: pretrained networks made Bayesian (Trinh et al. 2020)"
     return ResultTable(title, columns, rows, [*notes, _TUNED_COLUMNS])
 
 
 _TUNED_COLUMNS = (
-    "One seed. Passes: networks averaged, one draw of each component. Temperature scaling: each half of the test "
-    "images with the temperature of the other. nodes %: parameters of the nodes' posterior relative to the weights. "
-    "min: minutes of training."
+    "Over several seeds: mean ± standard deviation. Passes: networks averaged, one draw of each component. Temperature "
+    "scaling: each half of the test images with the temperature of the other. nodes %: parameters of the nodes' "
+    "posterior relative to the weights. min: minutes of training."
 )
 
 
@@ -193,12 +197,12 @@ def _scratch(network: str, variant: str, case: Case, scale: str, gamma: float = 
 
 def scratch_stages(scale: str) -> list[Stage]:
     """Both tables share a folder, and node-BNN with γ = 0."""
-    return [Stage("scratch", shift_job, scratch_jobs(scale))]
+    return [Stage("scratch", shift_job, scratch_jobs(scale), trainings=trainings_of)]
 
 
 def gamma_stages(scale: str) -> list[Stage]:
     """The same for γ."""
-    return [Stage("scratch", shift_job, gamma_jobs(scale))]
+    return [Stage("scratch", shift_job, gamma_jobs(scale), trainings=trainings_of)]
 
 
 def scratch_table(records: Records, scale: str) -> ResultTable:

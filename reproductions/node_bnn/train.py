@@ -20,6 +20,7 @@ from credo.experiments.runs import Run, versions
 from credo.methods import Ensemble
 from credo.predict import predict_classes
 from reproductions.jobs import Record
+from reproductions.retyped import Training, run_folder
 
 Tables = dict[str, Any]
 
@@ -84,10 +85,7 @@ def trained(
         draws: Draws of a single run's test scores; those of other draws are not returned.
     """
     runs = [Run(folder / "run")] if members == 1 else [Run(folder / f"member{index}") for index in range(members)]
-    for index, run in enumerate(runs):
-        section = "training" if tables["model"].get("weights") is not None else "model"
-        own_seed = index + members * tables["training"].get("seed", 0)
-        own = {**tables, section: {**tables[section], "seed": own_seed}} if members > 1 else tables
+    for run, own in zip(runs, _of_members(tables, members), strict=True):
         finish(run, own, draws=draws if members == 1 else 1)
     posteriors = [run.posterior() for run in runs]
     seconds, result = sum(run.result()["seconds"] for run in runs), runs[0].result()
@@ -96,6 +94,35 @@ def trained(
     test = result["test"]
     known = {"error": 100 * (1 - test["accuracy"]), "nll": test["nll"], "ece": test["ece"]}
     return posteriors[0], runs[0].dataset(), seconds, known if result["draws"] == draws else None
+
+
+def _of_members(tables: Tables, members: int) -> list[Tables]:
+    if members == 1:
+        return [tables]
+    section = "training" if tables["model"].get("weights") is not None else "model"
+    first = members * tables["training"].get("seed", 0)
+    return [{**tables, section: {**tables[section], "seed": first + index}} for index in range(members)]
+
+
+def trainings_of(name: str, arguments: dict[str, Any]) -> list[Training]:
+    """Return the runs of a row, after that of its baseline.
+
+    Args:
+        name: The job's name.
+        arguments: Of `tune_job` or `shift_job`.
+    """
+    tables, before = arguments["experiment"], []
+    if arguments.get("twin") is not None:
+        before = [Training(f"{name}-baseline", arguments["twin"], 1)]
+        weights = run_folder("node-bnn", before[0].name)
+        tables = {**tables, "model": {**tables["model"], "weights": weights}}
+    if arguments["variant"] == "sgd" and "passes" in arguments:  # pretrained weights as they are
+        tables = {**tables, "training": {**tables["training"], "epochs": 0}}
+    of_members = _of_members(tables, arguments["members"])
+    counts = arguments.get("passes") or [arguments["shift"]["draws"]]
+    draws = counts[0] if len(counts) == len(of_members) == 1 else 1
+    names = [name] if len(of_members) == 1 else [f"{name}-{index}" for index in range(len(of_members))]
+    return [*before, *(Training(one, own, draws) for one, own in zip(names, of_members, strict=True))]
 
 
 def finish(run: Run, tables: Tables, *, draws: int = 1) -> None:

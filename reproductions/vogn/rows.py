@@ -95,7 +95,14 @@ _AUGMENTED_WARM = {"start": 0.5 / 10, "steps": 1954, "to": 1 / 10}
 _WARMUP = {"start": 0.1, "steps": 11_719, "to": 1.0}
 _OGN = {"name": "ogn", "lr": 1e-4, "curvature": 1e-3, "damping": 1e-3}
 _VOGN = {**_OGN, "name": "vogn", "temperature": 1.0}
-_IVON = {"name": "ivon", "lr": 0.2, "weight_decay": 2e-4, "curvature": {"init": 0.5, "decay": 0.99999}, "clip": None}
+_IVON = {
+    "name": "ivon",
+    "lr": 0.2,
+    "weight_decay": 2e-4,
+    "curvature": {"init": 0.5, "decay": 0.99999},
+    "clip": None,
+    "temperature": 1.0,
+}
 _IVON_TRAINING = {"epochs": 200, "schedule": "cosine", "milestones": [], "warmup": 5}
 _KFAC = {
     "name": "kfac",
@@ -171,6 +178,7 @@ CPU: dict[str, Setting] = {
             "weight_decay": 2e-3,
             "curvature": {"init": 0.5, "decay": 0.9995},
             "clip": None,
+            "temperature": 1.0,
         }
     },
     "kfac": {
@@ -220,7 +228,7 @@ def experiment_for(network: str, optimiser: str, scale: str, seed: int = 0) -> d
     data, model = {"name": "cifar10"}, {**about.model, "normalize": CIFAR_STATS}
     training = {**setting["training"], "validation": 0.0, "seed": seed}
     if scale == "smoke":
-        data, model = {"name": "digits"}, {"name": "convnet", "channels": [4], "hidden": [16]}
+        data, model = {"name": "digits"}, {"name": "convnet", "channels": [4], "hidden": [16], "normalize": "none"}
         model["batch_norm"] = network == "resnet18"
         training = {**training, "epochs": 2, "warmup": 0.0, "augment": "none"}
     return {"data": data, "model": model, "method": setting["method"], "training": training}

@@ -17,6 +17,8 @@ from credo.experiments.runs import CHECKPOINT, LOG, Run
 from credo.predict import predict
 from credo.training.files.checkpoint import load_checkpoint
 from reproductions.jobs import Job, Record, Records, of_seed
+from reproductions.retyped import one_training
+from reproductions.seeds import by_seed, paired, spread
 from reproductions.study import ResultTable, Stage, smoke_note
 from reproductions.vogn.rows import NETWORKS, OPTIMISERS, PRINTED, chosen_rows, experiment_for
 
@@ -72,38 +74,58 @@ def table_1_jobs(scale: str, rows: tuple[str, ...] = (), seed: int = 0) -> list[
 
 def table_1_stages(scale: str, rows: tuple[str, ...] = (), seed: int = 0) -> list[Stage]:
     """One stage with the selected rows."""
-    return [Stage("table1", train_job, table_1_jobs(scale, rows, seed))]
+    return [Stage("table1", train_job, table_1_jobs(scale, rows, seed), trainings=one_training)]
 
 
 def table_1(records: Records, scale: str) -> ResultTable:
     """Ours beside the paper's, for all rows that have a record."""
     rows: list[list[Any]] = []
-    notes = [
-        "Ours beside the paper's; – where the paper has no such row. One seed. Validation: CIFAR-10's test set. AUROC: "
-        "right predictions against wrong ones, score max p. s/epoch: ours is the median on one CPU thread of a shared "
-        "machine, so not for comparing methods.",
-    ]
     for network, optimiser in chosen_rows("paper"):
-        record = records.get(f"{network}-{optimiser}")
-        if record is None:
-            continue
-        title = f"{NETWORKS[network].title} {OPTIMISERS[optimiser]}"
-        rows.append([title, *_pairs(network, optimiser, record["numbers"])])
-        notes.append(f"{title}: {_describe(record)}")
-    notes += smoke_note(scale)
+        found = by_seed(records, f"{network}-{optimiser}")
+        if found:
+            title = f"{NETWORKS[network].title} {OPTIMISERS[optimiser]}"
+            numbers = [record["numbers"] for record in found.values()]
+            rows.append([title, *_pairs(network, optimiser, numbers), str(len(found))])
+    notes = [
+        "Ours beside the paper's; – where the paper has no such row. Over several seeds: mean ± standard deviation. "
+        "Validation: CIFAR-10's test set. AUROC: right predictions against wrong ones, score max p. s/epoch: ours is "
+        "the median on one CPU thread of a shared machine, so not for comparing methods.",
+        *_leads(records),
+        *smoke_note(scale),
+    ]
     columns = [f"{column}{whose}" for column in COLUMNS for whose in (" paper", "")]
-    return ResultTable("CIFAR-10 results of Osawa et al. (2019)", ["row", *columns], rows, notes)
+    return ResultTable("CIFAR-10 results of Osawa et al. (2019)", ["row", *columns, "seeds"], rows, notes)
 
 
-def _pairs(network: str, optimiser: str, ours: dict[str, float]) -> list[str | None]:
-    """The paper's value and ours for each of `COLUMNS`."""
+def _leads(records: Records) -> list[str]:
+    """Sentences: VOGN minus each other row of a network, paired by seed, where both have enough seeds."""
+    told = []
+    for network, optimiser in chosen_rows("paper"):
+        ours, others = by_seed(records, f"{network}-vogn"), by_seed(records, f"{network}-{optimiser}")
+        parts = []
+        for name, title, digits in (("accuracy", "points", 2), ("nll", "NLL", 3), ("ece", "ECE", 3)):
+            first, second = ({s: r["numbers"][name] for s, r in rows.items()} for rows in (ours, others))
+            if optimiser != "vogn" and (found := paired(first, second, digits)):
+                parts.append(f"{title} {found}")
+        if parts:
+            row = f"{NETWORKS[network].title} VOGN minus {OPTIMISERS[optimiser]}"
+            told.append(f"{row}, paired by seed, 95 % t intervals: {', '.join(parts)}.")
+    return told
+
+
+def _pairs(network: str, optimiser: str, ours: list[dict[str, float]]) -> list[str | None]:
+    """The paper's value and ours, one for each seed, for each of `COLUMNS`."""
+
+    def over_seeds(name: str, digits: int) -> str:
+        return spread([numbers[name] for numbers in ours], digits)
+
     shown = [
-        f"{ours['train_accuracy']:.2f} / {ours['accuracy']:.2f}",
-        f"{ours['nll']:.3f}",
-        f"{ours['epochs']:.0f}",
-        f"{ours['seconds_per_epoch']:.2f}",
-        f"{ours['ece']:.3f}",
-        f"{ours['auroc']:.3f}",
+        f"{over_seeds('train_accuracy', 2)} / {over_seeds('accuracy', 2)}",
+        over_seeds("nll", 3),
+        f"{ours[0]['epochs']:.0f}",
+        f"{median(numbers['seconds_per_epoch'] for numbers in ours):.2f}",
+        over_seeds("ece", 3),
+        over_seeds("auroc", 3),
     ]
     printed = PRINTED.get((network, optimiser))
     theirs: list[str | None] = [None] * len(COLUMNS)
@@ -117,12 +139,3 @@ def _pairs(network: str, optimiser: str, ours: dict[str, float]) -> list[str | N
             f"{printed.auroc:.3f}",
         ]
     return [cell for pair in zip(theirs, shown, strict=True) for cell in pair]
-
-
-def _describe(record: dict[str, Any]) -> str:
-    """The given settings, without defaults."""
-    given = record["arguments"]["experiment"]
-    training = ", ".join(f"{key} {given['training'][key]}" for key in ("epochs", "batch_size"))
-    schedule = given["training"].get("schedule", "constant")
-    options = ", ".join(f"{key} {value}" for key, value in given["method"].items() if key != "name")
-    return f"{options}; {training}, {schedule} rate; {record['draws']} draws"

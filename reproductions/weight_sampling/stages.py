@@ -5,7 +5,10 @@ Each stage has a folder of records. What several tables need is made once; the n
 
 from __future__ import annotations
 
+from functools import partial
+
 from reproductions.jobs import Job
+from reproductions.retyped import one_training
 from reproductions.study import Stage
 from reproductions.weight_sampling import attack_sets, measures, networks
 from reproductions.weight_sampling.measures import NETWORKS, RATES, SETS
@@ -14,6 +17,7 @@ RHO = -3.0  # the network of tables 3 and 4
 TUNED_RHO = f"tuned-bayesian-{RHO:g}"
 CONTROL = "control-bayesian--30"
 WHITE_BOX = "white-box"
+_TRAININGS = partial(one_training, draws=1)  # measured by 100 draws afterwards
 
 
 def network_jobs(scale: str, setting: str = "tuned", seed: int = 0) -> list[Job]:
@@ -48,14 +52,14 @@ def stages_of(table: str, scale: str, seed: int = 0) -> list[Stage]:
         seed: Seed of the networks of tables 1 and 2; the sets, which they are measured on, are the same for all.
     """
     if table == "1":
-        return [Stage(NETWORKS, networks.train_job, networks.table_1_jobs(scale, seed))]
-    sets = Stage(SETS, attack_sets.make_set, attack_sets.set_jobs(scale))
+        return [Stage(NETWORKS, networks.train_job, networks.table_1_jobs(scale, seed), trainings=_TRAININGS)]
+    sets = Stage(SETS, attack_sets.make_set, attack_sets.set_jobs(scale), trainings=_TRAININGS)
     if table == SETS:
         return [sets]
     wanted = all_networks(scale) if table == WHITE_BOX else network_jobs(scale, seed=seed)
     if table in ("3", "4"):
         wanted = [job for job in wanted if job.name == TUNED_RHO]
-    stages = [Stage(NETWORKS, networks.train_job, wanted), sets]
+    stages = [Stage(NETWORKS, networks.train_job, wanted, trainings=_TRAININGS), sets]
     if table == "4":
         pruned = [measures.pruned_job(job, scale, rate) for job in wanted for rate in RATES]
         return [*stages, Stage("pruned", measures.measure_pruned, pruned)]

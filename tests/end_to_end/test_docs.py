@@ -60,7 +60,13 @@ NOT_RUN = {
     "sklearn.md": 3,
     "training.md": 1,
     "reproductions/README.md": 2,
-    **{f"reproductions/{name.replace('-', '_')}/README.md": 1 for name in STUDIES},
+    "reproductions/adversarial_sampling/README.md": 5,
+    "reproductions/bayesian_cnn/README.md": 4,
+    "reproductions/continual/README.md": 3,
+    "reproductions/hcl/README.md": 5,
+    "reproductions/node_bnn/README.md": 4,
+    "reproductions/vogn/README.md": 2,
+    "reproductions/weight_sampling/README.md": 4,
 }
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

@@ -220,11 +220,11 @@ def test_the_finished_table_sets_ours_beside_the_papers() -> None:
     table = networks.table_1(records, "smoke")
     assert [len(row) for row in table.rows] == [len(table.columns)] * 11
     first, last = table.rows[0], table.rows[-1]
-    assert first == ["bayesian ρ=-30", "97.51", "50.00", "61.00", "97.51", "80.00", "91.00", "-17.51"]
-    assert last == ["deterministic λ=1", "91.44", "60.00", "71.00", "90.91", "90.00", "101.00", "-0.91"]
+    assert first == ["bayesian ρ=-30", "97.51", "50.00", "61.00", "97.51", "80.00", "91.00", "-17.51", "1"]
+    assert last == ["deterministic λ=1", "91.44", "60.00", "71.00", "90.91", "90.00", "101.00", "-0.91", "1"]
     assert any("Preset smoke: digits" in note for note in table.notes)
 
 
 def test_a_table_with_holes() -> None:
     table = networks.table_1({}, "cpu")
-    assert table.rows[0] == ["bayesian ρ=-30", "97.51", None, None, "97.51", None, None, None]
+    assert table.rows[0] == ["bayesian ρ=-30", "97.51", None, None, "97.51", None, None, None, "0"]

@@ -15,6 +15,7 @@ from credo.experiments.runs import Run
 from credo.methods import MAP
 from credo.predict import predict
 from credo.training import train
+from reproductions.jobs import of_seed
 from reproductions.studies import STUDIES
 from reproductions.study import SCALES
 from reproductions.vogn import rows as vogn_rows
@@ -170,12 +171,31 @@ def test_ours_beside_the_papers() -> None:
     vogn_row, ogn_row, resnet_row = table.rows
     ours = ["70.12 / 67.50", "0.912", "50", "5.50", "0.021", "0.800"]
     theirs = ["70.79 / 67.32", "0.938", "210", "18.33", "0.046", "0.800"]
-    assert vogn_row == ["LeNet-5 (no DA) VOGN", *(cell for pair in zip(theirs, ours, strict=True) for cell in pair)]
-    assert (ogn_row[0], ogn_row[1::2], ogn_row[2::2]) == ("LeNet-5 (no DA) OGN", [None] * 6, ours)
+    assert vogn_row == [
+        "LeNet-5 (no DA) VOGN",
+        *(cell for pair in zip(theirs, ours, strict=True) for cell in pair),
+        "1",
+    ]
+    assert (ogn_row[0], ogn_row[1:-1:2], ogn_row[2::2]) == ("LeNet-5 (no DA) OGN", [None] * 6, ours)
     assert resnet_row[:2] == ["ResNet-18 Adam", "97.74 / 86.00"]
-    lr = vogn_rows.CPU["vogn"]["method"]["lr"]
-    assert any(note.startswith(f"LeNet-5 (no DA) VOGN: lr {lr}") for note in table.notes)
     assert not any("smoke" in note for note in table.notes)
+
+
+def test_seeds_have_a_mean_a_deviation_and_leads_paired_by_seed() -> None:
+    records = {}
+    for seed, (first, second) in enumerate([(70.0, 69.0), (71.0, 69.5), (72.0, 71.5)]):
+        for optimiser, accuracy in (("vogn", first), ("adam", second), ("ogn", first)):
+            record = record_for("lenet5", optimiser)
+            record["numbers"]["accuracy"] = accuracy
+            if optimiser != "ogn" or seed:
+                records[of_seed(f"lenet5-{optimiser}", seed)] = record
+    table = vogn.table_1(records, "cpu")
+    cells = {row[0].split()[-1]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert cells["VOGN"]["train / val %"] == "70.12 ± 0.00 / 71.00 ± 1.00"
+    assert [cells[name]["seeds"] for name in ("Adam", "VOGN", "OGN")] == ["3", "3", "2"]
+    # Differences 1, 1.5 and 0.5: 1 ± 4.303 · 0.5/√3.
+    assert "VOGN minus Adam, paired by seed, 95 % t intervals: points +1.00 (-0.24 … +2.24)" in table.notes[1]
+    assert len(table.notes) == 2, "two seeds of OGN are too few"
 
 
 def test_a_table_without_records() -> None:

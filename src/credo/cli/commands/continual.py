@@ -67,7 +67,7 @@ def _command(
     The table has the accuracy on every task after each task.
     """
     with errors_explained():
-        tables = _tables([*(arguments or []), *device_setting(device)])
+        tables = sequence_tables([*(arguments or []), *device_setting(device)])
         if threads is not None:
             torch.set_num_threads(max(threads, 1))
         method = tables.get("method", {})
@@ -106,7 +106,8 @@ def _run_stream(tables: dict[str, Any], folder: Path | None) -> Path:
     return folder
 
 
-def _tables(arguments: list[str]) -> dict[str, Any]:
+def sequence_tables(arguments: list[str]) -> dict[str, Any]:
+    """The settings of a TOML file and of KEY=VALUE, beginning with those that fit the default tasks."""
     files = [Path(a) for a in arguments if "=" not in a]
     if len(files) > 1:
         raise ValueError(f"At most one TOML file, got {', '.join(map(str, files))}. Write settings as key=value.")
