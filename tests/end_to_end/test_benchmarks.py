@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import links, step_cost
+from benchmarks import cost_size, links, step_cost
 from benchmarks.memory import peak_bytes, peak_of
 from benchmarks.networks import NETS
 from benchmarks.peers import PEERS, Peer, replace_layers
@@ -220,3 +220,30 @@ def test_links_are_compared_with_many_draws(capsys):
     assert list(rows) == ["extended-probit", "probit", "bridge", "draws, 32", "mean"]
     assert all(0 <= value < 1 for row in rows.values() for value in row)
     assert rows["extended-probit"][-1] < rows["mean"][-1]  # the widest posterior, under noise
+
+
+def test_cost_against_size_goes_on_from_its_record(tmp_path, run_here, monkeypatch):
+    def measured(net, width, batch, rounds, *, period):
+        times = dict.fromkeys((cost_size.ADAM, *cost_size.METHODS), width**1.5 * batch)
+        return {"parameters": width, "milliseconds": {**times, "vogn": width**2.25 * batch}}
+
+    path = tmp_path / "size.json"
+    monkeypatch.setattr(cost_size, "measure", measured)
+    output, record = run_here("cost_size", path, "--picture", str(tmp_path / "size.png"))
+    assert len(record["numbers"]) == 4
+    slopes = {
+        row.split("|")[1].strip(): row.split("|")[-2].strip() for row in reversed(output.splitlines()) if "|" in row
+    }
+    assert (slopes["Adam"], slopes["vogn"]) == ("1.50", "2.25")  # of the first table: widths
+    assert (tmp_path / "size.png").stat().st_size > 10_000
+    monkeypatch.delattr(cost_size, "measure")
+    again, later = run_here("cost_size", path)
+    assert later["numbers"] == record["numbers"]
+    assert again == output
+
+
+@pytest.mark.grid
+def test_cost_against_size_measures(run_here, tmp_path):
+    _, record = run_here("cost_size", tmp_path / "size.json")
+    times = [point["milliseconds"] for point in record["numbers"].values()]
+    assert all(set(found) == {cost_size.ADAM, *cost_size.METHODS} and min(found.values()) > 0 for found in times)

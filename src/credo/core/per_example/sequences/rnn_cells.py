@@ -1,12 +1,12 @@
-"""Recurrent cells over time, forwards and backwards: pure functions of what the layer's input contributes.
+"""Recurrent cells over time: torch's own pass forwards, its gates found again at all times at once, and gradients.
 
-Tensors are [time, batch, features]. Gates come in torch's order; `inputs` is W_ih·x + b_ih at every time, and gradients
-are those by that and by W_hh·h + b_hh, which differ where a gate lies between the two.
+Tensors are [time, batch, features]. Gates come in torch's order; `inputs` is W_ih·x + b_ih at every time, `inner` is
+W_hh·h + b_hh, and gradients are those by both, which differ where a gate lies between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,38 @@ class RecurrentCell:
     """A cell over all times.
 
     Attributes:
-        run: `run(inputs, h0, c0, w_hh, b_hh)` gives all states, the last memory, and the tensors that `back` needs.
+        forward: Torch's function, of one layer and direction here.
+        replay: `replay(inputs, inner, c0)` gives the tensors that `back` needs, and may change `inputs`; None: none.
         back: `back(saved, states, h0, c0, w_hh, dh, dc)` gives gradients; `dh` are those by all states, `dc` that by
             the last memory.
     """
 
-    run: Callable[..., tuple[Tensor, Tensor | None, Saved]]
+    forward: Callable[..., tuple[Tensor, ...]]
+    replay: Callable[..., Saved] | None
     back: Callable[..., Gradients]
+
+    def run(
+        self, x: Tensor, h0: Tensor, c0: Tensor | None, weights: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor | None, Saved]:
+        """All states, the last memory, and the tensors that `back` needs.
+
+        Args:
+            x: What goes in.
+            h0: The first state.
+            c0: The first memory; None: the cell has none.
+            weights: W_ih, W_hh, b_ih, b_hh.
+        """
+        given = [weight for weight in weights if weight is not None]
+        first = h0.unsqueeze(0) if c0 is None else (h0.unsqueeze(0), c0.unsqueeze(0))
+        states, *last = self.forward(x, first, given, len(given) > 2, 1, 0.0, False, False, False)
+        memory = None if c0 is None else last[1].squeeze(0)
+        if self.replay is None:
+            return states, memory, ()
+        w_ih, w_hh, b_ih, b_hh = weights
+        assert w_ih is not None
+        assert w_hh is not None
+        inputs, inner = F.linear(x, w_ih, b_ih), F.linear(before(states, h0), w_hh, b_hh)
+        return states, memory, self.replay(inputs, inner, c0)
 
 
 def is_recurrent(layer: nn.Module) -> bool:
@@ -63,21 +88,16 @@ def before(states: Tensor, first: Tensor) -> Tensor:
 # -- LSTM: c ← f·c + i·g, h ← o·tanh(c) ------------------------------------------------------------------------------
 
 
-def _lstm(inputs: Tensor, h: Tensor, c: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, Saved]:
-    gates = inputs if b is None else inputs + b
-    gates = gates.clone() if gates is inputs else gates
-    times, size = len(inputs), h.shape[1]
-    states, memories = h.new_empty(times, *h.shape), h.new_empty(times, *h.shape)
-    back = w.t()
-    for t in range(times):
-        now = gates[t].addmm_(h, back)
-        now[:, : 2 * size].sigmoid_()
-        now[:, 2 * size : 3 * size].tanh_()
-        now[:, 3 * size :].sigmoid_()
-        i, f, g, o = now.split(size, 1)
-        c = torch.mul(f, c, out=memories[t]).addcmul_(i, g)
-        h = torch.tanh(c, out=states[t]).mul_(o)
-    return states, memories[-1].clone(), (gates, memories)
+def _lstm(inputs: Tensor, inner: Tensor, c: Tensor) -> Saved:
+    gates, size = inputs.add_(inner), c.shape[1]
+    gates[..., : 2 * size].sigmoid_()
+    gates[..., 2 * size : 3 * size].tanh_()
+    gates[..., 3 * size :].sigmoid_()
+    i, f, g, _ = gates.split(size, 2)
+    memories = i * g
+    for memory, keep in zip(memories.unbind(), f.unbind(), strict=True):
+        c = memory.addcmul_(keep, c)
+    return gates, memories
 
 
 def _lstm_back(
@@ -92,33 +112,28 @@ def _lstm_back(
     by_state, into = tanh * o * (1 - o), o * (1 - tanh * tanh)
     found = gates.new_empty(times, batch, 4, size)
     memory = torch.zeros_like(h0) if dc is None else dc.clone()
-    state = torch.zeros_like(h0)
-    for t in range(times - 1, -1, -1):
-        state = state + dh[t]
-        memory = memory.addcmul_(state, into[t])
-        torch.mul(memory.unsqueeze(1), by_memory[t], out=found[t, :, :3])
-        torch.mul(state, by_state[t], out=found[t, :, 3])
-        state = found[t].flatten(1) @ w
-        memory = memory * f[t]
-    each = found.flatten(2)
-    return Gradients(each, each, state, memory)
+    state, none = dh[-1], torch.zeros_like(h0)
+    each = (before(dh, none), into, by_memory, by_state, f, found[:, :, :3], found[:, :, 3], found.flatten(2))
+    for earlier, inward, of_memory, of_state, keep, first, last, whole in zip(
+        *(reversed(part.unbind()) for part in each), strict=True
+    ):
+        memory.addcmul_(state, inward)
+        torch.mul(memory.unsqueeze(1), of_memory, out=first)
+        torch.mul(state, of_state, out=last)
+        state = torch.addmm(earlier, whole, w)
+        memory.mul_(keep)
+    gradients = found.flatten(2)
+    return Gradients(gradients, gradients, state, memory)
 
 
 # -- GRU: n = tanh(input + r·(W·h + b)), h ← (1 − z)·n + z·h ---------------------------------------------------------
 
 
-def _gru(inputs: Tensor, h: Tensor, c: None, w: Tensor, b: Tensor | None) -> tuple[Tensor, None, Saved]:
-    times, size = len(inputs), h.shape[1]
-    states, parts = h.new_empty(times, *h.shape), inputs.clone()
-    inner, back = h.new_empty(times, *h.shape), w.t()
-    for t in range(times):
-        own = h @ back if b is None else torch.addmm(b, h, back)
-        now = parts[t]
-        r, z = now[:, : 2 * size].add_(own[:, : 2 * size]).sigmoid_().split(size, 1)
-        q = inner[t].copy_(own[:, 2 * size :])
-        n = now[:, 2 * size :].addcmul_(r, q).tanh_()
-        h = torch.lerp(n, h, z, out=states[t])
-    return states, None, (parts, inner)
+def _gru(inputs: Tensor, inner: Tensor, c: None) -> Saved:
+    size = inputs.shape[2] // 3
+    r, _ = inputs[..., : 2 * size].add_(inner[..., : 2 * size]).sigmoid_().split(size, 2)
+    inputs[..., 2 * size :].addcmul_(r, inner[..., 2 * size :]).tanh_()
+    return inputs, inner[..., 2 * size :]
 
 
 def _gru_back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh: Tensor, dc: None) -> Gradients:
@@ -142,18 +157,6 @@ def _gru_back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh:
 # -- plain: h ← tanh or relu -----------------------------------------------------------------------------------------
 
 
-def _plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, None, Saved]]:
-    def run(inputs: Tensor, h: Tensor, c: None, w: Tensor, b: Tensor | None) -> tuple[Tensor, None, Saved]:
-        """As `RecurrentCell.run`: inputs, first state h, no memory c, weight w and bias b."""
-        states = inputs.clone() if b is None else inputs + b
-        back = w.t()
-        for t in range(len(inputs)):
-            h = activation(states[t].addmm_(h, back))
-        return states, None, ()
-
-    return run
-
-
 def _plain_back(derivative: Callable[[Tensor], Tensor]) -> Callable[..., Gradients]:
     def back(saved: Saved, states: Tensor, h0: Tensor, c0: None, w: Tensor, dh: Tensor, dc: None) -> Gradients:
         """As `RecurrentCell.back`: saved (nothing), states, h0, c0, w, dh, dc."""
@@ -168,8 +171,8 @@ def _plain_back(derivative: Callable[[Tensor], Tensor]) -> Callable[..., Gradien
 
 
 CELLS = {
-    "LSTM": RecurrentCell(_lstm, _lstm_back),
-    "GRU": RecurrentCell(_gru, _gru_back),
-    "RNN_TANH": RecurrentCell(_plain(torch.tanh_), _plain_back(lambda h: 1 - h * h)),
-    "RNN_RELU": RecurrentCell(_plain(F.relu_), _plain_back(lambda h: (h > 0).to(h.dtype))),
+    "LSTM": RecurrentCell(torch.lstm, _lstm, _lstm_back),
+    "GRU": RecurrentCell(torch.gru, _gru, _gru_back),
+    "RNN_TANH": RecurrentCell(torch.rnn_tanh, None, _plain_back(lambda h: 1 - h * h)),
+    "RNN_RELU": RecurrentCell(torch.rnn_relu, None, _plain_back(lambda h: (h > 0).to(h.dtype))),
 }

@@ -1,4 +1,4 @@
-"""nn.RNN, nn.LSTM and nn.GRU, unrolled for one call: a single product over time gives gradients and their squares.
+"""nn.RNN, nn.LSTM and nn.GRU, layer by layer: a single product over time gives gradients and their squares.
 
 Run example by example they would cost twenty times as much, every example's weight gradient being a sum over time.
 """
@@ -107,8 +107,7 @@ class _Unrolled(torch.autograd.Function):
         b_hh: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """ctx, the two `calls`, the cell, input x, first state h0 and memory c0, and w_ih, w_hh, b_ih, b_hh."""
-        inputs = F.linear(x.transpose(0, 1), w_ih, b_ih)
-        states, memory, saved = cell.run(inputs, h0, c0, w_hh, b_hh)
+        states, memory, saved = cell.run(x.transpose(0, 1), h0, c0, (w_ih, w_hh, b_ih, b_hh))
         ctx.calls, ctx.cell, ctx.has_memory = calls, cell, c0 is not None
         ctx.save_for_backward(x, h0, c0, w_ih, w_hh, states, *saved)
         return states.transpose(0, 1), memory
@@ -122,7 +121,9 @@ class _Unrolled(torch.autograd.Function):
         with full_precision(dh.device.type):
             dh = dh.transpose(0, 1)
             found = ctx.cell.back(tuple(saved), states, h0, c0, w_hh, dh, dc if ctx.has_memory else None)
-            g_ih, g_hh = (g.transpose(0, 1).contiguous() for g in (found.inputs, found.states))
+            g_ih = found.inputs.transpose(0, 1).contiguous()
+            is_one = found.states is found.inputs
+            g_hh = g_ih if is_one else found.states.transpose(0, 1).contiguous()
             dx = torch.matmul(g_ih, w_ih) if needs[2] else None
             hidden = before(states, h0).transpose(0, 1).contiguous()
             by_ih = _take(ctx.calls[0], x, g_ih, weight=needs[5], bias=needs[7])
