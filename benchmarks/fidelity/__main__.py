@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import credo
 from benchmarks.fidelity.contenders import CONTENDERS, reference
@@ -30,6 +31,8 @@ from credo.evaluate.fidelity.function_draws import function_draws
 FOLDER = Path("results/benchmarks/fidelity")
 DRAWS = 400
 REFERENCE = "HMC"
+# Inputs at which a function of one input is drawn.
+CURVE = torch.linspace(-2.5, 2.5, 101)
 
 
 def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None:
@@ -59,9 +62,7 @@ def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None
 
 def contest(contender: str, truth: credo.Posterior, problem: Problem, seed: int) -> dict[str, Any]:
     """Train one contender, and measure it before and after calibration."""
-    start = time.process_time()
-    posterior = CONTENDERS[contender](problem, seed)
-    seconds = time.process_time() - start
+    posterior, seconds = CONTENDERS[contender](problem, seed)
     found = {"seconds": seconds, **measures(posterior, truth, problem)}
     x, y = problem.validation
     credo.calibrate(posterior, [(x, y)], progress=False)
@@ -89,8 +90,16 @@ def measures(posterior: credo.Posterior, truth: credo.Posterior, problem: Proble
         stds = [float(values.std(0).mean()) if len(values) > 1 else 0.0 for values in (between, on)]
         scores |= {"std_between": stds[0], "std_on": stds[1], "gap_ratio": stds[0] / stds[1] if stds[1] else None}
         far = agreement(posterior, truth, problem.between, draws=DRAWS)
+        curve = function_draws(posterior, CURVE.unsqueeze(1), draws=DRAWS, seed=0).values.flatten(1)
+        spread = curve.std(0) if len(curve) > 1 else torch.zeros_like(CURVE)
+        scores["curve"] = {"mean": rounded(curve.mean(0)), "std": rounded(spread)}
         scores["between"] = {key: value._asdict() for key, value in far._asdict().items() if value is not None}
     return {**numbers, **scores}
+
+
+def rounded(values: Tensor) -> list[float]:
+    """As a record has them."""
+    return [round(float(value), 4) for value in values]
 
 
 def chains(truth: credo.HMC, problem: Problem) -> dict[str, Any]:

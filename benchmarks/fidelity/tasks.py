@@ -15,7 +15,7 @@ from credo.data.toys import load_gap, load_moons
 from credo.models import build_model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """One task.
 
@@ -90,7 +90,7 @@ def _table(name: str, seed: int, train: int, validation: int, hidden: int, noise
     parts = [(x[cut], y[cut]) for cut in cuts]
     outputs = 1 if noise is not None else int(y.max()) + 1
     chains = {"chains": 8, "warmup": 250, "samples": 800, "settings": {"thin": 3, "max_steps": 64}}
-    return Problem(parts[0], parts[1], parts[2], (hidden,), outputs, noise=noise, chains=chains)
+    return Problem(parts[0], parts[1], parts[2], (hidden,), outputs, noise=noise, chains=chains, steps=1000)
 
 
 TASKS: dict[str, Callable[[int], Problem]] = {

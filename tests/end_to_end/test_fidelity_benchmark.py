@@ -30,7 +30,10 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert {"tv", "top1"} <= set(json.loads((tmp_path / "moons.json").read_text())["numbers"]["MAP, seed 0"])
     write_tables(tmp_path)
     found = make_tables(tmp_path)["tables"]  # the file of tables is no record
-    assert [row[0] for row in found["regression"]["rows"]] == ["HMC", "MAP", "BBB"]
-    assert [row[0] for row in found["classes"]["rows"]] == ["HMC", "MAP"]
+    assert [row[:2] for row in found["gap"]["rows"]] == [["HMC", 1], ["MAP", 1], ["BBB", 1]]
+    assert [row[0] for row in found["moons"]["rows"]] == ["HMC", "MAP"]
+    assert found["gap"]["rows"][1][-1] == "1.0"  # costs are relative to MAP's
     assert [row[:3] for row in found["chains"]["rows"]] == [["gap", 1, 2], ["moons", 1, 2]]
-    assert f"{again['BBB, seed 0']['w1']['value']:.3f}" in found["regression"]["rows"][2][1]
+    assert f"{again['BBB, seed 0']['w1']['value']:.3f}" in found["gap"]["rows"][2][2]
+    curve = again["BBB, seed 0"]["curve"]
+    assert len(curve["mean"]) == len(curve["std"]) == len(benchmark.CURVE)

@@ -63,6 +63,7 @@ def test_ranks_share_ties_and_shapes_are_checked() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("arviz") is None, reason="arviz is not installed")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # importing arviz announces its next version
 def test_the_same_as_arviz() -> None:
     import arviz
 
