@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from credo.core.per_example import module_fallback
 from credo.core.per_example.api import batch_gradients, per_example_squares
 from credo.core.per_example.plan import PerExamplePlan
 
@@ -317,3 +318,34 @@ def test_a_plan_learns_once() -> None:
     assert len(calls) == 3
     for name in weights:
         assert torch.equal(first.squares[name], second.squares[name])
+
+
+@pytest.mark.parametrize(
+    ("use", "is_spread"),
+    [
+        (lambda net, x: x + net.place, True),
+        (lambda net, x: torch.cat([net.place[:, :1].expand(len(x), -1, -1), x], 1), True),
+        (lambda net, x: x + net.place.repeat(len(x), 1, 1), False),
+        (lambda net, x: x * net.place.mean(), False),  # the same output, but gradients of all examples in each copy
+        (lambda net, x: x + net.place[0], False),
+    ],
+    ids=["broadcast", "expanded", "repeated", "averaged", "its first row"],
+)
+def test_parameters_that_are_broadcast_need_no_second_run(
+    use: Callable[[nn.Module, Tensor], Tensor], is_spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net = Run(lambda net, x: net.head(use(net, x)).tanh().mean(1), place=nn.Parameter(numbers(1, 3, 4)))
+    net.head = nn.Linear(4, 2)
+    net.double()
+    plan = PerExamplePlan(net, ("place", "head.weight"))
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+    for step in range(3):
+        x = numbers(5 - step, 3, 4).double() + step
+        found = batch_gradients(plan, weights, lambda model, x=x: mean_loss(model(x)))
+        each = [torch.autograd.grad(mean_loss(net(row)), [net.place, net.head.weight]) for row in x.split(1)]
+        for name, gradients in zip(plan.names, zip(*each, strict=True), strict=True):
+            torch.testing.assert_close(found.squares[name], torch.stack(gradients).square().sum(0))
+        assert plan.modules[""].is_spread is is_spread
+        if is_spread:
+            monkeypatch.setattr(module_fallback, "_WAYS", {})  # no example is run by itself from here on

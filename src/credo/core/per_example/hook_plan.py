@@ -73,6 +73,8 @@ class FallbackModule:
         forward: Makes its forward for one pass, from the pass, this, and the module's own forward.
         inside: Names inside the module of each parameter, by name in the network.
         ways: The ways of running it that have not failed yet.
+        is_spread: Whether a pass with one copy of the parameters for each example was found to give the gradients of
+            single examples; None before it was tried.
     """
 
     path: str
@@ -80,6 +82,7 @@ class FallbackModule:
     forward: Callable[[Any, FallbackModule, Forward], Forward]
     inside: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ways: list[tuple[str, str]] = field(default_factory=all_ways)
+    is_spread: bool | None = None
 
     @property
     def title(self) -> str:

@@ -1,4 +1,9 @@
-"""Modules without a rule: record their inputs and output gradients, and run each example again by itself."""
+"""Modules without a rule: record their inputs and output gradients, and run each example again by itself.
+
+Parameters such as positions or a class token, [1, …], which a module broadcasts over its batch, may as well be given to
+it as one copy for each example, whose gradients are those of the examples: no second run. Whether a module takes copies
+so is found out once, by comparing both.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +37,19 @@ def module_forward(run: PerExamplePass, fallback: FallbackModule, original: Forw
     """
 
     def forward(*args: Any, **options: Any) -> Any:
-        out = original(*args, **options)
-        if run.active and torch.is_grad_enabled():
-            size = run.batch_or(first_size(args, options))
-            weight = run.parameters[next(iter(fallback.inside))]
-            call = ModuleCall(fallback, original, args, options, out, size, weight)
-            if call.problem is not None:
-                run.too_narrow(fallback.inside, call.problem)
-            else:
-                run.begin(call.size, fallback.title)
-                run.module_calls[fallback.path].append(call)
+        if not (run.active and torch.is_grad_enabled()):
+            return original(*args, **options)
+        size = run.batch_or(first_size(args, options))
+        weight = run.parameters[next(iter(fallback.inside))]
+        copies = _copies(fallback, run.parameters, size) if fallback.is_spread and size else {}
+        with _in_place_of(fallback, copies):
+            out = original(*args, **options)
+        call = ModuleCall(fallback, original, args, options, out, size, weight, copies)
+        if call.problem is not None:
+            run.too_narrow(fallback.inside, call.problem)
+        else:
+            run.begin(call.size, fallback.title)
+            run.module_calls[fallback.path].append(call)
         return out
 
     return forward
@@ -80,6 +88,7 @@ class ModuleCall:
         out: What it returned.
         size: The batch's size.
         weight: One of the wanted parameters.
+        copies: What it read in the place of parameters, one for each example, by the network's names.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class ModuleCall:
         out: Any,
         size: int | None,
         weight: Tensor,
+        copies: Mapping[str, Tensor],
     ) -> None:
         self.fallback, self.original, self.weight = fallback, original, weight
         self.leaves, self.structure = tree_flatten((args, options))
@@ -113,6 +123,9 @@ class ModuleCall:
         elif any(_size(outputs[index], dim) != size for index, dim in self.out_dims.items()):
             self.problem = f"belongs to {fallback.title}, whose output does not begin with the batch"
         self.gradients: dict[int, Tensor] = {}
+        self.by_copies: dict[str, Tensor] = {}
+        for name, each in copies.items():
+            each.register_hook(partial(self._arrived_at_copies, name))
         if self.problem is None:
             self._record({index: outputs[index] for index in self.out_dims})
 
@@ -135,8 +148,39 @@ class ModuleCall:
 
     # -- example by example ------------------------------------------------------------------------------------
 
+    def _arrived_at_copies(self, name: str, g: Tensor) -> None:
+        if computes_gradient_of(self.weight):
+            self.by_copies[name] = g.detach().unsqueeze(1)
+
     def examples(self, part: slice) -> dict[str, Tensor]:
         """Gradients of some of the examples, by the network's name of each parameter, [examples, *shape]."""
+        if self.by_copies.keys() == self.fallback.inside.keys():  # all of them have a gradient
+            return {name: each[part] for name, each in self.by_copies.items()}
+        gradients = self._one_by_one(part)
+        if self.fallback.is_spread is None:
+            self.fallback.is_spread = self._may_be_spread(gradients, part)
+        return gradients
+
+    def _may_be_spread(self, gradients: Mapping[str, Tensor], part: slice) -> bool:
+        """Whether the whole batch, run with copies of the parameters for each example, gives these gradients, too."""
+        copies = _copies(self.fallback, self.weights, self.size)
+        if not copies or self.low_precision:
+            return False
+        leaves = {name: copy.detach().clone().requires_grad_() for name, copy in copies.items()}
+        mode = self.fallback.ways[0][1]
+        try:
+            with self._as_it_ran(mode, by_example=False), torch.enable_grad():
+                found = self.outputs(leaves, self.leaves)
+                pairs = [(o, g) for o, g in zip(found, self.gradients.values(), strict=True) if o.requires_grad]
+                outputs, arrived = zip(*pairs, strict=True)
+                each = torch.autograd.grad(outputs, list(leaves.values()), arrived, materialize_grads=True)
+        except (RuntimeError, ValueError, TypeError, IndexError):  # as of a module that repeats them over the batch
+            return False
+        whole = slice(0, self.size)
+        close = (_are_close(own[part], gradients[name]) for name, own in zip(leaves, each, strict=True))
+        return self._agree([out.detach() for out in found], whole) and all(close)
+
+    def _one_by_one(self, part: slice) -> dict[str, Tensor]:
         reason = ""
         while self.fallback.ways:
             way, mode = self.fallback.ways[0]
@@ -269,6 +313,42 @@ def _by_loop(call: ModuleCall, part: slice) -> tuple[dict[str, Tensor], list[Ten
 
 
 _WAYS = {"vmap": _by_vmap, "loop": _by_loop}
+
+
+# -- copies for each example ------------------------------------------------------------------------------------------
+
+
+def _copies(fallback: FallbackModule, parameters: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """The module's parameters expanded to one for each example; none unless all are its own, [1, …].
+
+    Args:
+        fallback: The module.
+        parameters: Its parameters by the network's names.
+        size: Examples of the batch.
+    """
+    own = {name: parameters[name] for name in fallback.inside}
+    is_own = all(len(names) == 1 and "." not in names[0] for names in fallback.inside.values())
+    if not is_own or any(p.dim() < 2 or len(p) != 1 for p in own.values()):
+        return {}
+    return {name: p.expand(size, *p.shape[1:]) for name, p in own.items()}
+
+
+@contextmanager
+def _in_place_of(fallback: FallbackModule, copies: Mapping[str, Tensor]) -> Iterator[None]:
+    """While open, the module reads these copies in the place of its parameters."""
+    own: dict[str, Any] = fallback.module._parameters
+    before = {fallback.inside[name][0]: own[fallback.inside[name][0]] for name in copies}
+    own.update({fallback.inside[name][0]: copy for name, copy in copies.items()})
+    try:
+        yield
+    finally:
+        own.update(before)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    epsilon = torch.finfo(one.dtype).eps ** 0.5
+    other = other.reshape(one.shape)
+    return torch.allclose(one, other, rtol=epsilon, atol=epsilon * float(other.abs().max()))
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------
