@@ -278,25 +278,6 @@ def test_the_tables(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
             for kind in ("frequentist", "bayesian", "pruned", "relative", "relative-layer")
         ),
     ]
-    for key in ("1", "forms", "dropout", "pruning", "uncertainty"):
-        told = " ".join(made[key].notes)
-        assert "bbb, lr 0.005, prior 0.1, temperature 0.01, noise" in told, key
-        assert "softplus of β = 10; batch_size 64, validation 0.0; " in told, key
-        assert "2 epochs, augmentation none" in told, key
-
-
-@pytest.mark.slow
-def test_settings_that_differ_between_data_sets_are_those_of_each(records: dict[str, dict[str, Any]]) -> None:
-    first = records["lenet5-bayesian-mnist"]
-    assert first["arguments"]["experiment"]["method"]["init"] == 0.05
-    jobs = {job.name: job.arguments for job in networks.accuracy_jobs("smoke")}
-    other = {**first, "arguments": jobs["lenet5-bayesian-cifar10"]}
-    table = STUDY.tables["pruning"].finish({"lenet5-bayesian-mnist": first, "lenet5-bayesian-cifar10": other}, "smoke")
-    (told,) = [note for note in table.notes if note.startswith("LeNet-5, Bayesian")]
-    assert told.endswith(
-        "MNIST: 2 epochs, augmentation none, init 0.05; CIFAR-10: 2 epochs, augmentation none, init 0.01"
-    )
-    assert "temperature 0.01, noise lrt; softplus" in told
 
 
 @pytest.mark.slow

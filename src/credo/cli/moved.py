@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import typer
 
-from credo.cli.output import EXIT_USAGE, say
-
 MOVED = {"reproduce": "python -m reproductions", "figure": "python -m reproductions figure"}
 # Whatever follows the command, --help too, is part of the new one.
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -22,6 +20,8 @@ def moved_command(name: str) -> Callable[[typer.Context], None]:
     """
 
     def command(context: typer.Context) -> None:
+        from credo.cli.output import EXIT_USAGE, say  # imports torch, which `credo --version` does without
+
         line = " ".join([MOVED[name], *([shlex.join(context.args)] if context.args else [])])
         say(f"error: `credo {name}` moved out of the package; from a checkout of Credo run: {line}")
         raise typer.Exit(EXIT_USAGE)
