@@ -263,6 +263,13 @@ def test_thinning_is_planned(steps: int, cycles: int, expected: int) -> None:
         assert (k * cycles % steps) / steps >= 0.8 - cycles / steps
 
 
+def test_more_cycles_than_samples_leave_evenly_spaced_ones() -> None:
+    posterior = planned(steps=80, cycles=4, samples=2)
+    for _ in range(80):
+        step(posterior)
+    assert posterior.collected == 2  # of four that were offered, one at the end of each cycle
+
+
 def test_stages_without_a_plan() -> None:
     stages = Stages("cyclical", 0, 4, 0.8, 2)
     assert stages.factor(10) is None

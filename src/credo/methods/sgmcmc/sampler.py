@@ -149,7 +149,8 @@ class StochasticGradientSampler(GradientPosterior):
         if given["every"] is None:
             stages = self.stages
             sampling = sum(stages.steps_sampling(step) > 0 for step in range(steps))
-            self._set_planned("every", max(1, sampling // self.sampled_weights.capacity))
+            # At least one of each cycle, even if there are more cycles than room.
+            self._set_planned("every", max(1, sampling // max(self.sampled_weights.capacity, self.cycles)))
 
     def _planned_cycles(self, steps: int, epochs: float) -> int:
         if self.schedule != "cyclical":
