@@ -41,7 +41,7 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
 from credo.methods.natural.parameter_vector import ParameterVector
-from credo.methods.planning import planned_temperature
+from credo.methods.planning import LONG_TRAINING, planned_temperature
 from credo.methods.sgmcmc.langevin import LangevinStep, squared_norms
 from credo.methods.sgmcmc.schedules import SCHEDULES, Stages
 
@@ -145,7 +145,7 @@ class StochasticGradientSampler(GradientPosterior):
                 # At the end of a single cycle the rate is so small that its samples are one network.
                 self._set_planned("schedule", "constant")
         if given["temperature"] is None:
-            self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+            self._set_planned("temperature", self._planned_temperature(epochs))
         if given["every"] is None:
             stages = self.stages
             sampling = sum(stages.steps_sampling(step) > 0 for step in range(steps))
@@ -157,6 +157,16 @@ class StochasticGradientSampler(GradientPosterior):
             return 1
         most = min(_MOST_CYCLES, self.sampled_weights.capacity, int(epochs // _CYCLE_EPOCHS), steps // _CYCLE_STEPS)
         return max(1, most)
+
+    def _planned_temperature(self, epochs: float) -> float:
+        """That of the other methods; 1 where the noise of the targets is learned.
+
+        Under a posterior of temperature T the learned variance of n targets comes to rest at RSS/(n − T·p), p being the
+        effective number of weights. At 1 it corrects for all of them, below it is too small, which few rows pay for.
+        """
+        if self._learns_likelihood and self.likelihood.task == "regression":
+            return min(1.0, epochs / LONG_TRAINING)
+        return planned_temperature(self.likelihood.task, epochs)
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
