@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoWarning, NonFiniteError, unknown
@@ -93,6 +93,7 @@ class StochasticGradientSampler(GradientPosterior):
         self.langevin = LangevinStep(self.vector, lr, friction=friction, precondition=precondition, device=device)
         self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device)
         self.optimizer_step = OptimizerStep(trainable(self), "adam", _LIKELIHOOD_LR)
+        self._moving: dict[str, nn.Parameter] = {}  # what a step moves, while it does
         self._squared_norms: list[float] = []
         self._learns_likelihood = any(p.requires_grad for p in self.likelihood.parameters())
 
@@ -197,7 +198,8 @@ class StochasticGradientSampler(GradientPosterior):
 
     def _ready(self, losses: tuple[float, float]) -> Sequence[float]:
         """Average and check the gradients; the norms that the check needs are those that the preconditioner does."""
-        own, ready = [*parameters_at(self.model, self.vector.names).values()], self.optimizer_step.ready
+        self._moving = parameters_at(self.model, self.vector.names)
+        own, ready = [*self._moving.values()], self.optimizer_step.ready
         if self.process_group is not None and self.process_group.defers:
             losses = ready(at=self.steps, losses=losses)  # type: ignore[assignment]
             self._squared_norms = squared_norms(own)
@@ -228,7 +230,7 @@ class StochasticGradientSampler(GradientPosterior):
         mean, std = self._prior_numbers or (0.0, math.inf)
         pull = self.temperature / (self.data_size * std**2)
         offsets = self.langevin.step_(
-            parameters_at(self.model, self.vector.names),
+            self._moving,
             self._squared_norms,
             rate=self.lr_factor(step),
             variance=self.temperature / self.data_size,
@@ -253,22 +255,25 @@ class StochasticGradientSampler(GradientPosterior):
 
     def _move_likelihood(self) -> None:
         """Adam on the likelihood's own parameters; the network's have moved and have no gradient any more."""
-        for parameter in parameters_at(self.model, self.vector.names).values():
+        for parameter in self._moving.values():
             parameter.grad = None
+        self._moving = {}
         if self._learns_likelihood:
             self.optimizer_step.move(scale=self.lr_scale)
 
     def _keep_sample(self) -> None:
         kept = self.sampled_weights
+        if not kept.is_next_kept:
+            kept.offer_({})  # counted only
+            return
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        if kept.is_next_kept:
-            bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
-            if bad is not None:
-                raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
-            if self.process_group is not None:  # running statistics are of each process's own batches
-                found = {name: tensors[name].clone() for name in kept.statistic_names}
-                self.process_group.average_([*found.values()])
-                tensors |= found
+        bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
+        if bad is not None:
+            raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
+        if self.process_group is not None:  # running statistics are of each process's own batches
+            found = {name: tensors[name].clone() for name in kept.statistic_names}
+            self.process_group.average_([*found.values()])
+            tensors |= found
         kept.offer_(tensors)
 
     def end_training_(self, loader: Iterable[Any]) -> None:
