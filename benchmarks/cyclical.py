@@ -1,6 +1,6 @@
 """Cyclical SGHMC on CIFAR-10 beside SGD and an ensemble, all trained for the same number of epochs in total.
 
-    CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 5,000 images, 80 epochs, seed 0
+    CREDO_DATA=… python -m benchmarks.cyclical                      # LeNet-5, 5,000 images, 60 epochs, seed 0
     CREDO_DATA=… python -m benchmarks.cyclical --net resnet8 --images 45000 --epochs 80 --seeds 0,1
 
 Every row's rate is chosen among three, on 5,000 training images that are held out, with a seed that is not reported.
@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cyclical", description=__doc__)
     parser.add_argument("--net", choices=list(NETS), default="lenet5")
     parser.add_argument("--images", type=count, default=5000, help="training images, at most 45000")
-    parser.add_argument("--epochs", type=count, default=80, help="epochs of each row, of all members together")
+    parser.add_argument("--epochs", type=count, default=60, help="epochs of each row, of all members together")
     parser.add_argument("--seeds", default="0", help="comma-separated seeds that are reported")
     parser.add_argument("--rows", type=names_of("row", ROWS), default=list(ROWS), help="some of the rows, by name")
     options = parser.parse_args(argv)
