@@ -54,8 +54,8 @@ def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None
         for contender in wanted:
             say(f"{name}: {contender}, seed {seed}")
             if contender == REFERENCE:
-                found = {"seconds": seconds, **measures(truth, truth, problem), **picture(truth, problem)}
-                found |= chains(truth, problem)
+                found = {"seconds": seconds, **measures(truth, truth, problem), **chains(truth, problem)}
+                found |= picture(truth, problem, seed)
             else:
                 found = contest(contender, truth, problem, seed)
             rows[f"{contender}, seed {seed}"] = found
@@ -65,7 +65,7 @@ def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None
 def contest(contender: str, truth: credo.Posterior, problem: Problem, seed: int) -> dict[str, Any]:
     """Train one contender, and measure it before and after calibration."""
     posterior, seconds = CONTENDERS[contender](problem, seed)
-    found = {"seconds": seconds, **measures(posterior, truth, problem), **picture(posterior, problem)}
+    found = {"seconds": seconds, **measures(posterior, truth, problem), **picture(posterior, problem, seed)}
     x, y = problem.validation
     credo.calibrate(posterior, [(x, y)], progress=False)
     return {**found, "calibrated": measures(posterior, truth, problem)}
@@ -96,10 +96,10 @@ def measures(posterior: credo.Posterior, truth: credo.Posterior, problem: Proble
     return {**numbers, **scores}
 
 
-def picture(posterior: credo.Posterior, problem: Problem) -> dict[str, Any]:
-    """Mean and standard deviation over draws where the task has one input or two; nothing otherwise."""
+def picture(posterior: credo.Posterior, problem: Problem, seed: int) -> dict[str, Any]:
+    """Mean and standard deviation over draws if the task has one input or two; nothing otherwise, or of later seeds."""
     inputs = problem.train[0].shape[1]
-    if inputs > 2:
+    if inputs > 2 or seed:
         return {}
     x = CURVE.unsqueeze(1) if inputs == 1 else torch.cartesian_prod(UP, ACROSS).flip(1)
     values = function_draws(posterior, x, draws=DRAWS, seed=0).values[:, :, -1]
