@@ -162,12 +162,13 @@ def make_table(folder: Path) -> dict[str, Any]:
     return {"columns": COLUMNS, "rows": rows, "notes": NOTES}
 
 
-def _cells(found: list[dict[str, Any]]) -> list[str]:
+def _cells(found: list[dict[str, Any]]) -> list[str | None]:
     means = {key: fmean(one[key] for one in found) for key in ("networks", "error", "nll", "ece", "ood_auroc")}
-    calibrated = fmean(one["calibrated"]["nll"] for one in found)
-    scores = [f"{value:.3f}" for value in (means["nll"], calibrated, means["ece"], means["ood_auroc"])]
+    later = [one["calibrated"]["nll"] for one in found if "calibrated" in one]  # older records have none
+    scores = [means["nll"], fmean(later) if later else None, means["ece"], means["ood_auroc"]]
     seconds = fmean(one["process_seconds"] for one in found)
-    return [f"{found[0]['lr']:g}", f"{means['networks']:.0f}", f"{100 * means['error']:.2f}", *scores, f"{seconds:.0f}"]
+    first = [f"{found[0]['lr']:g}", f"{means['networks']:.0f}", f"{100 * means['error']:.2f}"]
+    return [*first, *(None if score is None else f"{score:.3f}" for score in scores), f"{seconds:.0f}"]
 
 
 def main(argv: list[str] | None = None) -> None:
