@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import matplotlib.pyplot as plt
 import torch
+from benchmarks.fidelity.__main__ import ACROSS, CURVE, UP
+from benchmarks.fidelity.table import by_contender
+from benchmarks.fidelity.tasks import TASKS
 
 import credo
 from credo.data import Batches, Split, load_dataset, split_validation
@@ -20,8 +26,18 @@ IMAGES = Path(__file__).parent / "images"
 RECORDS = Path(__file__).parent.parent / "results" / "benchmarks"
 OURS, PEERS, POINT = "#1f4e8c", "#a8611a", "#444"
 # Names on the other side of their point, which would cover others or the frame.
-BELOW = ("vogn", "ivon-opt", "laplace-torch", "VOGN", "IVON", "BBB T=1", "Laplace full")
-LEFT = ("map", "Laplace last", "MC-dropout 0.1")
+BELOW = (
+    "vogn", "ivon-opt", "laplace-torch", "VOGN", "IVON", "ensemble of 5", "Laplace kron", "VOGN T=1", "MC-dropout 0.1"
+)  # fmt: skip
+LEFT = ("map", "Laplace last", "Laplace kron", "Laplace full", "BBB", "VOGN", "SWAG", "MC-dropout 0.1")
+# The families of the curves and of the maps.
+DRAWN = (
+    "MAP", "ensemble of 5", "MC-dropout 0.1", "NodeBNN", "BBB T=1", "VOGN T=1", "noisy K-FAC", "SWAG",
+    "Laplace last", "Laplace kron", "Laplace full", "SGHMC T=1 constant",
+)  # fmt: skip
+MAPPED = (
+    "HMC", "SGHMC T=1 constant", "Laplace full", "noisy K-FAC", "BBB T=1", "ensemble of 5", "SWAG", "NodeBNN"
+)  # fmt: skip
 
 
 def gap() -> None:
@@ -139,28 +155,75 @@ def cost_and_quality() -> None:
 
 
 def families() -> None:
-    """Distance from HMC on the data, and how much wider each posterior is in a hole between them, from the records."""
-    records = numbers("fidelity/gap.json").items()
-    found = {name.removesuffix(", seed 0"): one for name, one in records if name.endswith(", seed 0")}
-    figure, axis = plt.subplots(figsize=(7, 4))
-    axis.axhline(found["HMC"]["gap_ratio"], color=POINT, ls="--", lw=1)
-    for name, one in found.items():
-        if one.get("gap_ratio") is None:  # a point estimate has no spread
+    """Distance from HMC on the data and in a hole between them, from the records."""
+    figure, axis = plt.subplots(figsize=(7, 4.4))
+    for name, seeds in by_contender(numbers("fidelity/gap.json")).items():
+        if name == "HMC":  # far below on the left
             continue
-        place = (one["w1"]["value"], one["gap_ratio"])
-        colour = POINT if name == "HMC" else OURS
-        axis.plot(*place, "o", color=colour, ms=6)
-        named(axis, name, place, colour)
+        place = tuple(fmean(one["w1"]["value"] for one in where) for where in (seeds, [s["between"] for s in seeds]))
+        axis.plot(*place, "o", color=OURS, ms=6)
+        named(axis, name, place, OURS)
     axis.set(
         xscale="log",
-        xlabel="distance from HMC's predictions on the data (W1)",
-        ylabel="std in the hole / std on the data",
-        title="Nearer to the true posterior on the left; the dashed line is HMC's growth in the hole",
+        yscale="log",
+        xlabel="distance from HMC's function values on the data (W1)",
+        ylabel="the same in the hole",
     )
-    axis.title.set_fontsize(10)
-    axis.margins(x=0.12, y=0.1)
+    axis.set_xticks([0.03, 0.05, 0.1, 0.2], ["0.03", "0.05", "0.1", "0.2"])
+    axis.set_yticks([0.1, 0.2, 0.3, 0.4], ["0.1", "0.2", "0.3", "0.4"])
+    axis.minorticks_off()
+    axis.margins(x=0.15, y=0.1)
     figure.tight_layout()
     figure.savefig(IMAGES / "families.png", dpi=110)
+
+
+def first_seed(task: str) -> dict[str, Any]:
+    """The records of a task's first seed, by contender."""
+    found = numbers(f"fidelity/{task}.json").items()
+    return {name.removesuffix(", seed 0"): one for name, one in found if name.endswith(", seed 0")}
+
+
+def curves() -> None:
+    """The curve with a hole under every family, beside HMC, from the records of the fidelity benchmark."""
+    found, (x, y) = first_seed("gap"), TASKS["gap"](0).train
+    truth = found["HMC"]["curve"]
+    figure, axes = plt.subplots(3, 4, figsize=(12, 7.2), sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, DRAWN, strict=True):
+        for curve, colour, label in ((truth, POINT, "HMC"), (found[name]["curve"], OURS, name)):
+            mean, std = torch.tensor(curve["mean"]), torch.tensor(curve["std"])
+            axis.fill_between(CURVE, mean - 2 * std, mean + 2 * std, color=colour, alpha=0.3, lw=0, label=label)
+            axis.plot(CURVE, mean, color=colour, lw=1.2)
+        axis.plot(x[:, 0], y[:, 0], ".", color="black", ms=3)
+        ratio = found[name].get("gap_ratio")
+        axis.set_title(f"{name}: {'no spread' if ratio is None else f'{ratio:.1f} ×'}", fontsize=10)
+    axes[0, 0].set(xlim=(-2.5, 2.5), ylim=(-2.2, 2.2))
+    figure.suptitle(
+        "Blue: mean ± 2 std over draws; grey: HMC. The number is the std in the hole over that on the data, "
+        f"{found['HMC']['gap_ratio']:.1f} × for HMC",
+        fontsize=11,
+    )
+    figure.tight_layout()
+    figure.savefig(IMAGES / "families_curves.png", dpi=90)
+
+
+def maps() -> None:
+    """Where draws disagree about the classes of two moons, under HMC and several families, from the same records."""
+    found, (x, y) = first_seed("moons"), TASKS["moons"](0).train
+    extent = (float(ACROSS[0]), float(ACROSS[-1]), float(UP[0]), float(UP[-1]))
+    figure, axes = plt.subplots(2, 4, figsize=(12, 5.6), sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, MAPPED, strict=True):
+        grid = {key: torch.tensor(read_hundredths(rows)) for key, rows in found[name]["map"].items()}
+        shown = axis.imshow(grid["std"], origin="lower", extent=extent, vmin=0, vmax=0.35, cmap="Blues", aspect="auto")
+        axis.contour(ACROSS, UP, grid["mean"], levels=[0.5], colors=[POINT], linewidths=1)
+        axis.scatter(x[:, 0], x[:, 1], c=["#a8611a" if label else "black" for label in y.tolist()], s=5)
+        axis.set_title(name, fontsize=10)
+    figure.colorbar(shown, ax=axes, label="std over draws of the probability of a class", fraction=0.03, pad=0.01)
+    figure.savefig(IMAGES / "families_maps.png", dpi=90, bbox_inches="tight")
+
+
+def read_hundredths(rows: list[str]) -> list[list[float]]:
+    """The numbers of a grid, of two digits each."""
+    return [[int(row[index : index + 2]) / 100 for index in range(0, len(row), 2)] for row in rows]
 
 
 def gap_posteriors(train: Split) -> dict[str, credo.Posterior]:
@@ -195,3 +258,5 @@ if __name__ == "__main__":
     intervals()
     cost_and_quality()
     families()
+    curves()
+    maps()

@@ -31,8 +31,9 @@ from credo.evaluate.fidelity.function_draws import function_draws
 FOLDER = Path("results/benchmarks/fidelity")
 DRAWS = 400
 REFERENCE = "HMC"
-# Inputs at which a function of one input is drawn.
+# Inputs at which pictures are drawn: of a function of one input, and of one of two, row by row of a grid.
 CURVE = torch.linspace(-2.5, 2.5, 101)
+ACROSS, UP = torch.linspace(-2.0, 3.0, 41), torch.linspace(-2.0, 2.5, 37)
 
 
 def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None:
@@ -52,18 +53,19 @@ def run_task(name: str, contenders: list[str], seeds: int, folder: Path) -> None
         seconds = time.process_time() - start if is_whole else None
         for contender in wanted:
             say(f"{name}: {contender}, seed {seed}")
-            rows[f"{contender}, seed {seed}"] = (
-                {**measures(truth, truth, problem), **chains(truth, problem), "seconds": seconds}
-                if contender == REFERENCE
-                else contest(contender, truth, problem, seed)
-            )
+            if contender == REFERENCE:
+                found = {"seconds": seconds, **measures(truth, truth, problem), **chains(truth, problem)}
+                found |= picture(truth, problem, seed)
+            else:
+                found = contest(contender, truth, problem, seed)
+            rows[f"{contender}, seed {seed}"] = found
             write_json(path, record.record(rows))
 
 
 def contest(contender: str, truth: credo.Posterior, problem: Problem, seed: int) -> dict[str, Any]:
     """Train one contender, and measure it before and after calibration."""
     posterior, seconds = CONTENDERS[contender](problem, seed)
-    found = {"seconds": seconds, **measures(posterior, truth, problem)}
+    found = {"seconds": seconds, **measures(posterior, truth, problem), **picture(posterior, problem, seed)}
     x, y = problem.validation
     credo.calibrate(posterior, [(x, y)], progress=False)
     return {**found, "calibrated": measures(posterior, truth, problem)}
@@ -90,16 +92,32 @@ def measures(posterior: credo.Posterior, truth: credo.Posterior, problem: Proble
         stds = [float(values.std(0).mean()) if len(values) > 1 else 0.0 for values in (between, on)]
         scores |= {"std_between": stds[0], "std_on": stds[1], "gap_ratio": stds[0] / stds[1] if stds[1] else None}
         far = agreement(posterior, truth, problem.between, draws=DRAWS)
-        curve = function_draws(posterior, CURVE.unsqueeze(1), draws=DRAWS, seed=0).values.flatten(1)
-        spread = curve.std(0) if len(curve) > 1 else torch.zeros_like(CURVE)
-        scores["curve"] = {"mean": rounded(curve.mean(0)), "std": rounded(spread)}
         scores["between"] = {key: value._asdict() for key, value in far._asdict().items() if value is not None}
     return {**numbers, **scores}
+
+
+def picture(posterior: credo.Posterior, problem: Problem, seed: int) -> dict[str, Any]:
+    """Mean and standard deviation over draws if the task has one input or two; nothing otherwise, or of later seeds."""
+    inputs = problem.train[0].shape[1]
+    if inputs > 2 or seed:
+        return {}
+    x = CURVE.unsqueeze(1) if inputs == 1 else torch.cartesian_prod(UP, ACROSS).flip(1)
+    values = function_draws(posterior, x, draws=DRAWS, seed=0).values[:, :, -1]
+    std = values.std(0) if len(values) > 1 else torch.zeros(len(x))
+    if inputs == 1:
+        return {"curve": {"mean": rounded(values.mean(0)), "std": rounded(std)}}
+    return {"map": {"mean": hundredths(values.mean(0)), "std": hundredths(std)}}
 
 
 def rounded(values: Tensor) -> list[float]:
     """As a record has them."""
     return [round(float(value), 4) for value in values]
+
+
+def hundredths(values: Tensor) -> list[str]:
+    """Numbers from 0 to 0.99 as two digits each, a string for each row of the grid."""
+    digits = [f"{round(100 * float(value)):02d}" for value in values.clamp(max=0.99)]
+    return ["".join(digits[row : row + len(ACROSS)]) for row in range(0, len(digits), len(ACROSS))]
 
 
 def chains(truth: credo.HMC, problem: Problem) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from credo.core.support.files import write_json
 TABLE = "table.json"
 CLASSES = ("moons", "iris", "wine", "digits")
 REGRESSIONS = ("gap", "diabetes")
-# Columns of a task: title, key of a record, digits.
+# Columns of a task: title, key of a record (in another record where there is a point), digits.
 OF_CLASSES = (
     ("top-1", "top1", 2),
     ("TV", "tv", 3),
@@ -23,6 +23,7 @@ OF_CLASSES = (
 )
 OF_REGRESSIONS = (
     ("W1", "w1", 3),
+    ("W1 in the hole", "between.w1", 2),
     ("std ratio", "std_ratio", 2),
     ("gap ratio", "gap_ratio", 1),
     ("coverage", "coverage90", 2),
@@ -115,7 +116,12 @@ def _text(rows: list[dict[str, Any]], key: str, digits: int) -> str | None:
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> float | None:
-    values = [row.get(key) for row in rows]
+    values = [_at(row, key) for row in rows]
     numbers = [value["value"] if isinstance(value, dict) else value for value in values]
     usable = [number for number in numbers if number is not None]
     return fmean(usable) if usable else None
+
+
+def _at(row: dict[str, Any], key: str) -> Any:
+    outer, _, inner = key.partition(".")
+    return row.get(outer, {}).get(inner) if inner else row.get(outer)

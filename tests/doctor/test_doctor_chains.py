@@ -43,3 +43,4 @@ def test_a_posterior_of_chains_in_two_modes() -> None:
     found = credo.diagnose(posterior, [(x, y)])
     assert "chains-disagree" in {finding.name for finding in found.findings}
     assert found.measurements["chains"]["rhat"] > 1.2
+    assert found.measurements["scores"]["mean"] is None  # the network's own weights are where the chains began

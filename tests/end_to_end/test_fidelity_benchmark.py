@@ -37,3 +37,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"{again['BBB, seed 0']['w1']['value']:.3f}" in found["gap"]["rows"][2][2]
     curve = again["BBB, seed 0"]["curve"]
     assert len(curve["mean"]) == len(curve["std"]) == len(benchmark.CURVE)
+    drawn = json.loads((tmp_path / "moons.json").read_text())["numbers"]["HMC, seed 0"]["map"]
+    for rows in drawn.values():  # two digits for each point of the grid
+        assert [len(row) for row in rows] == [2 * len(benchmark.ACROSS)] * len(benchmark.UP)

@@ -1,6 +1,7 @@
 """Agreement of two posteriors against what is known by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_gaussians() -> None:
     assert wasserstein(a + 3.0, a) == pytest.approx(3.0)
     assert wasserstein(a[:7], a[:7].repeat(2, 1, 1)) == pytest.approx(0.0)
     assert spread_ratio(a, b) == pytest.approx(2.0, rel=0.02)
-    found = compared(FunctionDraws(a, a), FunctionDraws(b, b))
+    found = compared(FunctionDraws(a, False), FunctionDraws(b, False))
     assert found.top1 is None
     assert found.tv is None
     assert found.std.value == pytest.approx(1.0, rel=0.05)
@@ -33,7 +34,7 @@ def test_gaussians() -> None:
 
 def test_the_monte_carlo_error_is_the_spread_over_other_draws() -> None:
     """Within a factor of 1.5: the jackknife of eight groups varies by a quarter."""
-    values = [compared(FunctionDraws(a, a), FunctionDraws(b, b)).w1 for a, b in
+    values = [compared(FunctionDraws(a, False), FunctionDraws(b, False)).w1 for a, b in
               ((normal(0.5, 1.0, 2 * i, 400), normal(0.0, 1.0, 2 * i + 1, 400)) for i in range(20))]  # fmt: skip
     spread = float(torch.tensor([found.value for found in values]).std())
     typical = sum(found.error for found in values) / len(values)
@@ -79,5 +80,27 @@ def test_function_draws_average_to_predictions() -> None:
     drawn = function_draws(posterior, x, draws=20, seed=0, batch_size=7)
     prediction = credo.predict(posterior, x, draws=20)
     torch.testing.assert_close(drawn.values.mean(0), prediction.mean.double(), rtol=1e-4, atol=1e-5)
-    assert drawn.noise is not None
-    assert float((drawn.noise - 0.5).abs().max()) < 1e-6
+    assert not drawn.is_class
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "expected"),
+    [
+        ("poisson", 1, lambda found: found.mean),
+        ("negative-binomial", 1, lambda found: found.mean),
+        ("student-t", 1, lambda found: found.mean),
+        ("multi-label", 4, lambda found: found.probs),
+        ("quantiles", 3, lambda found: found.quantiles.flatten(1)),
+        ({"kind": "gaussian", "heteroscedastic": True}, 2, lambda found: found.mean),
+    ],
+)
+def test_every_kind_of_targets_can_be_compared(likelihood: object, outputs: int, expected: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 3)
+    posterior = credo.BBB(nn.Linear(3, outputs), data_size=12, init=0.3, likelihood=likelihood)
+    drawn = function_draws(posterior, x, draws=20, seed=0).values
+    prediction = credo.predict(posterior, x, draws=20)
+    torch.testing.assert_close(drawn.mean(0), expected(prediction).double(), rtol=1e-4, atol=1e-5)
+    near = credo.agreement(credo.MAP(posterior.model, data_size=12, likelihood=likelihood), posterior, x, draws=20)
+    assert near.tv is None
+    assert near.w1.value > 0

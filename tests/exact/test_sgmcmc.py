@@ -127,6 +127,33 @@ def test_noise_of_batches_adds_what_is_stated() -> None:
     assert ratio > 1.15
 
 
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_a_learned_noise_is_corrected_for_the_weights_that_were_fitted(temperature: float | None) -> None:
+    """σ² = RSS/(n − T·p) under a wide prior: that of an unbiased estimate at the temperature that `fit` plans."""
+    rows, features, tasks, steps = 24, 12, 60, 1200
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, features, generator=generator, dtype=torch.float64)
+    y = 0.7 * torch.randn(rows, tasks, generator=generator, dtype=torch.float64)
+    rss = float((y - x @ torch.linalg.lstsq(x, y).solution).square().mean(1).sum())
+    torch.manual_seed(0)
+    posterior = credo.SGHMC(
+        nn.Linear(features, tasks, bias=False).double(),
+        data_size=rows,
+        schedule="constant",
+        temperature=temperature,
+        prior=100.0,
+        precondition=False,
+        lr=0.02,
+        likelihood=credo.GaussianNoise(learn=True),
+    )
+    posterior.plan_training_(steps=steps, epochs=steps)
+    for _ in range(steps):
+        posterior.step(lambda net: posterior.likelihood.nll(net(x), y))
+    found = float(nn.functional.softplus(posterior.likelihood.noise_rho.detach())) ** 2
+    assert posterior.temperature == (temperature or 1.0)
+    assert found == pytest.approx(rss / (rows - posterior.temperature * features), rel=0.05)
+
+
 def test_one_step_the_slow_way() -> None:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     net = nn.Linear(3, 2)
@@ -261,6 +288,13 @@ def test_thinning_is_planned(steps: int, cycles: int, expected: int) -> None:
     assert len(kept) == expected
     for k in kept:
         assert (k * cycles % steps) / steps >= 0.8 - cycles / steps
+
+
+def test_more_cycles_than_samples_leave_evenly_spaced_ones() -> None:
+    posterior = planned(steps=80, cycles=4, samples=2)
+    for _ in range(80):
+        step(posterior)
+    assert posterior.collected == 2  # of four that were offered, one at the end of each cycle
 
 
 def test_stages_without_a_plan() -> None:

@@ -94,6 +94,32 @@ def test_every_likelihood(likelihood: object) -> None:
         assert 0.1 < float(nn.functional.softplus(posterior.likelihood.noise_rho.detach())) < 0.7
 
 
+def own_scale(likelihood: credo.Likelihood) -> float:
+    return float(next(iter(likelihood.parameters())).detach().exp())
+
+
+@pytest.mark.parametrize("likelihood", ["student-t", "censored-times"])
+def test_scales_of_other_targets_are_learned_by_the_starts(likelihood: str) -> None:
+    x, noise = data()[0], 0.3 * torch.randn(24, 1, generator=torch.Generator().manual_seed(1))
+    values = 2.0 * x[:, :1] + noise
+    y = values if likelihood == "student-t" else torch.cat([values.exp(), torch.ones_like(values)], dim=1)
+    settings = {"thin": 1, "start_steps": 300, "max_steps": 8}
+    posterior = credo.HMC(nn.Linear(2, 1), data_size=24, likelihood=likelihood, **SHORT | {"settings": settings})
+    assert 0.1 < own_scale(posterior.fit([(x, y)]).likelihood) < 0.4
+
+
+def test_cut_points_of_ordered_classes_are_learned_by_the_starts() -> None:
+    x, _ = data()
+    y = (x[:, 0] > -1).long() + (x[:, 0] > 1).long()
+    likelihood = {"kind": "ordinal", "classes": 3}
+    posterior = credo.HMC(nn.Linear(2, 1), data_size=24, likelihood=likelihood, **SHORT)
+    before = [parameter.detach().clone() for parameter in posterior.likelihood.parameters()]
+    posterior.fit([(x, y)])
+    assert len(before) == 2
+    for old, new in zip(before, posterior.likelihood.parameters(), strict=True):
+        assert not torch.equal(old, new)
+
+
 def test_networks_without_a_batching_rule_run_chain_by_chain() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -125,7 +125,8 @@ def _measure(
     seed: int,
     stage: Callable[[], None],
 ) -> Measurements:
-    single = len(posterior.parts) == 1
+    # Neither a mixture nor a stack of samples lies around the network's own weights.
+    has_mean = len(posterior.parts) == 1 and posterior.describe().chains is None
     stage()
     statistics_found = statistics(posterior, train, evaluated, on_test, seed=seed)
     stage()
@@ -155,7 +156,7 @@ def _measure(
         gradient=gradient,
         scores=scores(
             on_test,
-            mean=predict_mean(posterior, evaluated, seed=seed) if single else None,
+            mean=predict_mean(posterior, evaluated, seed=seed) if has_mean else None,
             baseline=None if baseline is None else predict_draws(baseline, evaluated, draws=on_test.draws, seed=seed),
             train=on_train,
             train_targets=train.y,

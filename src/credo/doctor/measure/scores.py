@@ -43,7 +43,7 @@ class Scores:
     """Scores of all predictors on the evaluated examples, and paired differences between them.
 
     Attributes:
-        mean: The mean weights; None for a mixture, which has no mean network.
+        mean: The mean weights; None for a mixture or samples of chains, which have no mean network.
         draw: Average of single draws, whose metric is from `lowest` to `highest`.
         train: The ensemble of all draws, on training examples.
         chance: The best constant prediction of the training targets.

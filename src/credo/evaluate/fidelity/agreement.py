@@ -39,9 +39,10 @@ class Agreement(NamedTuple):
     """Differences between two posteriors' predictions, averaged over inputs.
 
     Attributes:
-        top1: Fraction of inputs with the same most probable class; None for a regression.
-        tv: Total variation ½Σ|p − p_ref| of the averaged class probabilities; None for a regression.
-        mean: |mean − mean_ref| over draws of each probability, or of the regression's mean.
+        top1: Fraction of inputs with the same most probable class; None of other targets.
+        tv: Total variation ½Σ|p − p_ref| of the averaged class probabilities; None of other targets.
+        mean: |mean − mean_ref| over draws of each probability, or of the mean (of `Quantiles`: the quantiles) that a
+            network predicts of other targets.
         std: |std − std_ref| of the same over draws: the epistemic part of the uncertainty.
         std_ratio: Geometric mean of std / std_ref; below 1 the posterior is too sure. NaN for a point estimate.
         w1: Wasserstein-1 distance of the distributions over draws of the same.
@@ -93,10 +94,9 @@ def compared(ours: FunctionDraws, theirs: FunctionDraws, *, are_random: tuple[bo
         floor = metric(b[:half], b[half:]) if are_random[1] and half > 1 else metric(b, b)
         return Measured(metric(a, b), _jackknife(metric, a, b, are_random), floor)
 
-    is_class = ours.noise is None
     return Agreement(
-        top1=measured(top1_agreement) if is_class else None,
-        tv=measured(total_variation) if is_class else None,
+        top1=measured(top1_agreement) if ours.is_class else None,
+        tv=measured(total_variation) if ours.is_class else None,
         mean=measured(lambda p, q: float((p.mean(0) - q.mean(0)).abs().mean())),
         std=measured(lambda p, q: float((spread(p) - spread(q)).abs().mean())),
         std_ratio=measured(spread_ratio),

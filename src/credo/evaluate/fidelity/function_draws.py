@@ -7,12 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from credo.core.likelihood import ClassLikelihood
+from credo.core.likelihood import (
+    ClassLikelihood,
+    DistributionLikelihood,
+    GaussianNoise,
+    Likelihood,
+    MultiLabel,
+    Quantiles,
+)
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
 from credo.predict.draw_loop import draw_loop
-from credo.predict.moments import class_log_probs, gaussian_likelihoods
+from credo.predict.moments import class_log_probs
 from credo.predict.run import check_posterior
 
 
@@ -20,12 +27,13 @@ class FunctionDraws(NamedTuple):
     """Predictions of several networks for the same inputs.
 
     Attributes:
-        values: Class probabilities, or means of a regression, [draws, batch, outputs].
-        noise: Standard deviations of the targets, in the same shape; None for classes.
+        values: Probabilities of classes or of several labels, quantiles, or means of all other targets, [draws, batch,
+            outputs].
+        is_class: Whether they are probabilities of classes.
     """
 
     values: Tensor
-    noise: Tensor | None
+    is_class: bool
 
 
 @torch.no_grad()
@@ -51,22 +59,31 @@ def function_draws(
                 loop.begin()
                 outputs = loop.outputs(rows.to(frozen.device), draws)
             found.append(_predicted(frozen, outputs))
-    values = torch.cat([part.values for part in found], dim=1)
-    noise = [part.noise for part in found if part.noise is not None]
-    return FunctionDraws(values, torch.cat(noise, dim=1) if noise else None)
+    return FunctionDraws(torch.cat(found, dim=1), isinstance(posterior.likelihood, ClassLikelihood))
 
 
-def _predicted(posterior: Posterior, outputs: Tensor) -> FunctionDraws:
-    calibration = posterior.calibration
+def _predicted(posterior: Posterior, outputs: Tensor) -> Tensor:
+    temperature = 1.0 if posterior.calibration is None else posterior.calibration.temperature
     if isinstance(posterior.likelihood, ClassLikelihood):
-        temperature = 1.0 if calibration is None else calibration.temperature
-        probs = class_log_probs(posterior.likelihood, outputs, temperature).exp()
-        return FunctionDraws(probs.double().flatten(2).cpu(), None)
-    factor = 1.0 if calibration is None else calibration.std_factor
-    parts = gaussian_likelihoods([part.likelihood for part in posterior.parts])
-    moments = [parts[index % len(parts)].moments(output) for index, output in enumerate(outputs)]
-    mean, std = (
-        torch.stack(entries).double().reshape(len(outputs), outputs.shape[1], -1).cpu()
-        for entries in zip(*moments, strict=True)
+        values = class_log_probs(posterior.likelihood, outputs, temperature).exp()
+    else:
+        parts = [part.likelihood for part in posterior.parts]  # each may have learned a noise of its own
+        means = [_expected(parts[index % len(parts)], output, temperature) for index, output in enumerate(outputs)]
+        values = torch.stack(means).reshape(*outputs.shape[:2], -1)
+    return values.double().cpu()
+
+
+def _expected(likelihood: Likelihood, outputs: Tensor, temperature: float) -> Tensor:
+    """What one network predicts of the targets, whatever their noise."""
+    if isinstance(likelihood, GaussianNoise):
+        return likelihood.moments(outputs)[0]
+    if isinstance(likelihood, DistributionLikelihood):
+        return likelihood.mean_and_variance(outputs)[0]
+    if isinstance(likelihood, MultiLabel):
+        return (outputs / temperature).sigmoid()
+    if isinstance(likelihood, Quantiles):
+        return likelihood.quantiles(outputs)
+    raise TypeError(
+        f"Predictions of {type(likelihood).__name__} cannot be compared: derive your likelihood from "
+        "DistributionLikelihood or ClassLikelihood."
     )
-    return FunctionDraws(mean, factor * std)

@@ -58,7 +58,8 @@ class HMC(GradientPosterior):
     and after any further step, there are no samples, and all draws are the network itself. The network runs in eval
     mode: dropout is off, and BatchNorm's running statistics are constants.
 
-    A learned Gaussian noise is not sampled: it is that of the training, or without one that of the chains' starts.
+    A learned noise (scale, dispersion, cut points) is not sampled: it is that of the training, or without one that of
+    the chains' starts.
     Look at `diagnostics` before you call the samples a reference.
 
     Args:
@@ -251,14 +252,14 @@ class HMC(GradientPosterior):
             chains = resumed_chains(state, self.plan, samples)
             energy.record_(chains.point.weights)
             return chains
-        noise = energy.likelihood
-        learns_noise = isinstance(noise, GaussianNoise) and noise.learn and self.steps == 0
-        if learns_noise:
-            noise.start_(energy.data.y)
+        own = [parameter for parameter in energy.likelihood.parameters() if parameter.requires_grad]
+        learned = [] if self.steps else own  # a training has learned them already
+        if learned:
+            energy.likelihood.start_(energy.data.y)
         weights = fresh_weights(net, layout, len(samples), self.seed)
-        if not learns_noise:
+        if not learned:
             energy.record_(weights)
-        weights = trained(energy, weights, steps=self.start_steps, learns_noise=learns_noise)
+        weights = trained(energy, weights, steps=self.start_steps, learned=learned)
         energy.record_(weights)
         scale = torch.as_tensor(self.prior.std, dtype=layout.dtype, device=self.device).expand(layout.size)
         scale = torch.where(scale.isfinite(), scale, 1.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from credo.core.likelihood import GaussianNoise
 from credo.core.network.flat_layout import Layout
 from credo.core.network.substitute import parameters_at
 from credo.methods.hmc.potential import Potential
@@ -51,24 +52,24 @@ def without_fresh_start(model: nn.Module, layout: Layout) -> list[str]:
     return [name for name, p in parameters_at(model, layout.names).items() if id(p) not in fresh]
 
 
-def trained(energy: Potential, weights: Tensor, *, steps: int, learns_noise: bool) -> Tensor:
-    """Weights of all chains after `steps` of Adam on U; with `learns_noise`, the likelihood's noise is learned, too.
+def trained(energy: Potential, weights: Tensor, *, steps: int, learned: Sequence[nn.Parameter]) -> Tensor:
+    """Weights of all chains after `steps` of Adam on U.
 
     Args:
         energy: U.
         weights: First weights, [chains, weights].
         steps: Number of steps over all data.
-        learns_noise: Also change the noise of `energy.likelihood`, which all chains share.
+        learned: Parameters of `energy.likelihood`, which all chains share, to learn as well.
     """
     weights = weights.clone().requires_grad_()
-    noise = energy.likelihood
-    learned = [noise.noise_rho] if learns_noise and isinstance(noise, GaussianNoise) else []
     optimizer = torch.optim.Adam([weights, *learned], lr=_LR)
     for index in range(steps):
         weights.grad = energy(weights)[1]
-        for rho in learned:
+        if learned:
             with torch.enable_grad():
-                rho.grad = torch.autograd.grad(energy.nll(weights.detach()).mean(), rho)[0]
+                nll = energy.nll(weights.detach()).mean()
+            for parameter, gradient in zip(learned, torch.autograd.grad(nll, learned, allow_unused=True), strict=True):
+                parameter.grad = gradient
         # The last third comes to rest.
         optimizer.param_groups[0]["lr"] = _LR * min(1.0, 3.0 * (steps - index) / steps)
         optimizer.step()

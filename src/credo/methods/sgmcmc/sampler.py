@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.core.description import Description, KeptChains
 from credo.core.errors import CredoWarning, NonFiniteError, unknown
@@ -41,7 +41,7 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
 from credo.methods.natural.parameter_vector import ParameterVector
-from credo.methods.planning import planned_temperature
+from credo.methods.planning import LONG_TRAINING, planned_temperature
 from credo.methods.sgmcmc.langevin import LangevinStep, squared_norms
 from credo.methods.sgmcmc.schedules import SCHEDULES, Stages
 
@@ -93,6 +93,7 @@ class StochasticGradientSampler(GradientPosterior):
         self.langevin = LangevinStep(self.vector, lr, friction=friction, precondition=precondition, device=device)
         self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device)
         self.optimizer_step = OptimizerStep(trainable(self), "adam", _LIKELIHOOD_LR)
+        self._moving: dict[str, nn.Parameter] = {}  # what a step moves, while it does
         self._squared_norms: list[float] = []
         self._learns_likelihood = any(p.requires_grad for p in self.likelihood.parameters())
 
@@ -145,17 +146,28 @@ class StochasticGradientSampler(GradientPosterior):
                 # At the end of a single cycle the rate is so small that its samples are one network.
                 self._set_planned("schedule", "constant")
         if given["temperature"] is None:
-            self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+            self._set_planned("temperature", self._planned_temperature(epochs))
         if given["every"] is None:
             stages = self.stages
             sampling = sum(stages.steps_sampling(step) > 0 for step in range(steps))
-            self._set_planned("every", max(1, sampling // self.sampled_weights.capacity))
+            # At least one of each cycle, even if there are more cycles than room.
+            self._set_planned("every", max(1, sampling // max(self.sampled_weights.capacity, self.cycles)))
 
     def _planned_cycles(self, steps: int, epochs: float) -> int:
         if self.schedule != "cyclical":
             return 1
         most = min(_MOST_CYCLES, self.sampled_weights.capacity, int(epochs // _CYCLE_EPOCHS), steps // _CYCLE_STEPS)
         return max(1, most)
+
+    def _planned_temperature(self, epochs: float) -> float:
+        """That of the other methods; 1 where the noise of the targets is learned.
+
+        Under a posterior of temperature T the learned variance of n targets comes to rest at RSS/(n − T·p), p being the
+        effective number of weights. At 1 it corrects for all of them, below it is too small, which few rows pay for.
+        """
+        if self._learns_likelihood and self.likelihood.task == "regression":
+            return min(1.0, epochs / LONG_TRAINING)
+        return planned_temperature(self.likelihood.task, epochs)
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
@@ -186,7 +198,8 @@ class StochasticGradientSampler(GradientPosterior):
 
     def _ready(self, losses: tuple[float, float]) -> Sequence[float]:
         """Average and check the gradients; the norms that the check needs are those that the preconditioner does."""
-        own, ready = [*parameters_at(self.model, self.vector.names).values()], self.optimizer_step.ready
+        self._moving = parameters_at(self.model, self.vector.names)
+        own, ready = [*self._moving.values()], self.optimizer_step.ready
         if self.process_group is not None and self.process_group.defers:
             losses = ready(at=self.steps, losses=losses)  # type: ignore[assignment]
             self._squared_norms = squared_norms(own)
@@ -217,7 +230,7 @@ class StochasticGradientSampler(GradientPosterior):
         mean, std = self._prior_numbers or (0.0, math.inf)
         pull = self.temperature / (self.data_size * std**2)
         offsets = self.langevin.step_(
-            parameters_at(self.model, self.vector.names),
+            self._moving,
             self._squared_norms,
             rate=self.lr_factor(step),
             variance=self.temperature / self.data_size,
@@ -242,22 +255,25 @@ class StochasticGradientSampler(GradientPosterior):
 
     def _move_likelihood(self) -> None:
         """Adam on the likelihood's own parameters; the network's have moved and have no gradient any more."""
-        for parameter in parameters_at(self.model, self.vector.names).values():
+        for parameter in self._moving.values():
             parameter.grad = None
+        self._moving = {}
         if self._learns_likelihood:
             self.optimizer_step.move(scale=self.lr_scale)
 
     def _keep_sample(self) -> None:
         kept = self.sampled_weights
+        if not kept.is_next_kept:
+            kept.offer_({})  # counted only
+            return
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        if kept.is_next_kept:
-            bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
-            if bad is not None:
-                raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
-            if self.process_group is not None:  # running statistics are of each process's own batches
-                found = {name: tensors[name].clone() for name in kept.statistic_names}
-                self.process_group.average_([*found.values()])
-                tensors |= found
+        bad = next((n for n in self.vector.names if not is_finite(tensors[n])), None)
+        if bad is not None:
+            raise NonFiniteError(f"No sample is kept at step {self.steps}: {bad} is not finite. Try a smaller lr.")
+        if self.process_group is not None:  # running statistics are of each process's own batches
+            found = {name: tensors[name].clone() for name in kept.statistic_names}
+            self.process_group.average_([*found.values()])
+            tensors |= found
         kept.offer_(tensors)
 
     def end_training_(self, loader: Iterable[Any]) -> None:

@@ -40,7 +40,7 @@ class SGHMC(StochasticGradientSampler):
         cycles: Number of cycles; None: planned by `fit`, up to 4 of at least 10 epochs. A training too short for two
             has a constant rate.
         temperature: T: the likelihood counts 1/T times; 1 is the Bayes posterior, less is colder. None: planned by
-            `fit` as for the other methods, otherwise 1.
+            `fit` as for the other methods, but 1 where the noise of the targets is learned; without a plan 1.
         friction: α, which the velocity loses in each step; momentum SGD with 0.9 has 0.1.
         precondition: Divide the rate of each parameter tensor by the root of its mean squared gradient, so that rates
             mean what Adam's mean. It is measured in the burn-in and does not change while samples are taken. Without
