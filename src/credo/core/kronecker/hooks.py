@@ -141,8 +141,17 @@ class CurvaturePass:
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._is_first = True
+        self._layer_outputs: list[Tensor] | None = None
         self._outside: set[str] = set()
         self._undo: list[Callable[[], object]] = []
+
+    def by_outputs(self) -> list[Tensor]:
+        """Take gradients of a pass that differentiates by the layers' outputs alone, and needs none by weights.
+
+        Returns the list of these outputs, to which the forward pass adds. Before that pass.
+        """
+        self._layer_outputs = []
+        return self._layer_outputs
 
     def again(self) -> None:
         """Take what arrives from here on as the gradients of another function of the same forward pass.
@@ -234,14 +243,16 @@ class CurvaturePass:
                 )
             self.size = x.shape[0] if self.size is None else self.size
             out.register_hook(partial(self._arrived, layer, own["weight"], x.detach()))
+            if self._layer_outputs is not None:
+                self._layer_outputs.append(out)
             return out
 
         return forward
 
     def _arrived(self, layer: KroneckerLayer, weight: Tensor, x: Tensor, g: Tensor) -> None:
         """Tensor hook: the gradient by a layer's output is here."""
-        if not computes_gradient_of(weight):  # the loss differentiates by its inputs only, for an attack, say
-            return
+        if self._layer_outputs is None and not computes_gradient_of(weight):
+            return  # the loss differentiates by its inputs only, for an attack, say
         assert self.size is not None
         if self._rows.are_known(self.size):
             self._take(layer, x, g.detach())
