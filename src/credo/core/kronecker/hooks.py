@@ -141,17 +141,21 @@ class CurvaturePass:
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._is_first = True
-        self._layer_outputs: list[Tensor] | None = None
+        self._seen: list[tuple[Tensor, int, Tensor]] | None = None
         self._outside: set[str] = set()
         self._undo: list[Callable[[], object]] = []
 
-    def by_outputs(self) -> list[Tensor]:
-        """Take gradients of a pass that differentiates by the layers' outputs alone, and needs none by weights.
+    def take_all(self) -> None:
+        """Take gradients also of passes that differentiate by `seen()`, and not by weights. Before the forward pass."""
+        self._seen = []
 
-        Returns the list of these outputs, to which the forward pass adds. Before that pass.
+    def seen(self) -> list[Tensor]:
+        """What the backward pass must differentiate by, at least: outputs of layers, without gradients by weights.
+
+        For an output that was changed in place after its layer's call it is the weight.
         """
-        self._layer_outputs = []
-        return self._layer_outputs
+        assert self._seen is not None
+        return [weight if out._version != version else out for out, version, weight in self._seen]
 
     def again(self) -> None:
         """Take what arrives from here on as the gradients of another function of the same forward pass.
@@ -243,15 +247,15 @@ class CurvaturePass:
                 )
             self.size = x.shape[0] if self.size is None else self.size
             out.register_hook(partial(self._arrived, layer, own["weight"], x.detach()))
-            if self._layer_outputs is not None:
-                self._layer_outputs.append(out)
+            if self._seen is not None:
+                self._seen.append((out, out._version, own["weight"]))
             return out
 
         return forward
 
     def _arrived(self, layer: KroneckerLayer, weight: Tensor, x: Tensor, g: Tensor) -> None:
         """Tensor hook: the gradient by a layer's output is here."""
-        if self._layer_outputs is None and not computes_gradient_of(weight):
+        if self._seen is None and not computes_gradient_of(weight):
             return  # the loss differentiates by its inputs only, for an attack, say
         assert self.size is not None
         if self._rows.are_known(self.size):

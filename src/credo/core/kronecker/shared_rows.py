@@ -1,8 +1,8 @@
 """Second moments of a convolution's patches from the rows of its input that several patches share.
 
-The patches of a kernel of k rows are k rows of the padded image, unfolded in all directions but the first. With stride 1
-in that direction, rows h and h + δ of the image meet in the block of kernel rows r and r + δ of every r, but for h near
-the edges. So k products of unfolded rows give what the patches give by k², from a copy that is k times smaller.
+The patches of a kernel of k rows are k rows of the padded image, unfolded in all directions but the first. With stride
+1 in that direction, rows h and h + δ of the image meet in the block of kernel rows r and r + δ of every r, but for h
+near the edges. So k products of unfolded rows give what the patches give by k², from a copy that is k times smaller.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -12,8 +12,8 @@ from torch.func import functional_call, jacrev, vjp, vmap
 from credo.core.kernels.attention import plain_attention
 from credo.core.network.inputs import AnyInputs, Inputs, output_tensor, run_network, tensors_of
 
-# Memory of the Jacobians that exist at once, and about that of the passes that make them: more of it is slower, since new
-# pages cost more than calls.
+# Memory of the Jacobians that exist at once, and about that of the passes that make them. More of it is slower: pages
+# that are new cost more than calls.
 CHUNK_BYTES = 64 * 2**20
 
 

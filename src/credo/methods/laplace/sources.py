@@ -247,10 +247,10 @@ class NetworkSource(Source):
             own = [replace(layer, layer=net.get_submodule(layer.path)) for layer in layers]
             plan = CurvaturePlan(net, own, (), aliases(net), wide=True)
             with torch.enable_grad(), plan.hooks(self.targets.counted) as run:
-                seen = run.by_outputs()
+                run.take_all()
                 outputs = self._forward()
-                count = self.vectors.shape[1]
-                for index in range(count):
+                seen, count = run.seen(), self.vectors.shape[1]
+                for index in range(count if seen else 0):  # a layer may be unused
                     if index:
                         run.again()
                     loss = self._loss(outputs, index)
