@@ -303,7 +303,7 @@ class CurvaturePass:
 
     def remove(self) -> None:
         """Undo `install`."""
-        self.active = False
+        self.active, self._seen = False, None  # outputs have hooks that have this pass: a cycle that is never freed
         while self._undo:
             self._undo.pop()()
 
