@@ -81,7 +81,19 @@ def main(given: list[str] | None = None) -> None:
             advance()
     rows = {name: [format(found.get(key, float("nan")), ".3g") for key in COLUMNS] for name, found in numbers.items()}
     print(table("Laplace at exact modes", [*COLUMNS.values()], rows))
-    run.finish(numbers, chosen.json)
+    run.finish(numbers, chosen.json, tables={"modes": make_table(numbers)})
+
+
+def make_table(numbers: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The least and largest number of all starts, for the page."""
+    keys = {"mean": "distance of the means", "w1": "W1", "std_ratio": "std ratio", "ratio": "gap ratio"}
+    rows = []
+    kinds = {REFERENCE: "HMC, half of its draws", "full": '`structure="full"`, all layers', "last": "last layer"}
+    for kind, what in kinds.items():
+        own = [found for name, found in numbers.items() if name.startswith(kind)]
+        ends = [(min(found[key] for found in own), max(found[key] for found in own)) for key in keys]
+        rows.append([what, *(f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}" for low, high in ends)])
+    return {"columns": ["around", *keys.values()], "rows": rows, "notes": []}
 
 
 def summary(found: dict[str, Any]) -> dict[str, float]:
