@@ -23,7 +23,8 @@ NOTES = [
     "ECE with 15 bins. AUROC of the entropy, test images of CIFAR-100 (as many as test images, at most 2,000) against "
     "those of CIFAR-10. Calibrated: `credo.calibrate` on one half of the test images for the other, both ways; all "
     "layers on at most 1,000 and SWAG on at most 500 images of that half.",
-    "Processor seconds on one core of a busy machine, of the fit and of predicting 10,000 images.",
+    "Processor seconds on one core of a busy machine, of the fit and of predicting 10,000 images: with 10,000 test "
+    "images on an Intel Xeon at 2.8 GHz, with 2,000 on an AMD EPYC.",
     "All layers: Kronecker factors with sampled labels. SWAG: SGD with momentum 0.9, lr 0.01, weight decay 1e-4, "
     "batches of 128, flips and crops, 16 draws with running statistics of their own.",
     "iBNN-16: 16 components and 16 passes, fine-tuned on 76,800 (ResNet-20) or 25,600 images, without temperature "

@@ -27,6 +27,24 @@ from credo.models import build_model
 CASES: dict[str, tuple[tuple[int, ...], int, int]] = {"mlp": ((1, 28, 28), 4, 512), "resnet20": ((3, 32, 32), 1, 64)}
 CLASSES = 10
 Jobs = dict[str, Callable[[], object]]
+NETWORKS = {"mlp": "MLP 784-400-400-10", "resnet20": "ResNet-20"}
+FORWARD, TRAINING = "forward epoch", "training epoch"
+# What each ratio is called on the page, and what it is a multiple of.
+WHAT = {
+    "last fit": ("`fit`, last layer", FORWARD),
+    "peer last fit": ("the same of laplace-torch", FORWARD),
+    "sampled fit": ("`fit`, all layers, sampled labels", TRAINING),
+    "exact fit": ("`fit`, all layers, exact", TRAINING),
+    "peer exact fit": ("the same of laplace-torch", TRAINING),
+    "last predict": ("`predict`, last layer", FORWARD),
+    "last predict, probit": ('`predict`, last layer, `link="probit"`', FORWARD),
+    "peer last predict": ("the same of laplace-torch", FORWARD),
+    "plain predict": ("`predict` of the network as it is", FORWARD),
+}
+NOTES = [
+    "Kronecker factors, ten classes. Least processor time of several rounds in one process, in which all took turns, "
+    "on one core of a machine with other work; passes without what every `fit` does once.",
+]
 
 
 def make_network(name: str, shape: tuple[int, ...]) -> nn.Module:
@@ -152,10 +170,20 @@ def main(given: list[str] | None = None) -> None:
                 least = {job: min(value, least.get(job, value)) for job, value in seconds.items()}
                 advance()
         numbers[name] = {"seconds": least, "ratios": ratios(least)}
-    found = {job: [numbers[name]["ratios"].get(job) for name in CASES] for job in numbers["mlp"]["ratios"]}
-    columns = {job: ["–" if value is None else f"{value:.2f}" for value in each] for job, each in found.items()}
-    print(table("multiples of a forward or training epoch", list(CASES), columns))
-    run.finish(numbers, chosen.json)
+    found = make_table({name: each["ratios"] for name, each in numbers.items()})
+    columns = {row[0]: row[1:] for row in found["rows"]}
+    print(table(found["columns"][0], found["columns"][1:], columns))
+    run.finish(numbers, chosen.json, tables={"cost": found})
+
+
+def make_table(found: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The table for the page, of the ratios of each network."""
+    rows = []
+    for job, (what, unit) in WHAT.items():
+        values = [each.get(job) for each in found.values()]
+        if any(value is not None for value in values):
+            rows.append([what, unit, *(None if value is None else f"{value:.2f}" for value in values)])
+    return {"columns": ["what", "in units of", *(NETWORKS[name] for name in found)], "rows": rows, "notes": NOTES}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ NAMES = (
     "calibration.md",
     "answers-you-can-rely-on.md",
     "trained-network.md",
+    "laplace.md",
     "out-of-distribution.md",
     "fidelity.md",
     "samplers.md",

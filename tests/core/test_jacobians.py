@@ -1,5 +1,7 @@
 """Jacobians of single examples, against one backward pass of the whole network for each output."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -84,6 +86,21 @@ def test_their_products_with_vectors_are_those_of_whole_jacobians(name: str) -> 
     vectors = torch.randn(len(x), 4, values.shape[1], dtype=torch.double)
     for key, found in projected_jacobians(net, x, parameters, vectors).items():
         assert torch.allclose(found, torch.einsum("bvo,bo...->bv...", vectors, whole[key])), key
+
+
+def test_attention_of_a_frozen_network_is_batched_all_the_same() -> None:
+    """Its fused operator has no batching rule: torch warns, and runs it row by row."""
+    torch.manual_seed(0)
+    net, x = Attention().eval().requires_grad_(False), torch.randn(3, 5, 4)
+    leaves = {name: p for name, p in net.named_parameters() if "linear" in name}
+    with torch.no_grad():
+        found = jacobians(net, x, leaves)[1]
+    for parameter in leaves.values():
+        parameter.requires_grad_()
+    for index, output in itertools.product(range(3), range(2)):
+        gradients = torch.autograd.grad(net(x)[index, output], [*leaves.values()])
+        for name, gradient in zip(leaves, gradients, strict=True):
+            torch.testing.assert_close(found[name][index, output], gradient)
 
 
 def test_chunks_join_to_the_whole_and_stay_small() -> None:

@@ -62,6 +62,15 @@ def with_one(row: Tensor, bias: bool) -> Tensor:
     return torch.cat([row, row.new_ones(1)]) if bias else row
 
 
+@pytest.fixture(params=["small", "large"])
+def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as they are made of small and of large layers."""
+    if request.param == "large":
+        monkeypatch.setattr("credo.core.kronecker.factors.LARGE_WORK", 0)
+        monkeypatch.setattr("credo.core.kronecker.shared_rows.LARGE_WORK", 0)
+
+
+@pytest.mark.usefixtures("work")
 @pytest.mark.parametrize("name", LINEAR)
 def test_moments_of_a_linear_layer_are_sums_over_rows(name: str) -> None:
     layer, x, g = made(*LINEAR[name])
@@ -80,6 +89,7 @@ def seen_at(layer: Any, x: Tensor, example: int, group: int, place: tuple[int, .
     return slope[channel].flatten()
 
 
+@pytest.mark.usefixtures("work")
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", CONVS)
 def test_moments_of_a_convolution_are_sums_over_examples_and_positions(name: str) -> None:
@@ -98,6 +108,36 @@ def test_moments_of_a_convolution_are_sums_over_examples_and_positions(name: str
         torch.testing.assert_close(a[group], for_inputs)
         torch.testing.assert_close(b[group], for_outputs)
     assert rows == len(x) * len(places)
+
+
+SHARED = {
+    "padded": (nn.Conv2d(3, 5, 3, padding=1), (2, 3, 6, 7)),
+    "dilated groups": (nn.Conv2d(4, 6, 3, padding=2, dilation=2, groups=2), (2, 4, 8, 7)),
+    "depthwise, stride along rows": (nn.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(0, 1), groups=4), (3, 4, 9, 8)),
+    "1d": (nn.Conv1d(3, 4, 5, padding=2), (2, 3, 12)),
+    "3d": (nn.Conv3d(2, 3, (3, 2, 2), padding=1), (2, 2, 6, 3, 4)),
+    "circular": (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (2, 1, 6, 4)),
+}
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_moments_from_shared_rows_are_those_of_the_patches(name: str, bias: bool, weighted: bool) -> None:
+    layer, x, g = made(*SHARED[name])
+    weights = torch.linspace(0, 2, len(x), dtype=torch.float64) if weighted else None
+    positions = row_count(layer, g) // len(x)
+    found = input_moments(layer, x, positions=positions, bias=bias, weights=weights)
+    groups, _, size = matrix_shape(layer, bias=False)
+    # A unit vector's gradient by the weight, for each position, is the patch that it sees.
+    wanted = torch.zeros_like(found)
+    for example, group in itertools.product(range(len(x)), range(groups)):
+        for place in itertools.product(*(range(n) for n in g.shape[2:])):
+            row = with_one(seen_at(layer, x, example, group, place), bias)
+            wanted[group] += torch.outer(row, row) * (1.0 if weights is None else weights[example])
+    assert size + bias == found.shape[-1]
+    torch.testing.assert_close(found, wanted)
 
 
 def test_patches_come_in_chunks_of_examples_with_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,26 @@ def test_links_are_compared_with_many_draws(capsys):
     assert rows["extended-probit"][-1] < rows["mean"][-1]  # the widest posterior, under noise
 
 
+@pytest.mark.slow
+def test_laplace_is_measured_around_a_mode(tmp_path, run_here):
+    output, record = run_here("gap_modes", tmp_path / "modes.json")
+    assert list(record["numbers"]) == ["HMC", "full, start 0", "last, start 0"]
+    full, last = record["numbers"]["full, start 0"], record["numbers"]["last, start 0"]
+    assert full["gradient"] < 1e-3  # a mode, of a density whose gradient elsewhere is in the hundreds
+    assert full["ratio"] > 5 > last["ratio"] > 1
+    assert "last, start 0" in output
+
+
+@pytest.mark.slow
+def test_costs_of_laplace_are_multiples_of_plain_passes(tmp_path, run_here):
+    output, record = run_here("laplace_cost", tmp_path / "cost.json")
+    table = record["tables"]["cost"]
+    assert table["columns"][2:] == ["MLP 784-400-400-10", "ResNet-20"]
+    assert [row[1] for row in table["rows"]][:2] == ["forward epoch", "training epoch"]
+    assert all(float(cell) > 0 for row in table["rows"] if "predict" in row[0] for cell in row[2:])
+    assert "`predict`, last layer" in output
+
+
 def test_cost_against_size_goes_on_from_its_record(tmp_path, run_here, monkeypatch):
     def measured(net, width, batch, rounds, *, period):
         times = dict.fromkeys((cost_size.ADAM, *cost_size.METHODS), width**1.5 * batch)

@@ -1,5 +1,7 @@
 """Laplace's Kronecker factors against their definition, and the other estimates of the curvature."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -125,6 +127,29 @@ def test_one_forward_pass_serves_all_backward_passes() -> None:
 
 
 # -- sampled and empirical labels ------------------------------------------------------------------------------------
+
+
+def test_a_pass_leaves_no_graph_behind() -> None:
+    layer, alive = nn.Linear(3, 4), []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = layer, nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            alive.append(weakref.ref(hidden))
+            return self.last(hidden.tanh())
+
+    loader = [(torch.randn(5, 3), torch.zeros(5, dtype=torch.long))] * 3
+    gc.disable()
+    try:
+        credo.Laplace(Watched(), data_size=15, random="all", prior=1.0).fit(loader, progress=False)
+        assert len(alive) > 3
+        assert [ref for ref in alive if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("random", ["last", "all"])

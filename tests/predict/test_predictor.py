@@ -98,6 +98,23 @@ def test_networks_that_vmap_cannot_run_are_run_one_after_the_other() -> None:
         credo.predictor(posterior, draws=4, way="vmap")(X)
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.head = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x.view(-1, 6, 6)).mean(1))
+
+
+def test_attention_is_run_for_all_draws_at_once() -> None:
+    """Its fused operators have no batching rule: torch warns, and runs them draw by draw."""
+    posterior = credo.BBB(Attention(), data_size=10, init=0.1)
+    wanted = credo.predict(posterior, X, draws=4, shared_draws=True).probs
+    torch.testing.assert_close(credo.predictor(posterior, draws=4, way="vmap")(X).probs, wanted)
+
+
 def test_draws_too_large_to_keep_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = METHODS["bbb"]()
     kept = credo.predictor(posterior, draws=4, way="loop")(X).probs

@@ -71,13 +71,15 @@ def averages_at(mean: Tensor, root: Tensor, points: Tensor) -> tuple[Tensor, Ten
         points: `standard_points` for so many logits.
     """
     rows, classes = mean.shape
-    noise = (root.to(mean).reshape(-1, classes) @ points.to(mean)).view(rows, classes, -1)
-    log_probs = noise.add_(mean.unsqueeze(-1)).log_softmax(1)
+    # [points, classes, rows]: with the rows last, sums over classes and points add up long runs of memory.
+    noise = points.to(mean).T @ root.to(mean).permute(2, 1, 0).reshape(classes, -1)
+    log_probs = noise.view(-1, classes, rows).add_(mean.T).log_softmax(1)
     probs = log_probs.exp()
     # Bounded below, since 0·(−∞) is no number.
-    entropy = log_probs.clamp_min_(-1e3).mul_(probs).sum(1).neg_()
-    average = probs.mean(-1)
-    variance = probs.sub_(average.unsqueeze(-1)).square_().mean(-1)
+    entropy = log_probs.clamp_min_(-1e3).mul_(probs).sum(1).neg_().T
+    average = probs.mean(0)
+    variance = probs.sub_(average).square_().mean(0).T
+    average = average.T
     return entropy, average, variance
 
 

@@ -36,14 +36,14 @@ def extended_probit(mean: Tensor, covariance: Tensor) -> Tensor:
         mean: Means of the logits, [..., classes]; −∞ for a class that is impossible.
         covariance: Their covariance, [..., classes, classes].
     """
-    impossible = mean == -torch.inf
-    mean = mean.masked_fill(impossible, 0.0)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    pairs = (variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * covariance).clamp_min(0)
-    scale = (1 + _LAMBDA * (0.5 + 1 / mean.shape[-1]) * pairs).sqrt()
-    against = (mean.unsqueeze(-2) - mean.unsqueeze(-1)) / scale
-    log_probs = -against.masked_fill(impossible.unsqueeze(-2), -torch.inf).logsumexp(-1)
-    return log_probs.masked_fill(impossible, -torch.inf).log_softmax(-1)
+    classes = mean.shape[-1]
+    # Classes first, rows last: sums over classes add up long runs of memory.
+    means, pairs = mean.movedim(-1, 0).contiguous(), covariance.movedim((-2, -1), (0, 1)).contiguous()
+    variance = pairs.diagonal().movedim(-1, 0)
+    pairs = (variance.unsqueeze(0) + variance.unsqueeze(1) - 2 * pairs).clamp_min(0)
+    scale = (1 + _LAMBDA * (0.5 + 1 / classes) * pairs).sqrt()
+    log_probs = -((means.unsqueeze(0) - means.unsqueeze(1)) / scale).logsumexp(1).movedim(0, -1)
+    return log_probs.masked_fill(mean == -torch.inf, -torch.inf).log_softmax(-1)  # else NaN: −∞ less itself
 
 
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.kernels.attention import plain_attention, plain_attention_modules
 from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
@@ -196,7 +197,8 @@ class Predictor:
         assert stack is not None
 
         def one(weights: Draw) -> Tensor:
-            with substituted(view.model, weights, view._aliases) as net:
+            substitution = substituted(view.model, weights, view._aliases)
+            with substitution as net, plain_attention(), plain_attention_modules():  # which have batching rules
                 return run_network(net, x.clone())
 
         if self._can_stack:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.errors import NonFiniteError
+from credo.core.kronecker.shared_rows import LARGE_WORK, rows_are_shared, shared_row_moments
 
 # Entries of a convolution's patches that exist at once.
 _CHUNK = 1 << 22
@@ -77,10 +78,14 @@ def input_moments(layer: nn.Module, x: Tensor, *, positions: int, bias: bool, we
         return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias, weights=weights)
     groups, _, size = matrix_shape(layer, bias=bias)
     total = x.new_zeros(groups, size, size)
+    is_shared = rows_are_shared(layer, x, positions=positions, size=size)
     step = max(1, _CHUNK // max(1, groups * size * positions))
     for index, part in enumerate(x.split(step)):
         own = None if weights is None else weights[index * step :][: len(part)]
-        total += _moments(patches(layer, part), bias=bias, weights=own)
+        if is_shared:
+            total += shared_row_moments(layer, part, bias=bias, weights=own)
+        else:
+            total += _moments(patches(layer, part), bias=bias, weights=own)
     weight: Any = layer.weight
     order = _weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
     return total[:, order][:, :, order]
@@ -139,7 +144,7 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
     groups, count, size = rows.shape
     total: float | Tensor = count
     if weights is None:
-        inner = rows.mT @ rows
+        inner = _gram(rows)
     else:
         weights = weights.to(rows).repeat_interleave(count // max(1, len(weights)))
         inner, total = _moments(rows * weights.sqrt().unsqueeze(1)), weights.sum()
@@ -150,6 +155,18 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
     result[:, :size, :size] = inner
     result[:, :size, size] = result[:, size, :size] = rows.sum(1)
     result[:, size, size] = total
+    return result
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """RᵀR of each matrix R; of large ones only the blocks on and below the diagonal are multiplied out."""
+    count, size = rows.shape[-2:]
+    if count * size**2 < LARGE_WORK:
+        return rows.mT @ rows
+    result, step = rows.new_empty(len(rows), size, size), -(-size // _BLOCKS)
+    for i in range(0, size, step):
+        block = rows[..., i:].mT @ rows[..., i : i + step]
+        result[:, i:, i : i + step], result[:, i : i + step, i:] = block, block.mT
     return result
 
 

@@ -141,8 +141,21 @@ class CurvaturePass:
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._is_first = True
+        self._seen: list[tuple[Tensor, int, Tensor]] | None = None
         self._outside: set[str] = set()
         self._undo: list[Callable[[], object]] = []
+
+    def take_all(self) -> None:
+        """Take gradients also of passes that differentiate by `seen()`, and not by weights. Before the forward pass."""
+        self._seen = []
+
+    def seen(self) -> list[Tensor]:
+        """What the backward pass must differentiate by, at least: outputs of layers, without gradients by weights.
+
+        For an output that was changed in place after its layer's call it is the weight.
+        """
+        assert self._seen is not None
+        return [weight if out._version != version else out for out, version, weight in self._seen]
 
     def again(self) -> None:
         """Take what arrives from here on as the gradients of another function of the same forward pass.
@@ -234,14 +247,16 @@ class CurvaturePass:
                 )
             self.size = x.shape[0] if self.size is None else self.size
             out.register_hook(partial(self._arrived, layer, own["weight"], x.detach()))
+            if self._seen is not None:
+                self._seen.append((out, out._version, own["weight"]))
             return out
 
         return forward
 
     def _arrived(self, layer: KroneckerLayer, weight: Tensor, x: Tensor, g: Tensor) -> None:
         """Tensor hook: the gradient by a layer's output is here."""
-        if not computes_gradient_of(weight):  # the loss differentiates by its inputs only, for an attack, say
-            return
+        if self._seen is None and not computes_gradient_of(weight):
+            return  # the loss differentiates by its inputs only, for an attack, say
         assert self.size is not None
         if self._rows.are_known(self.size):
             self._take(layer, x, g.detach())
@@ -288,7 +303,7 @@ class CurvaturePass:
 
     def remove(self) -> None:
         """Undo `install`."""
-        self.active = False
+        self.active, self._seen = False, None  # outputs have hooks that have this pass: a cycle that is never freed
         while self._undo:
             self._undo.pop()()
 

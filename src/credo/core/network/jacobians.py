@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vjp, vmap
 
-from credo.core.kernels.attention import plain_attention
+from credo.core.kernels.attention import plain_attention, plain_attention_modules
 from credo.core.network.inputs import AnyInputs, Inputs, output_tensor, run_network, tensors_of
 
-# Memory of the Jacobians that exist at once, and about that of the passes that make them.
-CHUNK_BYTES = 256 * 2**20
+# Memory of the Jacobians that exist at once, and about that of the passes that make them. More of it is slower: pages
+# that are new cost more than calls.
+CHUNK_BYTES = 64 * 2**20
 
 
 def jacobian_chunks(
@@ -56,7 +57,7 @@ def jacobians(model: nn.Module, x: AnyInputs, parameters: Mapping[str, Tensor]) 
         return flat, flat
 
     try:
-        with plain_attention():  # the only one with a batching rule
+        with plain_attention(), plain_attention_modules():  # the only ones with a batching rule
             found, values = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))(leaves, tensors_of(x))
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves)
@@ -84,7 +85,7 @@ def projected_jacobians(
         return found
 
     try:
-        with plain_attention():  # the only one with a batching rule
+        with plain_attention(), plain_attention_modules():  # the only ones with a batching rule
             found = vmap(products, in_dims=(None, 0, 0))(leaves, tensors_of(x), vectors)
     except RuntimeError:  # an operator without a batching rule, or a decision that depends on values
         return _one_by_one(model, x, leaves, vectors)[1]

@@ -6,7 +6,7 @@ two factors give R = (V ⊗ D^-½U)(1 + m l)^-½: no damping is shared out betwe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -113,7 +113,10 @@ class Factors(ReplacedBuffers):
 
     def times_root(self, jacobian: Tensor) -> Tensor:
         """J R of J [..., groups, outputs, inputs]."""
-        return (self.output_basis.mT @ jacobian @ self.input_basis) * self.scale
+        if self.groups > 1:
+            return (self.output_basis.mT @ jacobian @ self.input_basis).mul_(self.scale)
+        rotated = jacobian @ self.input_basis[0]  # of one matrix: one product for the whole batch
+        return (self.output_basis[0].mT @ rotated).mul_(self.scale)
 
     def spectrum(self) -> Tensor:
         """Eigenvalues of A ⊗ G."""
@@ -232,19 +235,17 @@ class Kronecker(Structure):
         found: Spectra = {one.layer_names: one.spectrum() for one in self.factors}
         return {**found, **({} if self.rest is None else self.rest.spectra())}
 
-    def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J R, block by block."""
-        parts = []
+    def times_root(self, jacobians: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """J R, layer by layer."""
         for one in self.factors:
             weight, *bias = (jacobians[name].to(one.dtype) for name in one.layer_names)
             batch = weight.shape[:2]
             matrix = weight.reshape(*batch, one.groups, -1, one.inputs.shape[-1] - one.has_bias)
             if bias:
                 matrix = torch.cat([matrix, bias[0].reshape(*batch, one.groups, -1, 1)], -1)
-            parts.append(one.times_root(matrix).flatten(2))
+            yield one.times_root(matrix).flatten(2)
         if self.rest is not None:
-            parts.append(self.rest.times_root(jacobians))
-        return torch.cat(parts, -1)
+            yield from self.rest.times_root(jacobians)
 
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
         """That of the one layer; arguments as in `Structure.feature_covariance`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -124,10 +124,10 @@ class LowRank(Structure):
         """Σ log(1 + s), and that of D."""
         return self._log_det_ratio
 
-    def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J D^-½ (I − B M Bᵀ)."""
+    def times_root(self, jacobians: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """J D^-½ (I − B M Bᵀ), all at once."""
         scaled = self._joined(jacobians) * self.scales
-        return scaled - ((scaled @ self.whitened) @ self.inner_root) @ self.whitened.T
+        yield scaled - ((scaled @ self.whitened) @ self.inner_root) @ self.whitened.T
 
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
         """Σ φ²/D on the diagonal, less what the columns know; arguments as in `Structure.feature_covariance`."""

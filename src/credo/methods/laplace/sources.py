@@ -245,16 +245,16 @@ class NetworkSource(Source):
         found: Sums = {}
         if layers:
             own = [replace(layer, layer=net.get_submodule(layer.path)) for layer in layers]
-            weights = [self.parameters[name] for layer in layers for name in layer.names]
             plan = CurvaturePlan(net, own, (), aliases(net), wide=True)
             with torch.enable_grad(), plan.hooks(self.targets.counted) as run:
+                run.take_all()
                 outputs = self._forward()
-                count = self.vectors.shape[1]
-                for index in range(count):
+                seen, count = run.seen(), self.vectors.shape[1]
+                for index in range(count if seen else 0):  # a layer may be unused
                     if index:
                         run.again()
                     loss = self._loss(outputs, index)
-                    torch.autograd.grad(loss, weights, retain_graph=index + 1 < count, allow_unused=True)
+                    torch.autograd.grad(loss, seen, retain_graph=index + 1 < count, allow_unused=True)
                 found = run.result()
             for value in found.values():
                 value.mul_(self.targets.counted.of(len(self.x)))

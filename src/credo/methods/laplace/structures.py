@@ -7,7 +7,7 @@ J is JR(JR)ᵀ. Vectors over all random weights are in the order of a `Layout`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -118,8 +118,8 @@ class Structure(ReplacedBuffers, ABC):
     # -- functions of the weights ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J R, [batch, outputs, weights], of Jacobians by name, [batch, outputs, *shape]."""
+    def times_root(self, jacobians: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """J R of Jacobians by name, [batch, outputs, *shape]: its columns [batch, outputs, weights], some at a time."""
 
     def covariance(self, jacobians: Mapping[str, Tensor], *, diagonal: bool = False) -> Tensor:
         """J P⁻¹ Jᵀ, [batch, outputs, outputs].
@@ -128,8 +128,12 @@ class Structure(ReplacedBuffers, ABC):
             jacobians: J by name, [batch, outputs, *shape].
             diagonal: Only its diagonal, [batch, outputs].
         """
-        root = self.times_root(jacobians)
-        return root.square().sum(-1) if diagonal else root @ root.mT
+        found: Tensor | None = None
+        for root in self.times_root(jacobians):
+            own = root.square().sum(-1) if diagonal else root @ root.mT
+            found = own if found is None else found.add_(own)
+        assert found is not None
+        return found
 
     @abstractmethod
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
@@ -220,9 +224,10 @@ class Diagonal(Structure):
         """Every weight is on its own; its tensor is one block all the same."""
         return {(name,): h.flatten() for name, h in self.layout.split(self.curvature, cast=False).items()}
 
-    def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J σ."""
-        return self._joined(jacobians) * self.std
+    def times_root(self, jacobians: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """J σ, parameter by parameter."""
+        for name, std in self.layout.split(self.std, cast=False).items():
+            yield (jacobians[name] * std).flatten(2)
 
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
         """Outputs are independent: Σ φ²σ² for each; arguments as in `Structure.feature_covariance`."""
@@ -291,10 +296,10 @@ class Full(Structure):
         """All weights are one block."""
         return {self.layout.names: torch.linalg.eigvalsh(self.curvature).clamp_min(0)}
 
-    def times_root(self, jacobians: Mapping[str, Tensor]) -> Tensor:
-        """J L⁻ᵀ."""
+    def times_root(self, jacobians: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """J L⁻ᵀ, all at once."""
         joined = self._joined(jacobians)
-        return joined @ self.root.to(joined)
+        yield joined @ self.root.to(joined)
 
     def feature_covariance(self, features: Tensor, outputs: int, *, diagonal: bool = False) -> Tensor:
         """Σ φᵢ R over the rows of R that belong to each output; arguments as in `Structure.feature_covariance`."""
