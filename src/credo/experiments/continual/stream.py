@@ -37,6 +37,7 @@ from credo.methods import METHODS
 HYBRID_FLOW = "hybrid-flow"
 JOINT = "joint"
 _SAMPLES = 8  # of each class, for the report
+_ALIKE: dict[str, Any] = {"list": [], "float | None": 0.0}  # a value of the types of options that are none by default
 
 
 def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
@@ -76,8 +77,8 @@ def _section(kind: type[Any], name: str, tables: Mapping[str, Any]) -> Any:
     for key in given:
         if key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
-    lists: dict[str, Any] = {f.name: [] for f in fields(kind) if str(f.type).startswith("list")}
-    check_types(name, given, {**known, **lists})
+    kinds = {f.name: str(f.type).partition("[")[0] for f in fields(kind)}
+    check_types(name, given, known, {key: _ALIKE[of] for key, of in kinds.items() if of in _ALIKE})
     return kind(**given)
 
 
