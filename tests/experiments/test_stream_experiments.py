@@ -157,3 +157,11 @@ def test_a_setting_of_the_wrong_type_is_named(section: str, wrong: dict[str, Any
 def test_the_order_names_tasks_by_number() -> None:
     with pytest.raises(ValueError, match="order names task '1'; there are 5, counted from 0"):
         load_stream(make_stream_experiment(tables(order=[0, "1"])))
+
+
+@pytest.mark.parametrize("posterior", ["bbb", "vogn"])
+def test_either_posterior_of_the_couplings_starts_near_their_mean_and_learns(posterior: str, tmp_path: Path) -> None:
+    given = tables(order=[0], count=2)
+    given["method"] |= {"forgetting": "posterior", "posterior": posterior, "couplings": 4, "hidden": 64, "burn_in": 999}
+    given["training"]["epochs"] = 15
+    assert result_of(given, tmp_path)["matrix"][0][0] > 0.7
