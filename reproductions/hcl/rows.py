@@ -101,15 +101,20 @@ def network_for(scale: str) -> dict[str, Any]:
     Args:
         scale: The preset.
     """
-    small = scale == "smoke"
+    if scale == "smoke":
+        return {
+            "data": {"name": "digits"},
+            "model": {"name": "mlp", "hidden": [16]},
+            "method": {"name": "map", "lr": 3e-3},
+            "training": {"epochs": 1, "validation": 0.0},
+        }
+    optimizer = {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+    training: dict[str, Any] = {"epochs": 8, "warmup": 2.0, "precision": "bfloat16"}  # the rate rises and falls once
+    if scale == "paper":
+        training = {"epochs": 100}
     return {
-        "data": {"name": "digits" if small else "cifar100"},
-        "model": {"name": "mlp", "hidden": [16]} if small else {"name": "resnet20"},
-        "method": {"name": "map", "lr": 3e-3},
-        "training": {
-            "epochs": {"smoke": 1, "cpu": 2, "paper": 100}[scale],
-            "augment": "flip-crop" if scale == "paper" else "none",  # two passes do not learn every image by heart
-            "channels_last": not small,
-            "validation": 0.0,
-        },
+        "data": {"name": "cifar100"},
+        "model": {"name": "resnet20"},
+        "method": {"name": "map", "lr": 0.2, "optimizer": optimizer},
+        "training": {**training, "augment": "flip-crop", "channels_last": True, "validation": 0.0},
     }

@@ -76,7 +76,7 @@ def test_the_cosine_transform_equals_its_sum_with_low_frequencies_first() -> Non
     assert found[:8].tolist() == pytest.approx([frequency(*place) for place in first], abs=1e-5)
     assert float(found[-1]) == pytest.approx(frequency(4, 4), abs=1e-5)
     torch.testing.assert_close(layer.inverse(layer(image)[0]), image, atol=1e-6, rtol=0)
-    for features, low in ((24, 2), (25, 5)):
+    for features, low in ((24, 2), (25, 5), (25, 1)):
         with pytest.raises(ValueError, match=f"low={low} with {features} features"):
             CosineTransform(features, low)
 
@@ -103,6 +103,13 @@ def test_actnorm_standardises_but_does_not_blow_up_a_constant_feature() -> None:
     torch.testing.assert_close(y.std(0)[[0, 2]], torch.ones(2))
     torch.testing.assert_close(layer.log_scale[1].exp(), torch.tensor(10.0))
     torch.testing.assert_close(log_det, layer.log_scale.sum().expand(200))
+
+
+def test_a_single_row_sets_the_mean_of_actnorm_alone() -> None:
+    layer, x = ActNorm(3), inputs(1, 3)
+    layer.initialise_(x)
+    torch.testing.assert_close(layer(x)[0], torch.zeros(1, 3))
+    assert torch.equal(layer.log_scale, torch.zeros(3))
 
 
 def test_a_flow_starts_as_the_identity_equal_by_seed_and_leaves_the_global_generator_alone() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,41 @@ def test_means_are_fixed_by_the_seed_and_the_task() -> None:
     wide = HybridFlow(500, 3, radius=2.0)
     wide.add_task()
     assert float(wide.means.std()) == pytest.approx(2.0, rel=0.1)
+
+
+def test_by_default_means_are_farther_apart_in_few_dimensions(tmp_path: Path) -> None:
+    for features, options, radius in ((784, {"low": 12}, 1.0), (64, {}, 1.0), (784, {"low": 4}, 7.5 / 32**0.5)):
+        assert HybridFlow(features, 2, **options).radius == pytest.approx(radius)
+    flat = HybridFlow(3, 4)
+    for _ in range(2):
+        flat.add_task()
+    distances = torch.pdist(flat.means.flatten(0, 1))
+    assert float(distances.min()) > 0.9 * 7.5 / 2**0.5
+    assert float(distances.median()) == pytest.approx(7.5, rel=0.25)
+    assert HybridFlow.load(flat.save(tmp_path / "flat.safetensors")).radius == flat.radius
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool])
+def test_labels_may_be_whole_numbers_of_any_type(dtype: torch.dtype) -> None:
+    found = []
+    for kind in (torch.int64, dtype):
+        learner = StreamLearner(HybridFlow(4, 2, couplings=2, hidden=8))
+        x = rows(40)
+        y = (x[:, 0] > 0).to(kind)
+        for start in range(0, 40, 8):
+            learner.step(x[start : start + 8], y[start : start + 8])
+        found.append((learner.model.recalibrate_(x, y), learner.predict(x)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("options", [{}, {"actnorm": True}, {"low": 2, "actnorm": True}])
+def test_batches_of_one_row_are_learned(options: dict[str, Any]) -> None:
+    learner = StreamLearner(HybridFlow(9, 2, couplings=2, hidden=8, **options))
+    x = rows(20, 9)
+    for row in range(20):
+        learner.step(x[row : row + 1], torch.tensor([row % 2]))
+    assert bool(learner.predict(x).isfinite().all())
 
 
 def test_means_keep_their_distance_in_few_dimensions_and_are_plain_draws_in_many() -> None:
@@ -158,3 +194,11 @@ def test_bad_input_raises() -> None:
         model_with_tasks().predict(rows(2, 3))
     with pytest.raises(ValueError, match="radius=0"):
         HybridFlow(4, 2, radius=0)
+    for use in (model_with_tasks().predict, model_with_tasks().log_prob, model_with_tasks().prepared):
+        with pytest.raises(ValueError, match=r"Inputs of shape \(4,\) are one input"):
+            use(torch.zeros(4))
+    learner = StreamLearner(HybridFlow(4, 2, squeeze=0.9))
+    with pytest.raises(ValueError, match=r"Inputs from -2 to 3: squeeze= is for pixels in \[0, 1\]"):
+        learner.step(torch.tensor([[-2.0, 0, 0, 3]]), torch.tensor([0]))
+    with pytest.raises(ValueError, match="Labels from 5 to 6: this model has 2 classes, numbered from 0"):
+        learner.step(rows(2), torch.tensor([5, 6]))

@@ -104,6 +104,9 @@ def test_fine_tuning_forgets_what_a_penalty_a_buffer_and_joint_training_keep() -
     assert kept > 0.95
     assert upper > 0.95
     assert forgotten < kept - 0.05
+    known = torch.cat([joint.model.log_prob(t.x) for t in TESTS])
+    between = joint.model.log_prob(blobs(0, 500, 1).x + 6.0)
+    assert float((between < known.quantile(0.05)).double().mean()) > 0.95, "inputs of no task have a low density"
 
 
 @pytest.mark.slow
@@ -212,6 +215,21 @@ def test_the_detector_is_two_sided_and_waits_for_consecutive_batches() -> None:
     assert {batch(0.0) for _ in range(30)} == {"stay"}
     assert [batch(-40.0), batch(-40.0)] == ["hold", "new"]
     assert detector.current == 2
+
+
+@pytest.mark.parametrize("statistic", [0, 1, 2])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_each_statistic_alone_ends_a_task_in_either_direction(statistic: int, sign: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    detector = TaskDetector(window=50, threshold=5.0, consecutive=2, burn_in=20)
+
+    def batch(level: float) -> str:
+        values = 0.1 * torch.randn(3, generator=generator)
+        values[statistic] += level
+        return detector.decide(lambda task: values).kind
+
+    assert {batch(0.0) for _ in range(100)} == {"new", "stay"}
+    assert [batch(sign), batch(sign)] == ["hold", "new"]
 
 
 def test_known_drift_of_an_old_task_is_allowed_for() -> None:

@@ -1,4 +1,4 @@
-"""`credo train` in processes of its own, killed without warning and started again: the result is the same."""
+"""Commands in processes of their own, killed without warning and started again: the result is the same."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,21 @@ TRAIN = [
     "training.schedule=cosine",
     "training.validation_draws=2",
     "--draws=8",
+    "--run",
+]
+# Two tasks of 287 batches each; checkpoints after 200, 287, 400 and 574.
+STREAM = [
+    "continual",
+    "method.name=hybrid-flow",
+    "data.name=digits",
+    "method.hidden=16",
+    "method.couplings=2",
+    "method.low=4",
+    "continual.count=2",
+    "continual.held_out=100",
+    "training.epochs=7",
+    "training.batch_size=16",
+    "--threads=1",
     "--run",
 ]
 # Importing torch takes seconds: one process imports it, and each training is a fork of that.
@@ -57,15 +72,15 @@ PATIENCE = 60.0  # seconds until a test on a very busy machine gives up
 
 def test_killed_at_several_moments(tmp_path: Path) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
-    _train_here(reference)
+    _run_here([*TRAIN, str(reference)])
     epoch = json.loads((reference / "result.json").read_text())["seconds"] / EPOCHS
     with _server() as server:
         # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
         for done, wait in ((1, 0.0), (2, 0.5), (3, 0.9)):
-            assert _start_and_kill(server, run, epochs=done, wait=wait * epoch) == -signal.SIGKILL
+            assert _start_and_kill(server, [*TRAIN, str(run)], _logged(run, done), wait=wait * epoch) == -signal.SIGKILL
             assert not (run / "result.json").exists()
-        assert _start_and_kill(server, run, epochs=EPOCHS, wait=0.0) in (-signal.SIGKILL, 0)
-        _start(server, run)
+        assert _start_and_kill(server, [*TRAIN, str(run)], _logged(run, EPOCHS), wait=0.0) in (-signal.SIGKILL, 0)
+        _start(server, [*TRAIN, str(run)])
         assert int(_line(server)) == 0, "the last start goes through"
     assert _without_times(run) == _without_times(reference)
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
@@ -73,11 +88,34 @@ def test_killed_at_several_moments(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
-def _train_here(folder: Path) -> None:
+def test_a_stream_killed_in_the_middle_of_its_tasks(tmp_path: Path) -> None:
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    words, checkpoint = [*STREAM, str(run)], run / "stream.pt"
+    _run_here([*STREAM, str(reference)])
+    result = json.loads((reference / "result.json").read_text())
+    batch = sum(result["seconds"]) / len(result["log_likelihoods"])
+
+    def saved_since(last: float) -> Callable[[], bool]:
+        return lambda: checkpoint.exists() and checkpoint.stat().st_mtime > last
+
+    with _server() as server:
+        for wait in (30, 60):  # batches after the first checkpoint of each start
+            last = checkpoint.stat().st_mtime if checkpoint.exists() else 0.0
+            assert _start_and_kill(server, words, saved_since(last), wait=wait * batch) == -signal.SIGKILL
+            assert not (run / "result.json").exists()
+        _start(server, words)
+        assert int(_line(server)) == 0, "the last start goes through"
+    resumed = json.loads((run / "result.json").read_text())
+    assert {key for key in result if result[key] != resumed[key]} == {"seconds"}
+    tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
+    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+
+
+def _run_here(words: list[str]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        result = CliRunner().invoke(app, [*TRAIN, str(folder)])
+        result = CliRunner().invoke(app, words)
     finally:
         torch.set_num_threads(before)
     assert result.exit_code == 0, result.output
@@ -100,12 +138,12 @@ def _line(server: subprocess.Popen[str]) -> str:
     return server.stdout.readline().strip()
 
 
-def _start_and_kill(server: subprocess.Popen[str], folder: Path, *, epochs: int, wait: float) -> int:
-    """Start training, kill it `wait` seconds after that many epochs are in the log, and return how it ended."""
-    child = _start(server, folder)
+def _start_and_kill(server: subprocess.Popen[str], words: list[str], ready: Callable[[], bool], *, wait: float) -> int:
+    """Start a command, kill it `wait` seconds after it is `ready`, and return how it ended."""
+    child = _start(server, words)
     limit = time.monotonic() + PATIENCE
     try:
-        while _epochs_logged(folder) < epochs:
+        while not ready():
             assert time.monotonic() < limit, "training did not get that far in time"
             time.sleep(0.005)
         time.sleep(wait)
@@ -115,16 +153,17 @@ def _start_and_kill(server: subprocess.Popen[str], folder: Path, *, epochs: int,
     return int(_line(server))
 
 
-def _start(server: subprocess.Popen[str], folder: Path) -> int:
+def _start(server: subprocess.Popen[str], words: list[str]) -> int:
     assert server.stdin is not None
-    server.stdin.write(json.dumps([*TRAIN, str(folder)]) + "\n")
+    server.stdin.write(json.dumps(words) + "\n")
     server.stdin.flush()
     return int(_line(server))
 
 
-def _epochs_logged(folder: Path) -> int:
+def _logged(folder: Path, epochs: int) -> Callable[[], bool]:
+    """Whether that many epochs are in the log of a run."""
     log = folder / "log.jsonl"
-    return len(log.read_text().splitlines()) if log.exists() else 0
+    return lambda: log.exists() and len(log.read_text().splitlines()) >= epochs
 
 
 def _environment() -> dict[str, str]:

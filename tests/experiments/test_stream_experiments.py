@@ -136,3 +136,32 @@ def test_features_of_a_run_take_the_place_of_inputs_and_are_computed_once(
     assert torch.equal(again.held_out.x, data.held_out.x)
     with pytest.raises(TypeError):  # other rows: the stored features are not taken
         load_stream(make_stream_experiment({**tables(features=str(tmp_path / "net"), count=2)}))
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong", "message"),
+    [
+        ("method", {"decay": "abc"}, r"method.decay='abc' must be a number; the default is none\."),
+        ("method", {"radius": [1]}, r"method.radius=\[1\] must be a number; the default is none\."),
+        ("method", {"known_threshold": True}, "method.known_threshold=True must be a number"),
+        ("continual", {"order": "01"}, "continual.order='01' must be a list; the default is none"),
+        ("training", {"epochs": 1.5}, "training.epochs=1.5 must be a whole number; the default is 10"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_named(section: str, wrong: dict[str, Any], message: str) -> None:
+    given = tables()
+    with pytest.raises(ValueError, match=message):
+        make_stream_experiment({**given, section: {**given[section], **wrong}})
+
+
+def test_the_order_names_tasks_by_number() -> None:
+    with pytest.raises(ValueError, match="order names task '1'; there are 5, counted from 0"):
+        load_stream(make_stream_experiment(tables(order=[0, "1"])))
+
+
+@pytest.mark.parametrize("posterior", ["bbb", "vogn"])
+def test_either_posterior_of_the_couplings_starts_near_their_mean_and_learns(posterior: str, tmp_path: Path) -> None:
+    given = tables(order=[0], count=2)
+    given["method"] |= {"forgetting": "posterior", "posterior": posterior, "couplings": 4, "hidden": 64, "burn_in": 999}
+    given["training"]["epochs"] = 15
+    assert result_of(given, tmp_path)["matrix"][0][0] > 0.7

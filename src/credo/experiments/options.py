@@ -162,18 +162,27 @@ def _completed_group(kind: type[Group] | None, given: Any) -> Any:
 # -- type checks -----------------------------------------------------------------------------------------------------
 
 
-def check_types(section: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_types(
+    section: str, options: Mapping[str, Any], defaults: Mapping[str, Any], alike: Mapping[str, Any] | None = None
+) -> None:
     """Raise ValueError if one of the `options` of a `section` does not have the type of its `defaults`.
 
     Only where the default is a number, boolean or list.
+
+    Args:
+        section: Name of the section.
+        options: Values by name.
+        defaults: Their defaults.
+        alike: For options whose default is None: a value of their type.
     """
     for key, value in options.items():
-        default = defaults.get(key)
+        default = (alike or {}).get(key, defaults.get(key))
         default = default.get("*") if isinstance(default, Mapping) else default  # numbers by parameter name globs
         wanted = _wanted(default)
         # Values by name and groups of their own are tables; the constructor validates them.
         if wanted and not isinstance(value, Mapping) and not _fits(value, default):
-            raise ValueError(f"{section}.{key}={value!r} must be {wanted}; the default is {defaults[key]!r}.")
+            shown = NONE if defaults[key] is None else repr(defaults[key])
+            raise ValueError(f"{section}.{key}={value!r} must be {wanted}; the default is {shown}.")
 
 
 def _wanted(default: Any) -> str | None:

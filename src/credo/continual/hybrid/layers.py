@@ -115,12 +115,13 @@ class ActNorm(nn.Module):
         """Give the rows of `x` mean 0 and variance 1 per feature.
 
         Args:
-            x: Inputs of this layer.
+            x: Inputs of this layer; a single row sets the mean alone.
             least_std: Floor of the standard deviation: a feature that is constant in the first task, such as a pixel
                 of the border, may vary in a later one.
         """
         self.bias.copy_(-x.mean(0))
-        self.log_scale.copy_(-x.std(0).clamp_min(least_std).log())
+        if len(x) > 1:
+            self.log_scale.copy_(-x.std(0).clamp_min(least_std).log())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """y and log |det ∂y/∂x|."""
@@ -172,9 +173,9 @@ class CosineTransform(nn.Module):
     def __init__(self, features: int, low: int) -> None:
         super().__init__()
         side = math.isqrt(features)
-        if side * side != features or not 1 <= low < side:
+        if side * side != features or not 2 <= low < side:
             raise ValueError(
-                f"low={low} with {features} features: the frequencies of square images, low between 1 and their "
+                f"low={low} with {features} features: the frequencies of square images, low between 2 and their "
                 "height - 1; low=0 for other inputs."
             )
         rows, places = torch.arange(side).double()[:, None], torch.arange(side).double()

@@ -117,7 +117,7 @@ class StreamLearner:
             y: Labels, below `model.classes`.
         """
         self._check(x, y)
-        x = self.model.prepared(x, self.generator)
+        x, y = self.model.prepared(x, self.generator), y.long()
         decision = self._decided(x, y)
         if decision.kind == HOLD:
             return StreamStep(decision, None)
@@ -139,7 +139,8 @@ class StreamLearner:
             )
         if not 0 <= int(y.min()) <= int(y.max()) < self.model.classes:
             raise ValueError(
-                f"Labels from {int(y.min())} to {int(y.max())}: this model has {self.model.classes} classes."
+                f"Labels from {int(y.min())} to {int(y.max())}: this model has {self.model.classes} classes, numbered "
+                "from 0."
             )
         if not bool(x.isfinite().all()):
             raise NonFiniteError("The inputs of a batch are not finite. Remove such rows, or fill them in.")

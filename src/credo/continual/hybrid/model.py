@@ -30,6 +30,7 @@ from credo.data.batches import as_float
 
 FORMAT = "credo-hybrid-flow-1"
 _ROWS = 1000  # rows of one pass outside training
+_DISTANCE = 7.5  # typical distance of latent means in few dimensions
 
 
 class HybridFlow(nn.Module):
@@ -38,7 +39,8 @@ class HybridFlow(nn.Module):
     Args:
         features: Features of an input; images are flattened.
         classes: Number of classes, over all tasks.
-        radius: Standard deviation of the entries of the latent means.
+        radius: Standard deviation of the entries of the latent means. None: 1, and in fewer than 29 dimensions as much
+            more as puts means 7.5 apart, as for the two classes of Izmailov et al. (2020): nearer, classes overlap.
         noise: Width of the uniform noise that training adds to inputs: 1/256 dequantises bytes, more smooths them.
         seed: Seed of the means, of permutations and of the first weights.
         **flow: Options of `Flow`: `couplings`, `hidden`, `layers`, `scale`, `order`, `actnorm`, `squeeze`,
@@ -50,19 +52,27 @@ class HybridFlow(nn.Module):
     temperature: Tensor
 
     def __init__(
-        self, features: int, classes: int, *, radius: float = 1.0, noise: float = 0.0, seed: int = 0, **flow: Any
+        self,
+        features: int,
+        classes: int,
+        *,
+        radius: float | None = None,
+        noise: float = 0.0,
+        seed: int = 0,
+        **flow: Any,
     ) -> None:
         super().__init__()
         self.classes = checked_count("classes", classes)
-        if not radius > 0:
+        if radius is not None and not radius > 0:
             raise ValueError(f"radius={radius} must be positive: the standard deviation of the entries of the means.")
         if not noise >= 0:
             raise ValueError(f"noise={noise} must be 0 or more: the width of the noise added to inputs.")
-        self.radius, self.noise, self.seed = radius, noise, checked_seed(seed)
-        self.arguments = {
-            "features": features, "classes": classes, "radius": radius, "noise": noise, "seed": seed, **flow
-        }  # fmt: skip
+        self.noise, self.seed = noise, checked_seed(seed)
         self.flow = Flow(features, seed=seed, **flow)
+        self.radius = max(1.0, _DISTANCE / math.sqrt(2 * self.flow.leading)) if radius is None else radius
+        self.arguments = {
+            "features": features, "classes": classes, "radius": self.radius, "noise": noise, "seed": seed, **flow
+        }  # fmt: skip
         self.register_buffer("means", torch.zeros(0, classes, features))
         self.register_buffer("counts", torch.zeros(0, classes, dtype=torch.int64))
         self.register_buffer("temperature", torch.ones(()))
@@ -113,13 +123,18 @@ class HybridFlow(nn.Module):
 
     def prepared(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Inputs as rows of floats, with the training noise if there is a `generator`; [0, 1] is kept for a squeeze."""
+        if x.ndim < 2:
+            raise ValueError(f"Inputs of shape {tuple(x.shape)} are one input: x[None] is a batch of it.")
         x = as_float(x).flatten(1).to(self.means)
         if x.shape[1] != self.flow.features:
             raise ValueError(f"An input has {x.shape[1]} features; this flow was made for {self.flow.features}.")
+        squeezed = bool(self.arguments.get("squeeze"))
+        if squeezed and bool(((x < 0) | (x > 1)).any()):
+            raise ValueError(f"Inputs from {x.min():.4g} to {x.max():.4g}: squeeze= is for pixels in [0, 1].")
         if generator is None or not self.noise:
             return x
         drawn = torch.rand(x.shape, generator=generator).to(x)
-        if self.arguments.get("squeeze"):
+        if squeezed:
             return x * (1 - self.noise) + self.noise * drawn
         return x + self.noise * (drawn - 0.5)
 
@@ -190,6 +205,7 @@ class HybridFlow(nn.Module):
         """
         if not len(x):
             raise ValueError("No held-out rows: the temperature is chosen by the likelihood of their labels.")
+        y = y.long()
         # Distances alone depend on it, and the rest of a row is the same for all of its pairs.
         scores = torch.cat([self.log_joint(self.prepared(rows)) for rows in x.split(_ROWS)])
         scores = scores - scores.amax(1, keepdim=True)

@@ -56,8 +56,8 @@ class Stream:
         if not self.tasks or not self.order:
             raise ValueError("A stream needs at least one task.")
         for task in self.order:
-            if not 0 <= task < len(self.tasks):
-                raise ValueError(f"order names task {task}; there are {len(self.tasks)}, counted from 0.")
+            if not isinstance(task, int) or not 0 <= task < len(self.tasks):
+                raise ValueError(f"order names task {task!r}; there are {len(self.tasks)}, counted from 0.")
             if len(self.tasks[task]) < batch_size:
                 raise ValueError(
                     f"Task {task} has {len(self.tasks[task])} examples, fewer than a batch of {batch_size}: lower "

@@ -62,7 +62,7 @@ class StreamMethod:
     actnorm: bool = False
     squeeze: float = 0.0
     low: int = 0
-    radius: float = 1.0
+    radius: float | None = None
     noise: float = 0.2
     window: int = 100
     threshold: float = 5.0

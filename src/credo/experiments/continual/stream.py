@@ -37,6 +37,9 @@ from credo.methods import METHODS
 HYBRID_FLOW = "hybrid-flow"
 JOINT = "joint"
 _SAMPLES = 8  # of each class, for the report
+# Of first draws: wider ones of a flow are far worse than its mean, and training would start in noise.
+_SPREAD: dict[str, Any] = {"bbb": {"init": {"std": 1e-3}}, "vogn": {"damping": 0.0, "curvature": {"init": 30.0}}}
+_ALIKE: dict[str, Any] = {"list": [], "float | None": 0.0}  # a value of the types of options that are none by default
 
 
 def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
@@ -52,7 +55,7 @@ def make_stream_experiment(tables: Mapping[str, Any]) -> StreamExperiment:
         ("continual.tasks", continual.tasks, KINDS),
         ("continual.evaluate", continual.evaluate, ("test", "held-out")),
         ("method.forgetting", method.forgetting, (*FORGETTING, JOINT)),
-        ("method.posterior", method.posterior, ("bbb", "vogn")),
+        ("method.posterior", method.posterior, _SPREAD),
     ):
         if value not in choices:
             raise ValueError(unknown(name, value, choices))
@@ -76,8 +79,8 @@ def _section(kind: type[Any], name: str, tables: Mapping[str, Any]) -> Any:
     for key in given:
         if key not in known:
             raise ValueError(unknown(f"option of {name}", key, known))
-    lists: dict[str, Any] = {f.name: [] for f in fields(kind) if str(f.type).startswith("list")}
-    check_types(name, given, {**known, **lists})
+    kinds = {f.name: str(f.type).partition("[")[0] for f in fields(kind)}
+    check_types(name, given, known, {key: _ALIKE[of] for key, of in kinds.items() if of in _ALIKE})
     return kind(**given)
 
 
@@ -93,7 +96,6 @@ def make_stream_learner(given: StreamExperiment, data: StreamData) -> StreamLear
         window=method.window, threshold=method.threshold, known_threshold=method.known_threshold,
         consecutive=method.consecutive, burn_in=method.burn_in,
     )  # fmt: skip
-    spread: dict[str, Any] = {"init": {"std": 1e-3}} if method.posterior == "bbb" else {"damping": 0.0}
     posterior: Any = METHODS[method.posterior]
     joint = method.forgetting == JOINT
     return StreamLearner(
@@ -107,7 +109,7 @@ def make_stream_learner(given: StreamExperiment, data: StreamData) -> StreamLear
         replays=method.replays,
         clip=method.clip,
         buffer=method.buffer,
-        make=partial(posterior, lr=method.lr, seed=seed, **spread),
+        make=partial(posterior, lr=method.lr, seed=seed, **_SPREAD[method.posterior]),
         data_size=len(data.stream.tasks[0]),
         prior=given.continual.prior,
         draws=given.continual.draws,
