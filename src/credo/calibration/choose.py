@@ -36,6 +36,7 @@ from credo.core.support.loader_checks import batch_count
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.predict.run import check_posterior
+from credo.predict.unfitted import warn_if_unfitted
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
 _LARGEST = 6.0
@@ -156,6 +157,7 @@ def calibrated_losses(
     if not (is_number(prior) and 0 <= prior < math.inf):
         raise ValueError(f"prior={prior!r:.40} must be a number, 0 or more: about so many rows outweigh it.")
     check_calibratable(posterior)
+    warn_if_unfitted(posterior)
     batches = read_batches(list(validation) if isinstance(validation, Iterator) else validation, forward, target)
     digests = row_digests(batches)
     distinct = np.unique(digests)

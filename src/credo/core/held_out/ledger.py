@@ -35,7 +35,7 @@ _SPOILED_BY: dict[str, tuple[str, ...]] = {
     "training": (),
     "early stopping": ("report",),
     "selection": ("report",),
-    "calibration": ("early stopping", "selection", "conformal", "report"),
+    "calibration": ("training", "early stopping", "selection", "conformal", "report"),
     "conformal": ("training", "early stopping", "selection", "calibration", "report"),
     "report": ("early stopping", "selection", "calibration", "conformal"),
 }
@@ -47,6 +47,10 @@ _ADVICE = {
     "conformal": "its coverage is guaranteed for fresh rows only, so hold out a part of the data for it",
     "report": "these scores are too good; report on rows that have chosen nothing",
 }
+_ON_TRAINED_ROWS = (
+    "a network fits the rows that it was trained on better than new ones, so what is chosen on them makes predictions "
+    "overconfident; hold out rows that training has not seen"
+)
 # All rows of sets up to this size are known (350 kB in a file); the smallest digests, a random sample of the rows,
 # stand for larger ones. Of n held-out rows among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
 _MOST = 2**16
@@ -267,8 +271,10 @@ def _joined(use: Use, digests: Digests) -> Use:
 
 def _about(purpose: str, spent: Sequence[Use], digests: Digests) -> str:
     parts = [f"{use.purpose} ({100 * min(use.overlap(digests), 1):.0f} %)" for use in spent]
+    is_trained = purpose == "calibration" and any(use.purpose == "training" for use in spent)
+    advice = _ON_TRAINED_ROWS if is_trained else _ADVICE[purpose]
     return (
-        f"Rows for {purpose} have served {' and '.join(parts)} before and are no longer fresh: {_ADVICE[purpose]}. "
+        f"Rows for {purpose} have served {' and '.join(parts)} before and are no longer fresh: {advice}. "
         "`posterior.ledger` remembers which rows were used for what."
     )
 

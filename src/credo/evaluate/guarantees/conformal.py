@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.errors import FewRowsWarning, unknown
+from credo.core.errors import CredoWarning, FewRowsWarning, unknown
 from credo.core.held_out.conformal import (
     INTERVAL_KINDS,
     SET_KINDS,
@@ -53,6 +53,8 @@ from credo.predict import (
 from credo.predict.run import checked_predictive
 
 _MOST_NAMED = 5
+# Above this alpha, more targets are missed than covered: likely the coverage was meant.
+_MOST_MISSED = 0.5
 
 
 def conformal(
@@ -142,6 +144,12 @@ def conformal(
         }
         predicting |= {"predictive": predictive, "link": link}
         return _of_posterior(prediction, read_batches(y, forward, target), alpha, kind, options, predicting)
+    if alpha > _MOST_MISSED:
+        warn(
+            f"alpha={alpha:g} is the part of new targets that may be missed, so these sets or intervals cover about "
+            f"{100 * (1 - alpha):.3g} % of them. To cover {100 * alpha:.3g} %, give alpha={1 - alpha:.3g}.",
+            CredoWarning,
+        )
     y = getattr(prediction, "targets", None) if y is None else y
     if y is None:
         raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")
