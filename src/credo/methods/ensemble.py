@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.description import Description
-from credo.core.errors import NonFiniteError, UnsupportedModelError
+from credo.core.errors import NonFiniteError, PredictiveWarning, UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.likelihood import GaussianNoise
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.saved.posterior_tensors import checkpoint_files, load_checkpoint_
+from credo.core.support.user_warnings import warn
 
 
 class Ensemble(Posterior):
@@ -39,6 +40,12 @@ class Ensemble(Posterior):
 
     def __init__(self, members: Sequence[Posterior]) -> None:
         given = list(members)
+        for member in given:
+            if not isinstance(member, Posterior):
+                raise ValueError(
+                    f"An ensemble needs posteriors, such as credo.MAP(model, data_size=N) for each network; got a "
+                    f"{type(member).__name__}."
+                )
         members = _flattened(given)
         _check(members)
         first = members[0]
@@ -230,7 +237,7 @@ def _check(members: Sequence[Posterior]) -> None:
     if not members:
         raise ValueError("An ensemble needs at least one member.")
     if len({id(m.model) for m in members}) < len(members):
-        raise ValueError("Members share one network: build a new network for each (or copy.deepcopy it).")
+        raise ValueError("Members share one network: build a new one for each, so that it has weights of its own.")
     shapes = [{n: t.shape for n, t in m.model.state_dict().items()} for m in members]
     if any(shape != shapes[0] for shape in shapes):
         raise UnsupportedModelError("Members must have the same architecture: parameter names or shapes differ.")
@@ -244,4 +251,19 @@ def _check(members: Sequence[Posterior]) -> None:
     if len({type(m) for m in members}) > 1:
         raise UnsupportedModelError(
             f"Members must be of one method, got {sorted({type(m).__name__ for m in members})}."
+        )
+    _warn_of_equal(members)
+
+
+def _warn_of_equal(members: Sequence[Posterior]) -> None:
+    """Warn if all members are the same network, which the same batches then leave alike."""
+    if len(members) < 2 or any(member.is_random for member in members):
+        return
+    first = dict(members[0].model.named_parameters())
+    others = [dict(member.model.named_parameters()) for member in members[1:]]
+    if all(torch.equal(p, other[name]) for other in others for name, p in first.items()):
+        warn(
+            f"All {len(members)} members have the same weights: trained on the same batches they stay alike, and their "
+            "ensemble has no uncertainty. Build each network after torch.manual_seed of another number.",
+            PredictiveWarning,
         )

@@ -36,7 +36,8 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any
         if y is None:
             raise TypeError(
                 "A batch without targets cannot be trained on: give batches (inputs, targets) or mappings with "
-                "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: …"
+                "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: … Two tensors (x, y) are "
+                "two batches of inputs; one batch of both is [(x, y)]."
             )
         if not y.numel():
             raise ValueError("An empty batch cannot be trained on: leave it out of the loader.")

@@ -15,7 +15,7 @@ from credo.core.errors import DataSizeWarning
 from credo.core.kl_schedule import KLTerm
 from credo.core.network.inputs import split_batch
 from credo.core.posterior import Posterior
-from credo.core.support.loader_checks import check_batches
+from credo.core.support.loader_checks import batch_count, check_batches
 from credo.core.support.user_warnings import warn
 from credo.data import Batches
 
@@ -37,6 +37,23 @@ def check_loader(loader: Any) -> None:
             f"The number of batches of an epoch must be known, but {error}: give credo.data.WithLength(loader, "
             "batches=…)."
         ) from None
+
+
+def check_not_empty(loader: Any, validation: Any = None) -> None:
+    """Raise ValueError if there are no batches, with the reason where it is known.
+
+    Args:
+        loader: The training batches.
+        validation: Held-out batches, if there are any.
+    """
+    for name, batches in (("loader", loader), ("validation loader", validation)):
+        if batches is None or batch_count(batches) != 0:
+            continue
+        size, dataset = getattr(batches, "batch_size", None), getattr(batches, "dataset", None)
+        reason = "" if name == "loader" else " Give held-out batches, or validation=None."
+        if getattr(batches, "drop_last", False) and size is not None and isinstance(dataset, Sized) and len(dataset):
+            reason = f" Its {len(dataset)} examples are fewer than batch_size={size}, and drop_last=True drops them."
+        raise ValueError(f"The {name} has no batches.{reason}")
 
 
 def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> None:
@@ -162,8 +179,8 @@ def known_size(loader: Any) -> tuple[int, int] | None:
         return own, own
     if isinstance(loader, list | tuple):
         counts = [rows_of(batch) for batch in loader]
-        rows = None if None in counts else sum(count for count in counts if count is not None)
-        return None if rows is None else (rows, rows * process_count())
+        rows = 0 if None in counts else sum(count for count in counts if count is not None)
+        return (rows, rows * process_count()) if rows else None
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None

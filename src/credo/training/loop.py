@@ -32,7 +32,14 @@ from credo.training.epoch_batches import END, Loader, next_batch, remaining_batc
 from credo.training.given_back import GivenBack
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
-from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.loader_checks import (
+    check_loader,
+    check_not_empty,
+    check_scale,
+    check_shares,
+    check_statistics,
+    check_whole,
+)
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.seen_rows import SeenRows
@@ -177,7 +184,8 @@ def train(
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
     shared = (counts, checkpoints, timer, progress, seed, on_step, first, given_back, place)
-    seen = SeenRows(posterior, first, given_back, counted or first is None)
+    seen = SeenRows(posterior, first, given_back, counted or first is None, stops_early=patience is not None)
+    seen.check_resumed(loader, path, progress.epoch)
     training = _Training(posterior, loader, whole, loss, *shared, seen, Precision(precision, posterior, progress))
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
@@ -376,8 +384,7 @@ def _check(
     if patience is not None:
         checked_count("patience", patience, what="epochs without a gain to wait for")
     checked_count("epochs", epochs, least=0)
-    if len(loader) == 0:
-        raise ValueError("The loader has no batches.")
+    check_not_empty(loader, validation)
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
     check_scale(posterior, loader, counted=counted)

@@ -145,6 +145,11 @@ class Categorical(ClassLikelihood):
         as its class does; with positions, as the mean over its positions.
         """
         labelled = y != self.ignore_index
+        if not bool(labelled.any()):
+            raise ValueError(
+                f"All labels of a batch are {self.ignore_index}, which means that they are to be ignored: leave such "
+                "batches out of the loader."
+            )
         if self.class_weights is not None:
             table = torch.tensor(self.class_weights, dtype=torch.float64, device=y.device)
             each = torch.where(labelled, table[torch.where(labelled, y, 0).long()], 0.0)

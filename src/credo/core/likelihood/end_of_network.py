@@ -53,6 +53,22 @@ def warn_of_last_function(likelihood: Likelihood, model: nn.Module, outputs: Ten
     )
 
 
+def warn_of_normalised_logits(likelihood: Likelihood, logits: Tensor) -> None:
+    """Warn if logits lost their scale by a log-softmax: cross-entropy does not need it, scores of logits do.
+
+    Args:
+        likelihood: What takes the outputs.
+        logits: [batch, classes].
+    """
+    if type(likelihood) is Categorical and len(logits) and float(logits.logsumexp(-1).abs().max()) < _ROUNDING:
+        warn(
+            "The network ends in a log-softmax, after which the energy of every input is 0, and the largest one is "
+            "only the log-probability of its class: scores of logits need the values before it. Remove the network's "
+            "last log-softmax; losses and predictions of Categorical stay the same.",
+            LikelihoodWarning,
+        )
+
+
 def _last_function(likelihood: Likelihood, model: nn.Module, outputs: Tensor | None) -> str:
     """The name of the network's last function, where it is known."""
     if outputs is not None and outputs.grad_fn is not None:

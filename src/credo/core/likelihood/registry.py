@@ -50,7 +50,8 @@ def make_likelihood(given: Likelihood | Mapping[str, Any] | str | None) -> Likel
     parameters = {name: one for name, one in signature(made).parameters.items() if one.kind in named}
     for name in options:
         if name not in parameters:
-            raise ValueError(f"Likelihood {kind!r}: {unknown('argument', str(name), parameters)}")
+            has = unknown("argument", str(name), parameters) if parameters else f"it has no argument {name!r}."
+            raise ValueError(f"Likelihood {kind!r}: {has}")
     missing = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if missing:
         example = ", ".join(f"{name!r}: {_EXAMPLES.get(name, '…')}" for name in missing)

@@ -37,6 +37,7 @@ from credo.core.held_out.ledger import row_digests
 from credo.core.held_out.risk_sets import RISK_KINDS
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.loader_checks import as_batches
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
@@ -134,8 +135,7 @@ def conformal(
     if isinstance(prediction, Posterior):
         options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
         options |= {"penalty": penalty, "k_reg": k_reg, **risk}
-        is_pair = isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y)
-        y = [y] if is_pair else y  # one batch
+        y = as_batches(y)
         predicting: dict[str, Any] = {
             "draws": draws,
             "seed": seed,
