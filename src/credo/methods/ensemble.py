@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.description import Description
-from credo.core.errors import NonFiniteError, PredictiveWarning, UnsupportedModelError
+from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted
 from credo.core.likelihood import GaussianNoise
 from credo.core.network.inplace_inputs import same_inputs
 from credo.core.posterior import Nll, Posterior, Terms
 from credo.core.saved.posterior_tensors import checkpoint_files, load_checkpoint_
-from credo.core.support.user_warnings import warn
 
 
 class Ensemble(Posterior):
@@ -87,6 +86,16 @@ class Ensemble(Posterior):
     def is_random(self) -> bool:
         """Whether any member is random."""
         return any(part.is_random for part in self.parts)
+
+    @property
+    def uncertainty_needs(self) -> str:
+        """Members that differ, unless they do or have noise of their own; what parts need is their own."""
+        if self.is_random or not _are_equal(self.parts):
+            return ""
+        return (
+            f"members that differ: all {len(self.parts)} have the same weights, and the same batches leave them alike. "
+            "Build each network after torch.manual_seed of another number"
+        )
 
     def draw(self) -> dict[str, Tensor]:
         """One member's draw, the member chosen at random."""
@@ -252,18 +261,9 @@ def _check(members: Sequence[Posterior]) -> None:
         raise UnsupportedModelError(
             f"Members must be of one method, got {sorted({type(m).__name__ for m in members})}."
         )
-    _warn_of_equal(members)
 
 
-def _warn_of_equal(members: Sequence[Posterior]) -> None:
-    """Warn if all members are the same network, which the same batches then leave alike."""
-    if len(members) < 2 or any(member.is_random for member in members):
-        return
-    first = dict(members[0].model.named_parameters())
-    others = [dict(member.model.named_parameters()) for member in members[1:]]
-    if all(torch.equal(p, other[name]) for other in others for name, p in first.items()):
-        warn(
-            f"All {len(members)} members have the same weights: trained on the same batches they stay alike, and their "
-            "ensemble has no uncertainty. Build each network after torch.manual_seed of another number.",
-            PredictiveWarning,
-        )
+def _are_equal(members: Sequence[Posterior]) -> bool:
+    """Whether all members are one and the same network."""
+    first, *others = (dict(member.model.named_parameters()) for member in members)
+    return bool(others) and all(torch.equal(p, other[name]) for other in others for name, p in first.items())

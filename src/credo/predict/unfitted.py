@@ -31,7 +31,7 @@ def warn_if_unfitted(posterior: Posterior) -> None:
     """
     if _IS_TRAINING.get():
         return
-    for part in posterior.parts:
+    for part in (posterior, *posterior.parts):
         if part.uncertainty_needs:
             warn(
                 f"This {type(part).__name__} predicts with the network as it is, without any uncertainty of its "

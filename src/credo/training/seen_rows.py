@@ -13,7 +13,7 @@ from credo.core.errors import CheckpointWarning, ReusedRowsWarning
 from credo.core.held_out.ledger import row_digests
 from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
-from credo.data import Batches
+from credo.data import AUGMENTATIONS, Batches, as_float
 from credo.training.batch_loss import ReadBatch
 from credo.training.given_back import GivenBack
 from credo.training.loader_checks import check_data_size, known_size, rows_of
@@ -107,6 +107,6 @@ def _fixed_rows(loader: Any) -> Any:
     if isinstance(loader, DataLoader) and type(loader.dataset) is TensorDataset and len(loader.dataset.tensors) == 2:
         x, y = loader.dataset.tensors
         return x[:_MOST_ROWS], y[:_MOST_ROWS]
-    if isinstance(loader, Batches) and loader.augment is None:
-        return loader.split.x[:_MOST_ROWS], loader.split.y[:_MOST_ROWS]
+    if isinstance(loader, Batches) and loader.augment is AUGMENTATIONS["none"]:
+        return as_float(loader.split.x[:_MOST_ROWS]), loader.split.y[:_MOST_ROWS]
     return None
