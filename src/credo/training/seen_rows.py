@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, TensorDataset
 
 from credo.core.errors import CheckpointWarning, ReusedRowsWarning
-from credo.core.held_out.ledger import row_digests
+from credo.core.held_out.ledger import MOST_TRAINED, row_digests
 from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.data import AUGMENTATIONS, Batches, as_float
@@ -55,7 +55,7 @@ class SeenRows:
         if rows is None or not known:
             return
         with suppress(TypeError, ValueError):
-            digests = row_digests([rows if isinstance(rows, tuple) else self.read(rows)])
+            digests = row_digests([rows if self.read is None or isinstance(rows, tuple) else self.read(rows)])
             if len(digests) and "training" not in self.posterior.ledger.served(digests):
                 warn(
                     f"{path} was trained on other rows than those of this loader: the training that it resumes was of "
@@ -88,7 +88,7 @@ class SeenRows:
         """
         stopping = next((use for use in self.posterior.ledger.uses if use.purpose == "early stopping"), None)
         is_new = self._batches > 0 and self.stops_early
-        if is_new and stopping is not None and "training" in self.posterior.ledger.served(stopping.digests):
+        if is_new and stopping and self.posterior.ledger.served(stopping.digests).get("training", 0) > MOST_TRAINED:
             warn(
                 "The validation rows are trained on, so their loss does not tell when to stop: hold out rows for "
                 "validation that are not in the loader.",

@@ -56,6 +56,8 @@ _ON_TRAINED_ROWS = (
 _MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME, _BY_CHANCE = 0.05, 0.01
+# Early stopping and calibration do not suffer from equal rows as in tables of few categories: most must be trained ones.
+MOST_TRAINED = 0.5
 _LOCK = threading.Lock()
 
 
@@ -96,6 +98,17 @@ class Use:
         found, known = self._known(digests)
         return known == len(digests) or 1 - binomial_cdf(found - 1, known, _SOME) < _BY_CHANCE
 
+    def spoils(self, purpose: str, digests: Digests) -> bool:
+        """Whether rows are no longer fresh for a purpose because they were used for this one.
+
+        Args:
+            purpose: One of `PURPOSES`.
+            digests: Of the rows, in order.
+        """
+        if self.purpose not in _SPOILED_BY[purpose] or not self.has_many_of(digests):
+            return False
+        return purpose == "conformal" or self.purpose != "training" or self.overlap(digests) > MOST_TRAINED
+
     def _known(self, digests: Digests) -> tuple[int, int]:
         """How many rows of another set are in this one, and of how many that can be told."""
         if not len(self.digests):
@@ -130,7 +143,7 @@ class Ledger(NotFollowed):
         with _LOCK:
             before = {use.purpose: use for use in self.uses}
             same = before.get(purpose)
-            spent = [use for use in self.uses if use.purpose in _SPOILED_BY[purpose] and use.has_many_of(digests)]
+            spent = [use for use in self.uses if use.spoils(purpose, digests)]
             is_new = same is None or same.overlap(digests) < 1 - _SOME or same.rows < len(digests)
             before[purpose] = _use(purpose, digests) if same is None else _joined(same, digests)
             self.uses = tuple(before[name] for name in PURPOSES if name in before)
