@@ -56,7 +56,7 @@ _ON_TRAINED_ROWS = (
 _MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME, _BY_CHANCE = 0.05, 0.01
-# Early stopping and calibration do not suffer from equal rows as in tables of few categories: most must be trained ones.
+# Early stopping and calibration do not suffer from equal rows, as tables of few categories have: most must be trained.
 MOST_TRAINED = 0.5
 _LOCK = threading.Lock()
 
