@@ -194,6 +194,7 @@ def test_coverage_of_a_regression_moves_to_its_level(
     assert after["nll"] < before["nll"] - 0.3
 
 
+@pytest.mark.filterwarnings("ignore::credo.PredictiveWarning")
 def test_members_with_noise_of_their_own(network: Make, value_rows: Make, nll: Make) -> None:
     members = [MAP(network(1, seed=0), data_size=100, likelihood=GaussianNoise(std)).train() for std in (1.0, 2.0)]
     for member, seed in zip(members, (0, 0), strict=True):

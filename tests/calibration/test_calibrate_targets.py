@@ -174,6 +174,7 @@ def test_members_of_an_ensemble_use_their_own_dispersion() -> None:
     assert found.nll_before == pytest.approx(plain, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
 @pytest.mark.parametrize("case", ["tokens", "multi-label", "poisson"])
 def test_laplace_is_calibrated_too(case: str) -> None:
     make, shape, y = CASES[case]

@@ -56,6 +56,18 @@ def test_a_few_duplicates_in_the_data_are_not_a_second_use(rows: Make) -> None:
         ledger.record("report", [*rows(100, seed=9), (x[:3], y[:3])])
 
 
+def test_equal_rows_of_a_table_are_no_reason_to_warn_of_a_calibration(rows: Make) -> None:
+    ledger = Ledger()
+    ledger.record("training", rows(100))
+    x, y = rows(100)[0]
+    some = [*rows(100, seed=9), (x[:40], y[:40])]  # 40 of 140 rows are alike
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ledger.record("calibration", some)
+    with pytest.warns(ReusedRowsWarning, match="training"):
+        ledger.record("conformal", some)
+
+
 def test_large_sets_are_recognised_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 200)
     generator = torch.Generator().manual_seed(0)

@@ -43,6 +43,19 @@ def test_several_columns_are_a_regression_with_columns_for_each_in_the_output(ca
     assert found[0]["mean"] == pytest.approx(means[0])
 
 
+def test_the_printed_table_has_a_line_for_each_target_with_four_digits(call: Call, table: Path) -> None:
+    call("train", table, 'data.target=["small","large"]', *QUICK, "training.epochs=1", "--run", "run")
+    Path("new.csv").write_text("b,above,a\n0.5,1,0.1\n")
+    printed = call("predict", "run", "new.csv", "--draws", 8).stdout
+    lines = [line.strip("│ ").split("│") for line in printed.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert [(line[0], line[1]) for line in cells] == [("0", "small"), ("0", "large")]
+    (row,) = json.loads(call("predict", "run", "new.csv", "--draws", 8, "--json").stdout)
+    keys = ("mean", "total", "aleatoric", "epistemic", "q5", "q95")
+    assert [line[2:] for line in cells] == [[f"{row[key][i]:.4f}" for key in keys] for i in (0, 1)]
+    assert row["mean"][0] != round(row["mean"][0], 4)  # full precision
+
+
 def test_labels_in_several_columns(call: Call, table: Path) -> None:
     rows = table.read_text().splitlines()
     table.write_text("\n".join([rows[0] + ",other", *(f"{row},{index % 2}" for index, row in enumerate(rows[1:]))]))

@@ -91,6 +91,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
 @pytest.mark.part(50)
 @pytest.mark.parametrize(("method", "form"), CASES)
 def test_any_form_of_batch_gives_the_same_training_and_prediction(method: str, form: str) -> None:

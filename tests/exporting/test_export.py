@@ -305,3 +305,16 @@ def test_recording_a_posterior_itself_is_an_error_that_names_export(record: Any)
     x = torch.randn(3, 4)
     with pytest.raises(credo.UnsupportedModelError, match=r"would be one draw.*credo\.export\(posterior, example"):
         record(credo.BBB(nn.Linear(4, 2), data_size=10), x)
+
+
+def test_examples_that_the_network_does_not_take(tmp_path: Path) -> None:
+    posterior = credo.BBB(nn.Linear(3, 2), data_size=8)
+    x, path = torch.zeros(4, 3), tmp_path / "m.pt2"
+    with pytest.raises(TypeError, match=r"give \[batch\['x'\]\], ordered"):
+        credo.export(posterior, {"x": x, "labels": x[:, 0]}, path)
+    with pytest.raises(TypeError, match="example has 2 inputs: give the inputs of the network alone, without targets"):
+        credo.export(posterior, (x, x[:, 0]), path)
+    with pytest.raises(credo.InputsError, match=r"give inputs of torch\.float32"):
+        credo.export(posterior, x.double(), path)
+    with pytest.warns(credo.PredictiveWarning, match="needs a pass over the training data"):
+        credo.export(credo.Laplace(nn.Linear(3, 2), data_size=8), x, path)

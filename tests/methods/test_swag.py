@@ -281,6 +281,7 @@ def test_the_scale_of_the_noise_acts_around_the_mean_wherever_the_network_is() -
     torch.testing.assert_close(drawn(2.0) - mean, 2 * (drawn(1.0) - mean))
 
 
+@pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
 def test_calibration_of_a_posterior_that_is_too_wide_narrows_it() -> None:
     posterior = fit(make(scale=400.0), 12)
     credo.calibrate(posterior, BATCHES, draws=8, folds=2, progress=False)

@@ -66,6 +66,7 @@ def test_a_loss_of_ones_own_says_it_by_functions_of_the_batch(options: dict[str,
         torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::credo.DataSizeWarning")
 def test_a_loss_of_ones_own_is_not_counted_as_the_likelihood_would() -> None:
     whole = list(zip(X.split(6), Y.split(6), strict=True))
     wanted = trained(whole)

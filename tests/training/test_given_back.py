@@ -161,7 +161,7 @@ def test_the_ledger_knows_both_uses_and_conformal_prediction_warns(network: Make
 
 def test_a_posterior_that_was_trained_on_the_rows_before_warns(network: Make, split: Split) -> None:
     posterior = fitted(credo.MAP(network(), data_size=ROWS), batches(split), epochs=2, calibrate=False)
-    with pytest.warns(credo.ReusedRowsWarning, match="trained on before"):
+    with pytest.warns(credo.ReusedRowsWarning, match=r"Rows for calibration have served training \(100 %\)"):
         fitted(posterior, batches(split))
 
 

@@ -279,6 +279,7 @@ def test_a_network_that_cannot_be_copied_needs_a_function() -> None:
     assert _auto(model=Locked, passes=1).evidence is not None
 
 
+@pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
 @pytest.mark.parametrize("case", ["few rows", "a class is missing", "two outputs", "a generator", "mappings"])
 def test_odd_data(case: str) -> None:
     x, y = _classes(60).x, _classes(60).y

@@ -32,10 +32,11 @@ from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
-from credo.core.support.loader_checks import batch_count
+from credo.core.support.loader_checks import as_batches, batch_count
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.predict.run import check_posterior
+from credo.predict.unfitted import warn_if_unfitted
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)
 _LARGEST = 6.0
@@ -156,7 +157,9 @@ def calibrated_losses(
     if not (is_number(prior) and 0 <= prior < math.inf):
         raise ValueError(f"prior={prior!r:.40} must be a number, 0 or more: about so many rows outweigh it.")
     check_calibratable(posterior)
-    batches = read_batches(list(validation) if isinstance(validation, Iterator) else validation, forward, target)
+    warn_if_unfitted(posterior)
+    validation = list(validation) if isinstance(validation, Iterator) else as_batches(validation)
+    batches = read_batches(validation, forward, target)
     digests = row_digests(batches)
     distinct = np.unique(digests)
     if len(distinct) < 2:
@@ -192,7 +195,10 @@ class _Search:
         frozen = self.frozen
         plain = self._try(1.0)
         if not math.isfinite(plain.nll):
-            raise NonFiniteError("The NLL of the held-out rows is not finite: calibration cannot start from there.")
+            raise NonFiniteError(
+                "The NLL of the held-out rows is not finite: calibration cannot start from there. Check their inputs "
+                "and targets, and the network's weights; credo.predict of these rows names those without a prediction."
+            )
         tried = [plain]
         if scales_noise(frozen):
             tried += [self._try(scale) for scale in SCALES if scale != 1.0]

@@ -20,6 +20,7 @@ from credo.core.held_out.recalibration import CLASS_KINDS, VALUE_KINDS, Recalibr
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.loader_checks import as_batches
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count
 from credo.evaluate.checks import check_classification, check_values
@@ -72,7 +73,7 @@ def recalibrate(
     digests: list[Digests] = []
 
     def read() -> Iterator[tuple[AnyInputs, Tensor]]:
-        for x, y in batches_of(read_batches(validation, forward, target), _BATCH):
+        for x, y in batches_of(read_batches(as_batches(validation), forward, target), _BATCH):
             if y is None:
                 raise ValueError("recalibrate needs batches of (inputs, targets).")
             digests.append(batch_digests(x, y))

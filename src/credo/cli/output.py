@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from credo.core.distributed.rendezvous import is_first_to_print
-from credo.core.errors import CredoError
+from credo.core.errors import CredoError, CredoWarning
 from credo.core.support.files import finite
 from credo.data import DownloadError
 
@@ -137,6 +138,7 @@ def errors_explained() -> Iterator[None]:
     if os.environ.get("CREDO_DEBUG"):
         yield
         return
+    plain, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         yield
     except KeyboardInterrupt:
@@ -147,3 +149,11 @@ def errors_explained() -> Iterator[None]:
             notes().print("error:", str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         usage = isinstance(error, ValueError | FileNotFoundError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+    finally:
+        warnings.formatwarning = plain
+
+
+def _one_line(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
+    """A warning as a line: the place in the code means nothing to who types a command."""
+    kind = "warning" if issubclass(category, CredoWarning) else category.__name__
+    return f"{kind}: {message}\n"

@@ -14,6 +14,10 @@ class UnsupportedModelError(CredoError, ValueError):
     """The network is not supported by the method; the message lists every problem found."""
 
 
+class InputsError(CredoError, ValueError, RuntimeError):
+    """The network cannot run on inputs of this type or shape; the message says what it takes."""
+
+
 class NonFiniteError(CredoError, ArithmeticError):
     """A loss, gradient or prediction is NaN or infinite; parameters are those of the last successful step."""
 
@@ -36,6 +40,10 @@ class DataSizeWarning(CredoWarning):
 
 class ExampleCountWarning(CredoWarning):
     """A loss does not seem to be a mean over all rows, or rows of a batch depend on each other: curvature is wrong."""
+
+
+class LikelihoodWarning(CredoWarning):
+    """The network's outputs are not what the likelihood takes, such as probabilities where it takes logits."""
 
 
 class CheckpointWarning(CredoWarning):

@@ -128,6 +128,15 @@ def weighed(
     return loss
 
 
+def check_loss(nll: object) -> None:
+    """Raise TypeError unless a step was given a function of the network."""
+    if not callable(nll):
+        raise TypeError(
+            "step needs a function of the network, step(lambda net: F.cross_entropy(net(x), y)), which it calls with "
+            f"drawn weights; got a {type(nll).__name__}."
+        )
+
+
 def scalar_loss(value: object) -> Tensor:
     """What a user's `nll` returned, as a scalar tensor; raises ValueError if gradients cannot flow from it."""
     wanted = "nll(net) must return the batch's mean negative log-likelihood, one number computed with `net`"

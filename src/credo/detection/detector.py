@@ -11,6 +11,7 @@ from torch import Tensor
 
 from credo.core.errors import CredoError
 from credo.core.likelihood import ClassLikelihood
+from credo.core.likelihood.end_of_network import warn_of_last_function, warn_of_normalised_logits
 from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.support.validate import checked_count, checked_seed
@@ -88,6 +89,10 @@ class OodDetector:
     def needs_fit(self) -> bool:
         """Whether a score is one of features, so that `fit` must be called first."""
         return any(name in FEATURE_SCORES for name in self.names)
+
+    @property
+    def _uses_logits(self) -> bool:
+        return any(name in LOGIT_SCORES or name == "vim" for name in self.names)
 
     @torch.no_grad()
     def fit(self, loader: Tensor | Iterable[Any], *, progress: bool = True) -> Self:
@@ -184,6 +189,9 @@ class OodDetector:
             logits = class_logits(found.outputs, self._networks.likelihood)
             values = [t.reshape(len(t), -1) for t in (found.features, found.outputs) if t is not None]
             finite = torch.cat([each.isfinite() for each in values], 1).all(-1)
+            if logits is not None and not number and self._uses_logits:
+                warn_of_last_function(self._networks.likelihood, self._networks.posterior.model, logits)
+                warn_of_normalised_logits(self._networks.likelihood, logits)
             scores = {}
             for name in self.names:
                 if number and name in OF_FEATURES_ALONE and found.features is first.features:

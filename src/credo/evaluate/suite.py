@@ -48,7 +48,14 @@ def quick_metrics(prediction: Prediction) -> dict[str, float]:
         return {"accuracy": float((prediction.labels == targets).double().mean()), "nll": nll}
     if isinstance(prediction, RegressionPrediction):
         return {"rmse": rmse(prediction.mean, targets), "nll": nll}
-    raise TypeError(f"No metrics for {type(prediction).__name__}.")
+    raise TypeError(_not_a_prediction(prediction))
+
+
+def _not_a_prediction(given: object) -> str:
+    return (
+        "Metrics are of a prediction with targets, credo.predict(posterior, batches); got a "
+        f"{type(given).__name__}. The functions of credo.evaluate take arrays."
+    )
 
 
 def measure(
@@ -87,7 +94,7 @@ def measure(
         return _classes(prediction, bins, outside or {}, scores, intervals)
     if isinstance(prediction, RegressionPrediction):
         return _values(prediction, intervals)
-    raise TypeError(f"No metrics for {type(prediction).__name__}.")
+    raise TypeError(_not_a_prediction(prediction))
 
 
 def _classes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credo.core.errors import CredoError, unknown
 from credo.core.held_out.calibration import Calibration
 from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, MultiLabel
+from credo.core.network.failed_pass import explain_failed_pass
+from credo.core.network.inputs import TARGET_KEYS
 from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled
 from credo.core.support.extras import needs
@@ -25,6 +28,7 @@ from credo.exporting.graph import FixedDraws
 from credo.exporting.int8 import TOLERANCE as INT8_TOLERANCE
 from credo.exporting.int8 import quantize_
 from credo.predict.run import check_posterior
+from credo.predict.unfitted import warn_if_unfitted
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
@@ -77,14 +81,14 @@ def export(
             "int8=True is for an .onnx file with mean=True: eight bits would round away what draws differ in."
         )
     if isinstance(example, Mapping):
-        order = ", ".join(f"batch[{key!r}]" for key in example)
+        order = ", ".join(f"batch[{key!r}]" for key in example if key not in TARGET_KEYS)
         raise TypeError(
             f"export needs the network's inputs in the order of its arguments, not a mapping: give [{order}], ordered "
             f"as in {type(posterior.model).__name__}.forward. Of a network that needs names or does not return a "
             "tensor, export a small module around it."
         )
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
-    _check_inputs(inputs)
+    _check_inputs(posterior.model, inputs)
     draws, seed = None if draws is None else checked_count("draws", draws), checked_seed(seed)
     rows = torch.export.Dim("batch", min=1)
     dynamic = {"inputs": tuple({0: rows} for _ in inputs)}
@@ -95,7 +99,13 @@ def export(
         graph = closed_form(posterior, moved)
     if graph is None:
         graph = fixed_draws(posterior, draws=draws or _DRAWS, mean=mean, seed=seed)
-    graph(*moved)  # the first pass of a private copy is watched for what it reads of the original
+    if not mean:
+        warn_if_unfitted(posterior)
+    try:
+        graph(*moved)  # the first pass of a private copy is watched for what it reads of the original
+    except RuntimeError as error:
+        explain_failed_pass(posterior.model, moved, error, is_one=len(moved) == 1)
+        raise
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,7 +196,7 @@ def _check_drawable(frozen: Posterior, scale: float) -> None:
         )
 
 
-def _check_inputs(inputs: Sequence[Tensor]) -> None:
+def _check_inputs(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     if not inputs or not all(isinstance(tensor, Tensor) and tensor.dim() for tensor in inputs):
         raise TypeError("example must be a tensor, or a list of tensors, with a first dimension of rows.")
     if any(len(tensor) < 2 or len(tensor) != len(inputs[0]) for tensor in inputs):
@@ -194,6 +204,14 @@ def _check_inputs(inputs: Sequence[Tensor]) -> None:
             f"example has {', '.join(str(len(tensor)) for tensor in inputs)} rows: give at least two, as many of each "
             "input, so that the number of rows stays open in the file."
         )
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        raise TypeError(
+            f"{type(model).__name__}.forward takes {signature}, and example has {len(inputs)} inputs: give the inputs "
+            "of the network alone, without targets."
+        ) from error
 
 
 def _facts(posterior: Posterior, graph: Graph) -> dict[str, Any]:

@@ -39,6 +39,12 @@ class Ensemble(Posterior):
 
     def __init__(self, members: Sequence[Posterior]) -> None:
         given = list(members)
+        for member in given:
+            if not isinstance(member, Posterior):
+                raise ValueError(
+                    f"An ensemble needs posteriors, such as credo.MAP(model, data_size=N) for each network; got a "
+                    f"{type(member).__name__}."
+                )
         members = _flattened(given)
         _check(members)
         first = members[0]
@@ -80,6 +86,16 @@ class Ensemble(Posterior):
     def is_random(self) -> bool:
         """Whether any member is random."""
         return any(part.is_random for part in self.parts)
+
+    @property
+    def uncertainty_needs(self) -> str:
+        """Members that differ, unless they do or have noise of their own; what parts need is their own."""
+        if self.is_random or not _are_equal(self.parts):
+            return ""
+        return (
+            f"members that differ: all {len(self.parts)} have the same weights, and the same batches leave them alike. "
+            "Build each network after torch.manual_seed of another number"
+        )
 
     def draw(self) -> dict[str, Tensor]:
         """One member's draw, the member chosen at random."""
@@ -230,7 +246,7 @@ def _check(members: Sequence[Posterior]) -> None:
     if not members:
         raise ValueError("An ensemble needs at least one member.")
     if len({id(m.model) for m in members}) < len(members):
-        raise ValueError("Members share one network: build a new network for each (or copy.deepcopy it).")
+        raise ValueError("Members share one network: build a new one for each, so that it has weights of its own.")
     shapes = [{n: t.shape for n, t in m.model.state_dict().items()} for m in members]
     if any(shape != shapes[0] for shape in shapes):
         raise UnsupportedModelError("Members must have the same architecture: parameter names or shapes differ.")
@@ -245,3 +261,9 @@ def _check(members: Sequence[Posterior]) -> None:
         raise UnsupportedModelError(
             f"Members must be of one method, got {sorted({type(m).__name__ for m in members})}."
         )
+
+
+def _are_equal(members: Sequence[Posterior]) -> bool:
+    """Whether all members are one and the same network."""
+    first, *others = (dict(member.model.named_parameters()) for member in members)
+    return bool(others) and all(torch.equal(p, other[name]) for other in others for name, p in first.items())

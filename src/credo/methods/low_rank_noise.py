@@ -135,6 +135,12 @@ class LowRankNoise(GradientPosterior):
         """Whether draws differ: not before a width has been found."""
         return bool(self.width > 0)
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """A width, unless one was found since the last step."""
+        missing = "a width: posterior.fit(loader) searches for it; if it found none, raise tolerance"
+        return "" if self.is_random else missing
+
     @torch.no_grad()
     def draw(self) -> dict[str, Tensor]:
         """Means plus noise; `{}`, the mean, without a width."""

@@ -20,7 +20,8 @@ from credo.core.likelihood import (
     MultiLabel,
     Quantiles,
 )
-from credo.core.network.inputs import AnyInputs, explain_failed_pass, output_tensor
+from credo.core.network.failed_pass import explain_failed_pass
+from credo.core.network.inputs import AnyInputs, output_tensor, tensors_of
 from credo.core.network.rowwise import PIECE, splits_into_pieces
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
@@ -180,6 +181,7 @@ def averaged(
     tolerance: float | None = None,
     single: bool = False,
     agreed: Callable[[Tensor], Tensor] | None = None,
+    look: Callable[[Tensor], None] | None = None,
 ) -> Prediction:
     """The prediction of a batch: sums over draws, by chunks; with a tolerance, later chunks are of few rows.
 
@@ -194,9 +196,12 @@ def averaged(
         tolerance: The error below which a row needs no further draws; None: all rows have all draws.
         single: Whether there is one network only, and no further draw.
         agreed: Gives the rows that all processes go on with, where several divide the draws.
+        look: Called with the outputs of the first draws.
     """
     done = min(chunk, draws)
     outputs = loop.outputs(x, done)
+    if look is not None:
+        look(outputs)
     moments = make_moments(likelihoods, outputs, y, single=single, calibration=calibration)
     count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
     while done < draws:
@@ -263,13 +268,7 @@ def run_draws(posterior: Posterior, draws: Iterable[Draw], x: AnyInputs, *, in_p
     try:
         return _passes(posterior, draws, x, in_pieces)
     except (RuntimeError, ValueError, TypeError) as error:
-        if not isinstance(error, CredoError):
-            explain_failed_pass(posterior.model, x, error)
-            if isinstance(x, Tensor):
-                error.add_note(
-                    f"The network was given inputs of shape {list(x.shape)} and type {x.dtype}. The first dimension is "
-                    "the batch: for a single example give x.unsqueeze(0)."
-                )
+        explain_failed_pass(posterior.model, tensors_of(x), error, is_one=isinstance(x, Tensor))
         raise
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.kernels import flat
+from credo.core.network.failed_pass import explain_failed_pass
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import note_types
 from credo.core.network.layer_hooks import parameter_names
 from credo.core.network.rowwise import is_rowwise
 from credo.core.network.selection import join
@@ -104,7 +104,7 @@ class FirstLayer:
         try:
             variance = F.linear(inputs.square(), self._weight_variance, self._bias_variance)
         except RuntimeError as error:
-            note_types(self.posterior.model, inputs, error)
+            explain_failed_pass(self.posterior.model, [inputs], error, is_one=True)
             raise
         self._moments = F.linear(inputs, *self._own), variance.clamp_min(0).sqrt()
 

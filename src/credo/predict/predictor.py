@@ -25,6 +25,7 @@ from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, checked_predictive, predict
+from credo.predict.unfitted import warn_if_unfitted
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.
@@ -86,6 +87,7 @@ class Predictor:
         link: str | None = None,
     ) -> None:
         check_posterior(posterior)
+        warn_if_unfitted(posterior)
         if way not in WAYS:
             raise ValueError(unknown("way", str(way), WAYS))
         self.predictive, self.link = checked_predictive(posterior, predictive, link), link

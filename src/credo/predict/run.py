@@ -19,6 +19,7 @@ from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import unknown
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
+from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
@@ -34,6 +35,7 @@ from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
+from credo.predict.unfitted import warn_if_unfitted
 from credo.predict.weights_check import WeightsCheck
 
 STRATEGIES = ("auto", "loop", "activation")
@@ -109,6 +111,7 @@ def predict(
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
     seed = checked_seed(seed)
     check_posterior(posterior)
+    warn_if_unfitted(posterior)
     _check_choices(strategy, tolerance, shard, on_nonfinite)
     task = _Task(
         draws=draws,
@@ -243,10 +246,13 @@ class _Batches:
         if not is_ours:
             self._row += len(x)
             return
+        look = None if self.parts else partial(warn_of_last_function, self._likelihoods[0], self.frozen.model)
+        if look is not None and self._closed is not None:
+            look(None)
         with self.frozen.seeded(self.task.seed) if self.task.shared_draws else nullcontext():
             loop.begin(index)
             by_draws = partial(averaged, loop, self._likelihoods, x, y, calibration=self._calibration, **self._way)
-            part = by_draws() if self._closed is None else self._closed.prediction(x, y, by_draws)
+            part = by_draws(look=look) if self._closed is None else self._closed.prediction(x, y, by_draws)
         self.parts.append(part)
         if self.check is not None and y is not None:
             self.check.add(part, self._at_mean(x, y))

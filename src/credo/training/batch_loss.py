@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Likelihood
+from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.posterior import Posterior
 
@@ -27,18 +28,25 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any
         weights: How often each row counts: the mean is Σ wᵢ·ℓᵢ / Σ wᵢ. None: once.
     """
 
+    unchecked = posterior.steps == 0
+
     def nll(net: nn.Module, batch: Any) -> Tensor:
+        nonlocal unchecked
         x, y = read(batch)
         if y is None:
             raise TypeError(
                 "A batch without targets cannot be trained on: give batches (inputs, targets) or mappings with "
-                "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: …"
+                "`labels`, or target=lambda batch: …; for other losses nll=lambda net, batch: … Two tensors (x, y) are "
+                "two batches of inputs; one batch of both is [(x, y)]."
             )
         if not y.numel():
             raise ValueError("An empty batch cannot be trained on: leave it out of the loader.")
         own = next((part.likelihood for part in posterior.parts if part.owns(net)), posterior.likelihood)
         device = posterior.device
         outputs, y = run_network(net, x.to(device)), y.to(device)
+        if unchecked and torch.is_grad_enabled():
+            unchecked = False
+            warn_of_last_function(own, net, outputs)
         if outputs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device.type):
             outputs = outputs.float()  # the loss of a pass in lower precision is taken in single precision
         if weights is None:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from credo.calibration import calibrate
 from credo.calibration.calibratable import check_calibratable
-from credo.core.errors import ReusedRowsWarning
 from credo.core.held_out.calibration import Calibration
-from credo.core.held_out.ledger import row_digests
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
-from credo.core.support.user_warnings import warn
 from credo.training.epoch_batches import Loader, seeded_epoch
 from credo.training.held_out import hold_out
 from credo.training.state import Progress
@@ -83,12 +80,6 @@ class GivenBack:
         posterior = self.posterior
         with seeded_epoch(self.loader, self.seed, epoch, posterior.device):  # a data set may draw, and workers do
             rows = read_batches(list(self.rows), self.forward, self.target)
-        if "training" in posterior.ledger.served(row_digests(rows)):
-            warn(
-                "The held-out rows that choose the calibration were trained on before, so that it will be too sure: "
-                "give a posterior that has made no steps, or validation=.",
-                ReusedRowsWarning,
-            )
         calibrate(posterior, rows, prior=PRIOR, progress=False)
         found, posterior.calibration = posterior.calibration, None
         assert found is not None

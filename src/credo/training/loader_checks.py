@@ -13,8 +13,9 @@ from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import DataSizeWarning
 from credo.core.kl_schedule import KLTerm
+from credo.core.network.inputs import split_batch
 from credo.core.posterior import Posterior
-from credo.core.support.loader_checks import check_batches
+from credo.core.support.loader_checks import batch_count, check_batches
 from credo.core.support.user_warnings import warn
 from credo.data import Batches
 
@@ -38,6 +39,23 @@ def check_loader(loader: Any) -> None:
         ) from None
 
 
+def check_not_empty(loader: Any, validation: Any = None) -> None:
+    """Raise ValueError if there are no batches, with the reason where it is known.
+
+    Args:
+        loader: The training batches.
+        validation: Held-out batches, if there are any.
+    """
+    for name, batches in (("loader", loader), ("validation loader", validation)):
+        if batches is None or batch_count(batches) != 0:
+            continue
+        size, dataset = getattr(batches, "batch_size", None), getattr(batches, "dataset", None)
+        reason = "" if name == "loader" else " Give held-out batches, or validation=None."
+        if getattr(batches, "drop_last", False) and size is not None and isinstance(dataset, Sized) and len(dataset):
+            reason = f" Its {len(dataset)} examples are fewer than batch_size={size}, and drop_last=True drops them."
+        raise ValueError(f"The {name} has no batches.{reason}")
+
+
 def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> None:
     """Raise if a KL schedule has another number of batches; warn if `data_size` is far from the loader's size.
 
@@ -54,9 +72,20 @@ def check_scale(posterior: Posterior, loader: Any, *, counted: bool = False) -> 
                 f"the KL would not count once an epoch. Give kl_term.batches={len(loader)}."
             )
     known = None if counted else known_size(loader)
-    if known is None or not any(part.describe().has_prior for part in posterior.parts):
+    if known is not None:
+        check_data_size(posterior, *known)
+
+
+def check_data_size(posterior: Posterior, low: int, high: int) -> None:
+    """Warn if `data_size` is far from the number of examples, and weighs prior and data against each other.
+
+    Args:
+        posterior: The posterior.
+        low: The smallest number that there may be.
+        high: The largest.
+    """
+    if not any(part.describe().has_prior for part in posterior.parts):
         return
-    low, high = known
     if not low <= posterior.data_size * _FACTOR <= high * _FACTOR**2:
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
         warn(
@@ -127,6 +156,19 @@ def check_statistics(posterior: Posterior, loader: Any) -> None:
         )
 
 
+def rows_of(batch: Any) -> int | None:
+    """Number of rows of a batch; None if they cannot be counted.
+
+    Args:
+        batch: As a loader gives it, or its inputs and targets.
+    """
+    try:
+        x, y = split_batch(batch)
+        return len(x) if y is None else len(y)
+    except TypeError:
+        return None
+
+
 def known_size(loader: Any) -> tuple[int, int] | None:
     """Return the smallest and largest plausible number of examples of a loader; None if unknown.
 
@@ -135,6 +177,10 @@ def known_size(loader: Any) -> tuple[int, int] | None:
     own = getattr(loader, "data_size", None)  # `Batches`: over all processes
     if isinstance(own, int):
         return own, own
+    if isinstance(loader, list | tuple):
+        counts = [rows_of(batch) for batch in loader]
+        rows = 0 if None in counts else sum(count for count in counts if count is not None)
+        return (rows, rows * process_count()) if rows else None
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,9 +32,17 @@ from credo.training.epoch_batches import END, Loader, next_batch, remaining_batc
 from credo.training.given_back import GivenBack
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
-from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.loader_checks import (
+    check_loader,
+    check_not_empty,
+    check_scale,
+    check_shares,
+    check_statistics,
+    check_whole,
+)
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
+from credo.training.seen_rows import SeenRows
 from credo.training.state import Checkpoints, Progress, set_global_generators
 from credo.training.stopping import StopRequest, TrainingStopped
 from credo.training.validation import MONITORS, scores, update_best, validate
@@ -177,7 +184,9 @@ def train(
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
     shared = (counts, checkpoints, timer, progress, seed, on_step, first, given_back, place)
-    training = _Training(posterior, loader, whole, loss, *shared, Precision(precision, posterior, progress))
+    seen = SeenRows(posterior, first, given_back, counted or first is None, stops_early=patience is not None)
+    seen.check_resumed(loader, path, progress.epoch)
+    training = _Training(posterior, loader, whole, loss, *shared, seen, Precision(precision, posterior, progress))
     while progress.epoch < epochs and not (patience is not None and progress.bad_epochs >= patience):
         scale = chosen.after(scores(progress.records, monitor)) if isinstance(chosen, Plateau) else chosen
         terms = training.epoch(scale)
@@ -231,6 +240,7 @@ class _Training:
     """Chooses between the batches of all rows and those without the held-out ones; None: all rows."""
     place: Placement
     """Moves a batch to the device of the training."""
+    seen: SeenRows
     precision: Precision
 
     def epoch(self, scale: Schedule) -> Terms:
@@ -245,6 +255,7 @@ class _Training:
             self._steps(scale)
         if progress.step == 0:
             raise CredoError("The loader gave no batch.")
+        self.seen.compare(self.loader)
         if posterior.process_group is not None:
             posterior.process_group.settle_(posterior)
         posterior.settle_checks()
@@ -276,8 +287,7 @@ class _Training:
             posterior.lr_scale = scale(progress.epoch + progress.step / total)
             if posterior.steps == 0:
                 self._start_with(batch)
-            if progress.epoch in self._new_rows and group is None:  # processes would remember different rows
-                self._remember(batch)
+            self.seen.add(batch, progress.epoch)
             counted = {} if self.counts is None else self.counts(batch).given()
             terms = self.precision.step(partial(posterior.step, partial(self._nll_of, self.place(batch)), **counted))
             progress.add_step(terms)
@@ -285,16 +295,6 @@ class _Training:
 
     def _nll_of(self, batch: Any, net: nn.Module) -> Tensor:
         return self.nll(net, batch)
-
-    @property
-    def _new_rows(self) -> tuple[int, ...]:
-        """The epochs that train on rows for the first time."""
-        return (0,) if self.given_back is None else (0, self.given_back.first)
-
-    def _remember(self, batch: Any) -> None:
-        """Record the rows as trained on, where they can be told apart: conformal prediction needs others."""
-        with suppress(TypeError, ValueError):
-            self.posterior.ledger.record("training", [batch if self.read_first is None else self.read_first(batch)])
 
     def _start_with(self, batch: Any) -> None:
         """Before the first step, let what the user did not give suit the first batch."""
@@ -384,8 +384,7 @@ def _check(
     if patience is not None:
         checked_count("patience", patience, what="epochs without a gain to wait for")
     checked_count("epochs", epochs, least=0)
-    if len(loader) == 0:
-        raise ValueError("The loader has no batches.")
+    check_not_empty(loader, validation)
     if schedule == "steps":
         raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
     check_scale(posterior, loader, counted=counted)

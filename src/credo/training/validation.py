@@ -12,6 +12,7 @@ from credo.core.errors import unknown
 from credo.core.posterior import Posterior
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
+from credo.predict.unfitted import while_training
 from credo.training.rank_zero import from_first
 from credo.training.state import Progress
 
@@ -31,8 +32,9 @@ def validate(posterior: Posterior, batches: Iterable[Any] | None, draws: int, ep
     if batches is None:
         return {}
     if posterior.process_group is None:
-        return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
-    with torch.random.fork_rng(devices=[]):
+        with while_training():
+            return quick_metrics(predict(posterior, batches, draws=draws, seed=epoch))
+    with while_training(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(epoch)  # a loader that shuffles must do so alike on every rank
         metrics = quick_metrics(predict(posterior, batches, draws=draws, seed=epoch, shard="data"))
     # Early stopping and rates depend on these: rounding differences must not make ranks diverge.

@@ -10,6 +10,7 @@ from typing import Any
 from credo.calibration.choose import calibration_passes
 from credo.core.posterior import Posterior
 from credo.predict import predict
+from credo.predict.unfitted import while_training
 from credo.training.loop import train
 from credo.tuning.rows import Pairs, count_rows
 
@@ -53,8 +54,9 @@ def scoring_seconds(posterior: Posterior, selection: Pairs, draws: int) -> float
         selection: The rows that are scored.
         draws: Networks that scoring averages over.
     """
-    predict(posterior, selection[:1], draws=1)  # the first call sets things up
-    start = time.monotonic()
-    predict(posterior, selection[:1], draws=draws)
+    with while_training():
+        predict(posterior, selection[:1], draws=1)  # the first call sets things up
+        start = time.monotonic()
+        predict(posterior, selection[:1], draws=draws)
     batches = count_rows(selection) / max(1, len(selection[0][1]))
     return (time.monotonic() - start) * batches * (calibration_passes(posterior) + 1)

@@ -110,8 +110,8 @@ def _command(
         if as_json:
             print_json(rows)
             return
-        shown = [[_cell(value) for key, value in row.items() if key != "probs"] for row in rows[:_MOST_ROWS]]
-        print_table(str(inputs), [key for key in rows[0] if key != "probs"], shown)
+        shown = [line for row in rows[:_MOST_ROWS] for line in _lines(row, _target_names(facts))]
+        print_table(str(inputs), list(shown[0]), [list(line.values()) for line in shown])
         if len(rows) > _MOST_ROWS:
             say(f"{len(rows) - _MOST_ROWS} more rows; use --json or --output for all of them")
 
@@ -260,6 +260,21 @@ def _abstain(rows: list[dict[str, Any]], rule: RiskControl, chosen_with: int, dr
     )
     if draws < chosen_with:
         say(f"warning: this was chosen for {chosen_with} draws, and these are {draws}: it may not hold")
+
+
+def _lines(row: dict[str, Any], targets: list[str]) -> list[dict[str, Any]]:
+    """The lines of the printed table for a row: one, or one for each target with a value of its own."""
+    row = {key: value for key, value in row.items() if key != "probs"}
+    of_each = [value for value in row.values() if isinstance(value, list) and value and isinstance(value[0], float)]
+    if not of_each:  # one target, or sets of classes
+        return [{key: _cell(value) for key, value in row.items()}]
+    names = targets or [str(index) for index in range(len(of_each[0]))]
+    first = {"index": row.pop("index")}
+    return [
+        {**first, "target": name}
+        | {key: _cell(value[i] if isinstance(value, list) else value) for key, value in row.items()}
+        for i, name in enumerate(names)
+    ]
 
 
 def _cell(value: Any) -> Any:

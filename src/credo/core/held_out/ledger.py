@@ -35,7 +35,7 @@ _SPOILED_BY: dict[str, tuple[str, ...]] = {
     "training": (),
     "early stopping": ("report",),
     "selection": ("report",),
-    "calibration": ("early stopping", "selection", "conformal", "report"),
+    "calibration": ("training", "early stopping", "selection", "conformal", "report"),
     "conformal": ("training", "early stopping", "selection", "calibration", "report"),
     "report": ("early stopping", "selection", "calibration", "conformal"),
 }
@@ -47,11 +47,17 @@ _ADVICE = {
     "conformal": "its coverage is guaranteed for fresh rows only, so hold out a part of the data for it",
     "report": "these scores are too good; report on rows that have chosen nothing",
 }
+_ON_TRAINED_ROWS = (
+    "a network fits the rows that it was trained on better than new ones, so what is chosen on them makes predictions "
+    "overconfident; hold out rows that training has not seen"
+)
 # All rows of sets up to this size are known (350 kB in a file); the smallest digests, a random sample of the rows,
 # stand for larger ones. Of n held-out rows among N trained ones, all are missed with probability (1 − 2¹⁶/N)ⁿ.
 _MOST = 2**16
 # Below this fraction of the smaller set, rows are alike because the data has duplicates.
 _SOME, _BY_CHANCE = 0.05, 0.01
+# Early stopping and calibration do not suffer from equal rows, as tables of few categories have: most must be trained.
+MOST_TRAINED = 0.5
 _LOCK = threading.Lock()
 
 
@@ -92,6 +98,17 @@ class Use:
         found, known = self._known(digests)
         return known == len(digests) or 1 - binomial_cdf(found - 1, known, _SOME) < _BY_CHANCE
 
+    def spoils(self, purpose: str, digests: Digests) -> bool:
+        """Whether rows are no longer fresh for a purpose because they were used for this one.
+
+        Args:
+            purpose: One of `PURPOSES`.
+            digests: Of the rows, in order.
+        """
+        if self.purpose not in _SPOILED_BY[purpose] or not self.has_many_of(digests):
+            return False
+        return purpose == "conformal" or self.purpose != "training" or self.overlap(digests) > MOST_TRAINED
+
     def _known(self, digests: Digests) -> tuple[int, int]:
         """How many rows of another set are in this one, and of how many that can be told."""
         if not len(self.digests):
@@ -126,7 +143,7 @@ class Ledger(NotFollowed):
         with _LOCK:
             before = {use.purpose: use for use in self.uses}
             same = before.get(purpose)
-            spent = [use for use in self.uses if use.purpose in _SPOILED_BY[purpose] and use.has_many_of(digests)]
+            spent = [use for use in self.uses if use.spoils(purpose, digests)]
             is_new = same is None or same.overlap(digests) < 1 - _SOME or same.rows < len(digests)
             before[purpose] = _use(purpose, digests) if same is None else _joined(same, digests)
             self.uses = tuple(before[name] for name in PURPOSES if name in before)
@@ -267,8 +284,10 @@ def _joined(use: Use, digests: Digests) -> Use:
 
 def _about(purpose: str, spent: Sequence[Use], digests: Digests) -> str:
     parts = [f"{use.purpose} ({100 * min(use.overlap(digests), 1):.0f} %)" for use in spent]
+    is_trained = purpose == "calibration" and any(use.purpose == "training" for use in spent)
+    advice = _ON_TRAINED_ROWS if is_trained else _ADVICE[purpose]
     return (
-        f"Rows for {purpose} have served {' and '.join(parts)} before and are no longer fresh: {_ADVICE[purpose]}. "
+        f"Rows for {purpose} have served {' and '.join(parts)} before and are no longer fresh: {advice}. "
         "`posterior.ledger` remembers which rows were used for what."
     )
 

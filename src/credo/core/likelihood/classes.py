@@ -72,10 +72,7 @@ class ClassLikelihood(Likelihood):
             raise ValueError(f"{name}: {log_probs[..., 0].numel()} outputs for targets of shape {list(y.shape)}.")
         labels = y.reshape(log_probs.shape[:-1]).long()
         if bool(((labels < 0) | (labels >= classes)).any()):
-            raise ValueError(
-                f"Labels run from {int(labels.min())} to {int(labels.max())}, but {name} has {classes} classes, "
-                "counted from 0."
-            )
+            raise ValueError(_beyond(labels, f"{name} has {classes} classes", classes))
         return labels
 
 
@@ -120,10 +117,9 @@ class Categorical(ClassLikelihood):
                 logits.flatten(0, -2), y.flatten().long(), weight=weight, ignore_index=self.ignore_index
             )
         except IndexError as error:
-            raise ValueError(
-                f"Labels run from {int(y.min())} to {int(y.max())}, but the network has outputs for "
-                f"{logits.shape[-1]} classes, counted from 0."
-            ) from error
+            count = logits.shape[-1]
+            labels = y[y != self.ignore_index]
+            raise ValueError(_beyond(labels, f"the network has outputs for {count} classes", count)) from error
 
     def nll_each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of each example: 0 if it is ignored, the mean over its positions that count."""
@@ -149,6 +145,11 @@ class Categorical(ClassLikelihood):
         as its class does; with positions, as the mean over its positions.
         """
         labelled = y != self.ignore_index
+        if not bool(labelled.any()):
+            raise ValueError(
+                f"All labels of a batch are {self.ignore_index}, which means that they are to be ignored: leave such "
+                "batches out of the loader."
+            )
         if self.class_weights is not None:
             table = torch.tensor(self.class_weights, dtype=torch.float64, device=y.device)
             each = torch.where(labelled, table[torch.where(labelled, y, 0).long()], 0.0)
@@ -195,18 +196,27 @@ class Categorical(ClassLikelihood):
         logits = outputs.movedim(self.class_dim, -1)
         if y.shape == logits.shape[:-1] and not y.dtype.is_floating_point:
             return logits
-        other = next((d for d in range(-outputs.dim() + 1, 0) if y.shape == outputs.movedim(d, -1).shape[:-1]), None)
+        dims = [d for d in range(-outputs.dim() + 1, 0) if d != self.class_dim]
+        other = next((d for d in dims if y.shape == outputs.movedim(d, -1).shape[:-1]), None)
         hint = "" if other is None else f" If dimension {other} holds the classes, use Categorical(class_dim={other})."
         regression = "For a regression give the posterior likelihood='gaussian', with an output for each number"
         binary = "; for two classes and one output, likelihood='bernoulli'" if outputs.shape[-1] == 1 else ""
         if y.shape == outputs.shape and not binary:
-            binary = "; for labels that may hold together, 0 or 1 each, likelihood='multi-label'"
+            one_hot = f"; one-hot targets become labels by y.argmax({self.class_dim})"
+            binary = f"{one_hot}; for labels that may hold together, 0 or 1 each, likelihood='multi-label'"
         raise ValueError(
             f"Labels must be integers of shape {list(logits.shape[:-1])} for outputs of shape {list(outputs.shape)}; "
             f"got {y.dtype} of shape {list(y.shape)}.{hint} "
-            + (f"{regression}{binary}; c" if y.dtype.is_floating_point else "C")
+            + (f"{regression}{binary}; c" if y.dtype.is_floating_point or binary else "C")
             + "lass labels are y.long(), without a last dimension of 1."
         )
+
+
+def _beyond(labels: Tensor, has: str, classes: int) -> str:
+    """Message about labels that are no class."""
+    low, high = int(labels.min()), int(labels.max())
+    way = " Labels that start at 1 become these by y - 1." if (low, high) == (1, classes) else ""
+    return f"Labels run from {low} to {high}, but {has}, counted from 0.{way}"
 
 
 def _checked_class_weights(given: Sequence[float]) -> list[float]:
@@ -245,7 +255,11 @@ class Bernoulli(ClassLikelihood):
         logits = self._one_column(outputs)
         if y.numel() != logits.numel():
             raise ValueError(f"Bernoulli: {logits.numel()} logits for targets of shape {list(y.shape)}.")
-        return logits, y.reshape(logits.shape).to(logits.dtype)
+        y = y.reshape(logits.shape).to(logits.dtype)
+        if bool(((y < 0) | (y > 1)).any()):
+            way = " Labels 1 and 2 become these by y - 1." if float(y.min()) == 1 else ""
+            raise ValueError(f"Targets of Bernoulli are 0 or 1; got {float(y.min()):g} to {float(y.max()):g}.{way}")
+        return logits, y
 
 
 class Ordinal(ClassLikelihood):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from credo.core.errors import unknown
@@ -28,6 +29,8 @@ _OURS: tuple[type[Likelihood], ...] = (
     Quantiles,
     CensoredTimes,
 )
+# Values of arguments without a default, for messages.
+_EXAMPLES = {"classes": 5, "components": 3, "levels": "[0.1, 0.5, 0.9]"}
 LIKELIHOODS: dict[str, type[Likelihood]] = {one.kind: one for one in _OURS}
 
 
@@ -43,8 +46,22 @@ def make_likelihood(given: Likelihood | Mapping[str, Any] | str | None) -> Likel
     kind = options.pop("kind", "categorical")
     if str(kind) not in LIKELIHOODS:
         raise ValueError(unknown("likelihood", str(kind), LIKELIHOODS))
+    made, named = LIKELIHOODS[kind], (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    parameters = {name: one for name, one in signature(made).parameters.items() if one.kind in named}
+    for name in options:
+        if name not in parameters:
+            has = unknown("argument", str(name), parameters) if parameters else f"it has no argument {name!r}."
+            raise ValueError(f"Likelihood {kind!r}: {has}")
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
+    if missing:
+        example = ", ".join(f"{name!r}: {_EXAMPLES.get(name, '…')}" for name in missing)
+        called = ", ".join(f"{name}={_EXAMPLES.get(name, '…')}" for name in missing)
+        raise ValueError(
+            f"likelihood={kind!r} needs {' and '.join(missing)}: give {{'kind': {kind!r}, {example}}} or "
+            f"credo.likelihoods.{made.__name__}({called})."
+        )
     try:
-        return LIKELIHOODS[kind](**options)
+        return made(**options)
     except TypeError as error:
         raise ValueError(f"Likelihood {kind!r}: {error}.") from error
 

@@ -6,13 +6,14 @@ own) become `Inputs`, which have the few operations that the library needs of th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from credo.core.network.failed_pass import check_arguments, explain_failed_pass
 
 Forward = Callable[[nn.Module, Any], Any]
 Target = Callable[[Any], Any]
@@ -143,23 +144,9 @@ def run_network(net: nn.Module, x: AnyInputs) -> Tensor:
     try:
         outputs = net(x) if isinstance(x, Tensor) else x.run(net)
     except (TypeError, RuntimeError) as error:
-        explain_failed_pass(net, x, error)
+        explain_failed_pass(net, tensors_of(x), error, is_one=isinstance(x, Tensor))
         raise
     return outputs if isinstance(outputs, Tensor) else output_tensor(outputs)
-
-
-def explain_failed_pass(net: nn.Module, x: AnyInputs, error: Exception) -> None:
-    """Add to the error of a pass what about its inputs may be the cause; TypeError if the network does not take them.
-
-    Args:
-        net: The network.
-        x: What it was given.
-        error: What it raised.
-    """
-    if isinstance(error, TypeError) and isinstance(x, Tensor):  # `Inputs` have said so themselves
-        check_arguments(net, (x,), {}, error)
-    elif isinstance(error, RuntimeError):
-        note_types(net, x, error)
 
 
 def output_tensor(outputs: Any) -> Tensor:
@@ -180,47 +167,6 @@ def output_tensor(outputs: Any) -> Tensor:
         f"The network must return one tensor, or something with `logits`; got {given}. Name the output by "
         "forward=lambda net, batch: …, such as net(**batch)['scores'] or net(batch)[0]."
     )
-
-
-def note_types(net: nn.Module, x: AnyInputs, error: RuntimeError) -> None:
-    """Say of a failed pass which types do not go together, if that may be the cause.
-
-    Args:
-        net: The network.
-        x: What it was given.
-        error: What it raised.
-    """
-    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), None)
-    given = next((part.dtype for part in tensors_of(x) if part.is_floating_point()), own)
-    if given != own and "type" in str(error) and not torch.is_autocast_enabled(tensors_of(x)[0].device.type):
-        error.add_note(f"The inputs have type {given} and the network's weights {own}: give inputs of {own}.")
-
-
-def check_arguments(net: nn.Module, placed: Sequence[Any], named: Mapping[str, Any], error: TypeError) -> None:
-    """Raise TypeError with the way out if a network does not take these arguments.
-
-    Args:
-        net: The network.
-        placed: Its positional arguments.
-        named: Its keyword arguments.
-        error: What it raised.
-    """
-    signature = inspect.signature(net.forward)
-    try:
-        signature.bind(*placed, **named)
-    except TypeError:
-        given = ", ".join(map(repr, named)) if named else "1 input" if len(placed) == 1 else f"{len(placed)} inputs"
-        raise TypeError(
-            f"{type(net).__name__}.forward takes {signature}, and a batch has {given}. Several inputs are "
-            "((first, second), targets), or [((first, second),)] without targets, or a mapping; else say how to call "
-            "it by forward=lambda net, batch: …, and what of a batch are the targets by target=lambda batch: …"
-        ) from error
-    if any(not isinstance(entry, Tensor | tuple | list) for entry in placed):
-        given = type(placed[0]).__name__
-        error.add_note(
-            f"The network was called with the {given} itself. If it takes what is in it, say so by "
-            "forward=lambda net, batch: net(batch.x) and target=lambda batch: batch.y."
-        )
 
 
 def tensors_of(x: AnyInputs) -> list[Tensor]:

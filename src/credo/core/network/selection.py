@@ -43,6 +43,10 @@ def random_names(model: nn.Module, random: Random) -> list[str]:
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     chosen = _choose(model, trainable, random)
+    if not trainable:
+        frozen = len(list(model.parameters()))
+        way = f"all {frozen} have requires_grad=False; model.requires_grad_(True) changes that" if frozen else "none"
+        raise ValueError(f"{type(model).__name__} has no trainable parameter ({way}), so nothing can be random.")
     if not chosen:
         raise ValueError(
             f"random={random!r} chooses no parameter of {type(model).__name__}; trainable ones: {_listing(trainable)}."

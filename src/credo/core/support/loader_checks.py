@@ -32,6 +32,16 @@ def check_batches(given: Any, *, also: str = "") -> None:
     raise TypeError(f"Batches are needed, got a {type(given).__name__}: {advice}.")
 
 
+def as_batches(given: Any) -> Any:
+    """The same batches; a pair of tensors, (inputs, targets), is one batch.
+
+    Args:
+        given: What the user gave.
+    """
+    is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given)
+    return [given] if is_pair else given
+
+
 def batch_count(batches: Any) -> int | None:
     """Number of batches; None where it is not known, as of a loader of an iterable data set.
 

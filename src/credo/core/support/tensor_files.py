@@ -26,7 +26,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safetensors.safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # also dtypes that this torch does not have
-        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.") from error
+        pickled = ""
+        if zipfile.is_zipfile(path):
+            pickled = (
+                " It is of torch.save: a checkpoint is continued by credo.fit(posterior, loader, checkpoint=path, …), "
+                "and weights of a network go into it by model.load_state_dict(torch.load(path))."
+            )
+        raise FileFormatError(f"{path} is not a complete safetensors file: {error}.{pickled}") from error
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.core.errors import FewRowsWarning, unknown
+from credo.core.errors import CredoWarning, FewRowsWarning, unknown
 from credo.core.held_out.conformal import (
     INTERVAL_KINDS,
     SET_KINDS,
@@ -37,6 +37,7 @@ from credo.core.held_out.ledger import row_digests
 from credo.core.held_out.risk_sets import RISK_KINDS
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.loader_checks import as_batches
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
 from credo.evaluate.checks import check_labels, check_probs
@@ -53,6 +54,8 @@ from credo.predict import (
 from credo.predict.run import checked_predictive
 
 _MOST_NAMED = 5
+# Above this alpha, more targets are missed than covered: likely the coverage was meant.
+_MOST_MISSED = 0.5
 
 
 def conformal(
@@ -132,8 +135,7 @@ def conformal(
     if isinstance(prediction, Posterior):
         options: dict[str, Any] = {"by_class": by_class, "randomised": randomised, "allow_empty": allow_empty}
         options |= {"penalty": penalty, "k_reg": k_reg, **risk}
-        is_pair = isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y)
-        y = [y] if is_pair else y  # one batch
+        y = as_batches(y)
         predicting: dict[str, Any] = {
             "draws": draws,
             "seed": seed,
@@ -142,6 +144,12 @@ def conformal(
         }
         predicting |= {"predictive": predictive, "link": link}
         return _of_posterior(prediction, read_batches(y, forward, target), alpha, kind, options, predicting)
+    if alpha > _MOST_MISSED:
+        warn(
+            f"alpha={alpha:g} is the part of new targets that may be missed, so these sets or intervals cover about "
+            f"{100 * (1 - alpha):.3g} % of them. To cover {100 * alpha:.3g} %, give alpha={1 - alpha:.3g}.",
+            CredoWarning,
+        )
     y = getattr(prediction, "targets", None) if y is None else y
     if y is None:
         raise ValueError("Conformal prediction needs targets: give y, or predict from batches of (inputs, targets).")

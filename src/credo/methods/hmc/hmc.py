@@ -153,6 +153,11 @@ class HMC(GradientPosterior):
         """Whether chains have been run since the last step."""
         return bool(self.record[0] > 0)
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """Samples, unless chains were run since the last step."""
+        return "" if self.has_samples else "samples: posterior.fit(loader) runs the chains"
+
     def draw(self) -> dict[str, Tensor]:
         """One of the kept samples; `{}`, the network itself, without any."""
         return next(self.iter_draws(1))

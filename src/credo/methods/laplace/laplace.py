@@ -129,6 +129,11 @@ class Laplace(PriorChoice):
         """Whether draws differ: not without a curvature."""
         return self.has_curvature
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """A pass over the data, unless there was one since the last step."""
+        return "" if self.has_curvature else "a pass over the training data: posterior.fit(loader)"
+
     @torch.no_grad()
     def draw(self) -> dict[str, Tensor]:
         """Means plus noise of covariance P⁻¹; `{}`, the mean, without a curvature."""

@@ -109,6 +109,11 @@ class LastLayer(GradientPosterior):
         """Whether draws differ: not before a pass."""
         return self.has_curvature
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """A pass over the data, unless there was one since the last step."""
+        return "" if self.has_curvature else "a pass over the training data: posterior.fit(loader)"
+
     @torch.no_grad()
     def draw(self) -> dict[str, Tensor]:
         """Weight and bias of the layer; `{}`, the mean, before a pass."""

@@ -109,6 +109,11 @@ class StochasticGradientSampler(GradientPosterior):
         """Whether there are several samples to draw from."""
         return self.collected > 1
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """Samples, unless there are several."""
+        return "" if self.is_random else "samples, which are kept after the burn-in: train on, or set burn_in lower"
+
     def whole_draws(self, wanted: int) -> int:
         """No more draws than there are samples: each of them once is all that there is."""
         return min(wanted, max(self.collected, 1))

@@ -128,6 +128,16 @@ class SWAG(GradientPosterior):
         return self.scale > 0 and self.collected > 1 and self._is_ready
 
     @property
+    def uncertainty_needs(self) -> str:
+        """Collected weights, unless there are enough of them."""
+        if self.collected >= (2 if self.scale else 1):
+            return ""
+        return (
+            "weights that were collected: train it by credo.fit(posterior, loader, epochs=…), or call collect_() after "
+            "steps of a loop of your own, and then end_training_(loader)"
+        )
+
+    @property
     def _is_ready(self) -> bool:
         """Whether draws are those of SWAG; else they are the network as it is."""
         return self.collected > 0 and (self.statistics is None or bool(self.statistics.are_found))

@@ -49,6 +49,8 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
         extra: Your own JSON, which `describe` returns.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file, such as {path / 'model.safetensors'}.")
     with posterior.guard.exclusive(posterior):  # as it is between two steps of a training in another thread
         tensors, about = _contents(posterior)
     text = json.dumps({**about, "extra": dict(extra or {})})  # unsorted: the first glob for a rate or prior wins
