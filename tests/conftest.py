@@ -1,5 +1,6 @@
 """What several test files share is in tests/helpers, importable by its plain name; the long tests come first."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -12,6 +13,17 @@ pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
 
 # Folders whose tests start processes, or run whole pages and examples.
 LONG = {"distributed", "end_to_end"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect no garbage while tests are found: modules and tests live to the end, and are many."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let no later search for garbage look at them again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
