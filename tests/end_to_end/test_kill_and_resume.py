@@ -1,19 +1,16 @@
 """`credo train` in processes of its own, killed without warning and started again: the result is the same."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import forked
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import credo
 from credo.cli.app import app
 
 EPOCHS = 5
@@ -31,27 +28,7 @@ TRAIN = [
     "--draws=8",
     "--run",
 ]
-# Importing torch takes seconds: one process imports it, and each training is a fork of that.
-SERVER = """
-import json, os, sys
-import sklearn.datasets
-from credo.cli.app import app
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(1, 2)
-            app(json.loads(line))
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+COMMAND = Path(credo.__file__).with_name("__main__.py")
 PATIENCE = 60.0  # seconds until a test on a very busy machine gives up
 
 
@@ -59,14 +36,13 @@ def test_killed_at_several_moments(tmp_path: Path) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
     _train_here(reference)
     epoch = json.loads((reference / "result.json").read_text())["seconds"] / EPOCHS
-    with _server() as server:
-        # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
-        for done, wait in ((1, 0.0), (2, 0.5), (3, 0.9)):
-            assert _start_and_kill(server, run, epochs=done, wait=wait * epoch) == -signal.SIGKILL
-            assert not (run / "result.json").exists()
-        assert _start_and_kill(server, run, epochs=EPOCHS, wait=0.0) in (-signal.SIGKILL, 0)
-        _start(server, run)
-        assert int(_line(server)) == 0, "the last start goes through"
+    # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
+    for done, wait in ((1, 0.0), (2, 0.5), (3, 0.9)):
+        assert _start_and_kill(run, epochs=done, wait=wait * epoch) == -signal.SIGKILL
+        assert not (run / "result.json").exists()
+    assert _start_and_kill(run, epochs=EPOCHS, wait=0.0) in (-signal.SIGKILL, 0)
+    last = forked.run(COMMAND, *TRAIN, str(run), folder=tmp_path)
+    assert last.returncode == 0, last.stdout
     assert _without_times(run) == _without_times(reference)
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
     assert set(tensors) == set(wanted)
@@ -83,52 +59,20 @@ def _train_here(folder: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-@contextmanager
-def _server() -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, env=_environment(), stdin=pipe, stdout=pipe, text=True) as process:
-        assert _line(process) == "ready"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(server: subprocess.Popen[str]) -> str:
-    assert server.stdout is not None
-    return server.stdout.readline().strip()
-
-
-def _start_and_kill(server: subprocess.Popen[str], folder: Path, *, epochs: int, wait: float) -> int:
+def _start_and_kill(folder: Path, *, epochs: int, wait: float) -> int | None:
     """Start training, kill it `wait` seconds after that many epochs are in the log, and return how it ended."""
-    child = _start(server, folder)
     limit = time.monotonic() + PATIENCE
-    try:
+    with forked.started(COMMAND, *TRAIN, str(folder), output=folder.with_suffix(".log")) as process:
         while _epochs_logged(folder) < epochs:
             assert time.monotonic() < limit, "training did not get that far in time"
             time.sleep(0.005)
         time.sleep(wait)
-    finally:
-        with suppress(ProcessLookupError):  # it was done already
-            os.kill(child, signal.SIGKILL)
-    return int(_line(server))
-
-
-def _start(server: subprocess.Popen[str], folder: Path) -> int:
-    assert server.stdin is not None
-    server.stdin.write(json.dumps([*TRAIN, str(folder)]) + "\n")
-    server.stdin.flush()
-    return int(_line(server))
+    return process.exitcode
 
 
 def _epochs_logged(folder: Path) -> int:
     log = folder / "log.jsonl"
     return len(log.read_text().splitlines()) if log.exists() else 0
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CREDO_DEBUG": ""}
 
 
 def _without_times(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
