@@ -1,7 +1,9 @@
 """What several test files share is in tests/helpers, importable by its plain name; the long tests come first."""
 
 import gc
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Let no later search for garbage look at them again."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """No test survives a power failure: files are written, but not waited for until the disk has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
