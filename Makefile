@@ -68,6 +68,9 @@ $(VENV)/.run: pyproject.toml $(VENV)/.torch
 	$(PIP) install --no-compile -c constraints.txt -e '.[cli,report,sklearn]'
 	touch $@
 
+# Beside pip, which leaves a core idle, torch is compiled once; else both workers of the tests do that at the same time.
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(PIP) install --no-compile -c constraints.txt -e '.[dev,cli,report,sklearn,export,integrations]'
+	$(BIN)/python -c "import torch._dynamo" 2>/dev/null & \
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,cli,report,sklearn,export,integrations]'; \
+	installed=$$?; wait; exit $$installed
 	touch $(VENV)/.run $@

@@ -1,6 +1,9 @@
 """What several test files share is in tests/helpers, importable by its plain name; the long tests come first."""
 
+import gc
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,25 @@ pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
 
 # Folders whose tests start processes, or run whole pages and examples.
 LONG = {"distributed", "end_to_end"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect no garbage while tests are found: modules and tests live to the end, and are many."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let no later search for garbage look at them again."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """No test survives a power failure: files are written, but not waited for until the disk has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

@@ -89,7 +89,7 @@ def brute_force(likelihood: Likelihood, found: Tensor, y: Tensor, temperature: f
     return float(nll.mean()) * len(y)  # as many rows as images, not as positions
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_choice_is_the_minimum_of_a_brute_force_search(case: str) -> None:
     posterior, x, y = posterior_of(case), inputs(), CASES[case][2]()
@@ -121,7 +121,7 @@ def test_the_choice_is_the_minimum_of_a_brute_force_search(case: str) -> None:
     assert best <= min(cost(scale, log_t) for scale in SCALES for log_t in grid) + 1e-3
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(3)
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_apply_it_and_have_the_nll_that_it_was_chosen_by(case: str, tmp_path: Path) -> None:
     posterior, rows = posterior_of(case), [(inputs(), CASES[case][2]())]

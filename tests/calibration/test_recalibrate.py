@@ -30,7 +30,7 @@ def shifted(rows: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return [(x, y * (torch.arange(len(y)) % 3 > 0)) for x, y in rows]
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 def test_labels_that_shift_are_found_and_predictions_of_every_method_gain(posterior: Posterior, rows: Make) -> None:
     validation, test = shifted(rows(400)), shifted(rows(400, seed=2))
     credo.calibrate(posterior, validation, draws=4)

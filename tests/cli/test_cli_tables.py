@@ -32,7 +32,7 @@ def predicted(call: Call, text: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(1)
 @pytest.mark.parametrize(("offset", "spread"), [(1.7e9, 17), (1e8, 3), (1.7e12, 17_000)])
 def test_inputs_far_from_zero_are_predicted_as_in_training(call: Call, offset: float, spread: float) -> None:
     values = [(offset + spread * z, "late" if z > 0 else "early") for z in normal(200)]
@@ -44,6 +44,7 @@ def test_inputs_far_from_zero_are_predicted_as_in_training(call: Call, offset: f
     assert right > 0.95
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(("offset", "spread"), [(1.7e9, 17), (1e8, 3), (1.7e12, 17_000)])
 def test_targets_far_from_zero_are_scored_and_predicted(call: Call, offset: float, spread: float) -> None:
     """The same table without the offset gives the same numbers, to the digits that float64 leaves."""

@@ -76,7 +76,8 @@ def spots(task: int, rows: int, seed: int) -> Split:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forgetting", ["functional", pytest.param("replay", marks=pytest.mark.grid)])
+@pytest.mark.grid  # the test above in two dimensions
+@pytest.mark.parametrize("forgetting", ["functional", "replay"])
 def test_in_the_plane_every_change_is_found_none_invented_and_a_return_is_recognised(forgetting: str) -> None:
     model = HybridFlow(2, 2, couplings=6, hidden=32, radius=3.0)
     detector = TaskDetector(window=60, known_threshold=10.0, consecutive=3, burn_in=60)
@@ -142,7 +143,7 @@ def test_the_carried_posterior_holds_the_couplings_the_more_the_fewer_examples_a
     assert moved[10] < 0.5 * moved[10_000_000], moved
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(1)
 @pytest.mark.parametrize("forgetting", ["functional", "replay", "buffer", "posterior"])
 def test_a_stream_killed_in_the_middle_resumes_bit_for_bit(forgetting: str, tmp_path: Path) -> None:
     class KilledError(Exception):

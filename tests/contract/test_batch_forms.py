@@ -92,7 +92,7 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
-@pytest.mark.part(50)
+@pytest.mark.part(30)
 @pytest.mark.parametrize(("method", "form"), CASES)
 def test_any_form_of_batch_gives_the_same_training_and_prediction(method: str, form: str) -> None:
     make, returns, reading = FORMS[form]

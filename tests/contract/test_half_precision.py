@@ -53,7 +53,7 @@ def run(posterior: Any, steps: int, scale: float = 1.0) -> list[credo.Terms]:
     return [posterior.step(lambda net: scale * F.cross_entropy(net(x).float(), y)) for _ in range(steps)]
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(2)
 def test_the_curvature_moves_as_in_single_precision(name: str) -> None:
     """A large one forgets itself by 0.999 a step: rounded to 8 bits, 0.999·s is s."""
     curvatures, momenta = [], []

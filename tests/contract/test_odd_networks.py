@@ -104,7 +104,7 @@ def inputs_for(kind: str) -> tuple[Tensor, Tensor]:
     return torch.randn(INPUTS[kind], generator=generator), y
 
 
-@pytest.mark.part(180)
+@pytest.mark.part(100)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_steps_move_every_parameter_and_nothing_else_is_different(build, name: str) -> None:
     make, kind = NETWORKS[name]

@@ -19,7 +19,7 @@ def published(key: str, method: str) -> dict[str, Any]:
     return dict(zip(TABLES[key]["columns"][1:], row[1:], strict=True))
 
 
-@pytest.mark.part(40)
+@pytest.mark.part(25)
 @pytest.mark.parametrize(("method", "target"), [(name, one) for name in credo.METHODS for one in TARGETS])
 def test_a_method_takes_the_targets_that_the_table_says(method: str, target: str) -> None:
     assert trains_and_predicts(method, target) == published("targets", method)[target]

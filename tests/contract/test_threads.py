@@ -152,7 +152,7 @@ def test_every_method_is_here() -> None:
     assert REGISTERED.keys() <= {*METHODS, "ensemble"}
 
 
-@pytest.mark.part(30)
+@pytest.mark.part(18)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", [*METHODS, "ensemble"])
 def test_answers_from_threads_are_the_serial_ones(method: str, network: str) -> None:
@@ -166,7 +166,7 @@ def test_four_hundred_answers_from_eight_threads_are_the_serial_ones(method: str
     check_answers(method, network, threads=8, calls=50)
 
 
-@pytest.mark.part(7)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("method", [*METHODS, "ensemble"])
 def test_training_beside_predictions_is_training_alone(method: str, same: Callable[..., bool]) -> None:
     alone, busy = build(method, "batch norm"), build(method, "batch norm")

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import forked
 import pytest
 import torch
 from one_process import credo_here
@@ -50,31 +52,36 @@ def train_here(folder: Path) -> str:
     return credo_here([*TRAIN, str(folder)])
 
 
+class Launcher(NamedTuple):
+    process: BaseProcess
+    output: Path
+
+    def ended(self) -> tuple[int | None, str]:
+        """Its exit code and what it and its workers have printed."""
+        self.process.join(PATIENCE)
+        return self.process.exitcode, self.output.read_text()
+
+
 @contextmanager
-def started(folder: Path, *, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *arguments: str, restarts: int = 0) -> Iterator[Launcher]:
     """Two workers under torchrun's launcher."""
-    command = [sys.executable, str(LAUNCHER), "2", str(restarts), *TRAIN, str(folder)]
-    with subprocess.Popen(command, env=environment(), stdout=-1, stderr=-2, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    output = folder.with_suffix(".log")
+    command = ["2", str(restarts), *(arguments or [*TRAIN, str(folder)])]
+    with forked.started(LAUNCHER, *command, output=output, environment={"CREDO_DEBUG": ""}) as process:
+        yield Launcher(process, output)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CREDO_DEBUG": ""}
-
-
-def workers(launcher: subprocess.Popen[str]) -> list[int]:
+def workers(launcher: Launcher) -> list[int]:
     """Process ids of its two workers, by rank."""
-    listed = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    pid = launcher.process.pid
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sorted(map(int, listed))
 
 
-def wait_until(true: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
+def wait_until(true: Callable[[], bool], launcher: Launcher) -> None:
     limit = time.monotonic() + PATIENCE
     while not true():
-        assert launcher.poll() is None, launcher.communicate()[0]
+        assert launcher.process.exitcode is None, launcher.ended()[1]
         assert time.monotonic() < limit, "training did not get that far in time"
         time.sleep(0.005)
 
@@ -126,10 +133,11 @@ def test_torchrun_gives_the_numbers_of_one_process(reference: Path, tmp_path: Pa
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
     watched = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "watch"), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CREDO_DEBUG": ""}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "credo"]
     done = subprocess.run(
         [*command, *TRAIN, str(tmp_path / "two")],
-        env=environment() | watched,
+        env=environment | watched,
         capture_output=True,
         text=True,
         check=False,
@@ -148,11 +156,11 @@ def reference_table_rows(reference: Path) -> int:
     return train_here(reference).count("accuracy")
 
 
-def test_an_error_that_all_have_is_said_once() -> None:
-    command = [sys.executable, str(LAUNCHER), "2", "0", "train", "method.nam=bbb"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stderr.count("error: Unknown option of bbb 'nam'") == 1, done.stderr
+def test_an_error_that_all_have_is_said_once(tmp_path: Path) -> None:
+    with started(tmp_path / "run", "train", "method.nam=bbb") as launcher:
+        code, output = launcher.ended()
+    assert code not in (None, 0)
+    assert output.count("error: Unknown option of bbb 'nam'") == 1, output
 
 
 def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_path: Path) -> None:
@@ -161,8 +169,8 @@ def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_p
         for rank, epochs in ((1, 1), (0, 3)):
             wait_until(lambda epochs=epochs: epochs_logged(folder) >= epochs, launcher)
             os.kill(workers(launcher)[rank], signal.SIGKILL)
-        output, _ = launcher.communicate(timeout=PATIENCE)
-        assert launcher.returncode == 0, output
+        code, output = launcher.ended()
+        assert code == 0, output
     assert "another process was lost" in output
     assert re.search(r"torchrun restarts all processes from the last checkpoint \(restart [12] of 2\)", output)
     assert_same_run(folder, reference)
@@ -172,8 +180,9 @@ def test_sigterm_saves_and_one_process_goes_on(reference: Path, tmp_path: Path) 
     folder = tmp_path / "run"
     with started(folder) as launcher:
         wait_until(lambda: epochs_logged(folder) >= 1, launcher)
-        launcher.send_signal(signal.SIGTERM)
-        output, _ = launcher.communicate(timeout=PATIENCE)
+        launcher.process.terminate()
+        code, output = launcher.ended()
+        assert code is not None, output
     assert output.count("Training was asked to stop and did") == 1
     assert not (folder / "result.json").exists()
     progress = load_checkpoint(folder / "checkpoint.pt")["progress"]

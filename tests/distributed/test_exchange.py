@@ -1,12 +1,11 @@
 """The bytes that shapes say are those that were sent; the cost model adds up."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from benchmarks import cost_model
 from benchmarks.exchange import METHODS, Exchange, exchange_of
@@ -25,15 +24,8 @@ sys.path.pop(0)
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     folder = tmp_path_factory.mktemp("exchange")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "exchange_worker.py"), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(HERE / "exchange_worker.py", str(folder), folder=folder)
+    assert done.returncode == 0, done.stdout
     return load(folder, "exchanged", 2)
 
 

@@ -4,12 +4,10 @@ Two processes: they train one posterior after `credo.distribute`, and raise at t
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -24,15 +22,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     folder = tmp_path_factory.mktemp(request.param)
-    done = subprocess.run(
-        [sys.executable, str(WORKER), request.param, str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(WORKER, request.param, str(folder), folder=folder)
+    assert done.returncode == 0, done.stdout
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 

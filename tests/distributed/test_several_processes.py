@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from filelock import FileLock
@@ -42,17 +42,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(place: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(HERE / "worker.py"), str(place)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(HERE / "worker.py", str(place), folder=place, timeout=400)
+    assert done.returncode == 0, done.stdout
     failed = [line for line in done.stdout.splitlines() if re.search(r"\[.*[1-9].*\]", line)]
-    assert [line.split()[0] for line in failed] == ["killed"], done.stdout + done.stderr
+    assert [line.split()[0] for line in failed] == ["killed"], done.stdout
 
 
 def distance(a: State, b: State) -> float:

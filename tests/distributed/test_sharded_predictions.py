@@ -1,14 +1,13 @@
 """A prediction that several processes share is that of one, whoever makes which draws or batches."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -26,16 +25,9 @@ sys.path.pop(0)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("predictions")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "predict_worker.py"), str(place)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not re.search(r"\[.*[1-9].*\]", done.stdout), done.stdout + done.stderr  # exit codes
+    done = forked.run(HERE / "predict_worker.py", str(place), folder=place)
+    assert done.returncode == 0, done.stdout
+    assert not re.search(r"\[.*[1-9].*\]", done.stdout), done.stdout  # exit codes
     return place
 
 

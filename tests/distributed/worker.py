@@ -1,6 +1,7 @@
 """What the processes of the distributed tests do: `python worker.py FOLDER` runs every job and leaves results there."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -50,4 +51,5 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     run(Path(sys.argv[1]), *sys.argv[2:], jobs=JOBS)

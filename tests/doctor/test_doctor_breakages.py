@@ -107,7 +107,7 @@ def test_healthy(trained: Trained, examine: Examine, kind: str, seed: int) -> No
     assert no_alarm(examine(trained("bbb", kind, seed), kind, baseline=trained("map", kind, seed)))
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -259,7 +259,7 @@ def test_broken_regression(
 # -- the advice -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

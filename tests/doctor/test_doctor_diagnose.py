@@ -45,7 +45,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("method", "kind"),

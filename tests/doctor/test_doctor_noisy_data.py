@@ -66,7 +66,7 @@ def examined(method: str, kind: str, epochs: int = 20) -> Diagnosis:
     return diagnose(posterior, batches, test=Batches(test, batch_size=500, shuffle=False), draws=16, examples=1000)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(3)
 @pytest.mark.parametrize(
     ("method", "kind"), [*CASES, *(pytest.param(*case, marks=pytest.mark.grid) for case in OTHERS)]
 )

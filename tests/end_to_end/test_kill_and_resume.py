@@ -1,19 +1,17 @@
 """Commands in processes of their own, killed without warning and started again: the result is the same."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import credo
 from credo.cli.app import app
 
 EPOCHS = 5
@@ -46,27 +44,7 @@ STREAM = [
     "--threads=1",
     "--run",
 ]
-# Importing torch takes seconds: one process imports it, and each training is a fork of that.
-SERVER = """
-import json, os, sys
-import sklearn.datasets
-from credo.cli.app import app
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(1, 2)
-            app(json.loads(line))
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+COMMAND = Path(credo.__file__).with_name("__main__.py")
 PATIENCE = 60.0  # seconds until a test on a very busy machine gives up
 
 
@@ -74,14 +52,14 @@ def test_killed_at_several_moments(tmp_path: Path) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
     _run_here([*TRAIN, str(reference)])
     epoch = json.loads((reference / "result.json").read_text())["seconds"] / EPOCHS
-    with _server() as server:
-        # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
-        for done, wait in ((1, 0.0), (2, 0.5), (3, 0.9)):
-            assert _start_and_kill(server, [*TRAIN, str(run)], _logged(run, done), wait=wait * epoch) == -signal.SIGKILL
-            assert not (run / "result.json").exists()
-        assert _start_and_kill(server, [*TRAIN, str(run)], _logged(run, EPOCHS), wait=0.0) in (-signal.SIGKILL, 0)
-        _start(server, [*TRAIN, str(run)])
-        assert int(_line(server)) == 0, "the last start goes through"
+    words = [*TRAIN, str(run)]
+    # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
+    for done, wait in ((1, 0.0), (2, 0.5), (3, 0.9)):
+        assert _start_and_kill(words, tmp_path, _logged(run, done), wait=wait * epoch) == -signal.SIGKILL
+        assert not (run / "result.json").exists()
+    assert _start_and_kill(words, tmp_path, _logged(run, EPOCHS), wait=0.0) in (-signal.SIGKILL, 0)
+    last = forked.run(COMMAND, *words, folder=tmp_path)
+    assert last.returncode == 0, last.stdout
     assert _without_times(run) == _without_times(reference)
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
     assert set(tensors) == set(wanted)
@@ -98,13 +76,12 @@ def test_a_stream_killed_in_the_middle_of_its_tasks(tmp_path: Path) -> None:
     def saved_since(last: float) -> Callable[[], bool]:
         return lambda: checkpoint.exists() and checkpoint.stat().st_mtime > last
 
-    with _server() as server:
-        for wait in (30, 60):  # batches after the first checkpoint of each start
-            last = checkpoint.stat().st_mtime if checkpoint.exists() else 0.0
-            assert _start_and_kill(server, words, saved_since(last), wait=wait * batch) == -signal.SIGKILL
-            assert not (run / "result.json").exists()
-        _start(server, words)
-        assert int(_line(server)) == 0, "the last start goes through"
+    for wait in (30, 60):  # batches after the first checkpoint of each start
+        last = checkpoint.stat().st_mtime if checkpoint.exists() else 0.0
+        assert _start_and_kill(words, tmp_path, saved_since(last), wait=wait * batch) == -signal.SIGKILL
+        assert not (run / "result.json").exists()
+    done = forked.run(COMMAND, *words, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
     resumed = json.loads((run / "result.json").read_text())
     assert {key for key in result if result[key] != resumed[key]} == {"seconds"}
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
@@ -121,53 +98,21 @@ def _run_here(words: list[str]) -> None:
     assert result.exit_code == 0, result.output
 
 
-@contextmanager
-def _server() -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, env=_environment(), stdin=pipe, stdout=pipe, text=True) as process:
-        assert _line(process) == "ready"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(server: subprocess.Popen[str]) -> str:
-    assert server.stdout is not None
-    return server.stdout.readline().strip()
-
-
-def _start_and_kill(server: subprocess.Popen[str], words: list[str], ready: Callable[[], bool], *, wait: float) -> int:
+def _start_and_kill(words: list[str], folder: Path, ready: Callable[[], bool], *, wait: float) -> int | None:
     """Start a command, kill it `wait` seconds after it is `ready`, and return how it ended."""
-    child = _start(server, words)
     limit = time.monotonic() + PATIENCE
-    try:
+    with forked.started(COMMAND, *words, output=folder / "killed.log") as process:
         while not ready():
             assert time.monotonic() < limit, "training did not get that far in time"
             time.sleep(0.005)
         time.sleep(wait)
-    finally:
-        with suppress(ProcessLookupError):  # it was done already
-            os.kill(child, signal.SIGKILL)
-    return int(_line(server))
-
-
-def _start(server: subprocess.Popen[str], words: list[str]) -> int:
-    assert server.stdin is not None
-    server.stdin.write(json.dumps(words) + "\n")
-    server.stdin.flush()
-    return int(_line(server))
+    return process.exitcode
 
 
 def _logged(folder: Path, epochs: int) -> Callable[[], bool]:
     """Whether that many epochs are in the log of a run."""
     log = folder / "log.jsonl"
     return lambda: log.exists() and len(log.read_text().splitlines()) >= epochs
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CREDO_DEBUG": ""}
 
 
 def _without_times(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:

@@ -170,7 +170,7 @@ def bayes_trainer(kind: str, folder: Path, seen: list[Any], **options: Any) -> A
     return BayesTrainer(model=model, args=arguments, train_dataset=sentences(), optimizers=(optimizer, None))
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_the_trainer_makes_the_posteriors_steps(kind: str, tmp_path: Path) -> None:
     seen: list[Any] = []

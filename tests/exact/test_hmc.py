@@ -207,6 +207,7 @@ def test_simulation_based_calibration_of_the_chains() -> None:
 
 
 @pytest.mark.grid
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:HMC")  # single divergences
 def test_simulation_based_calibration() -> None:
     """The same through `HMC.fit`, each data set with chains of its own; six processor minutes."""

@@ -48,7 +48,7 @@ def implied_covariance(temperature: float, fisher: str) -> Tensor:
     return covariance
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize(("fisher", "batch"), [("empirical", N), ("sampled", N), ("empirical", 30)])
 def test_conjugate_regression(temperature: float, fisher: str, batch: int) -> None:

@@ -74,7 +74,7 @@ def test_lrt_marginals_of_each_output_equal_those_of_weight_draws(name: str) -> 
     check_marginals(case.sample("lrt", 10_000), case.mean.flatten(1), case.covariance.diagonal(dim1=1, dim2=2))
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", CASES)
 def test_flipout_has_the_joint_moments_of_weight_draws_within_an_example(name: str) -> None:
     case = Case(name)

@@ -59,7 +59,7 @@ def passes(loss: Tensor, alpha: float, confidence: float | None, is_binary: bool
     return min(math.exp(-n * h), bentkus) <= 1 - confidence
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("confidence", [None, 0.9])
 @pytest.mark.parametrize("classes", [None, 1, [0, 2]])
@@ -88,7 +88,7 @@ def test_the_threshold_is_the_largest_that_passes(
         assert risk_metrics(sets, y)["fnr"] == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("rows", [1, 7, 30, 200])
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
 @pytest.mark.parametrize("is_binary", [False, True])

@@ -89,7 +89,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("method", METHOD_OPTIONS)
 def test_broken_off_in_the_middle(tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     changes = {"schedule": "cosine", "warmup": 1.0}

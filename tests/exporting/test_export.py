@@ -246,7 +246,7 @@ def test_a_mapping_of_inputs_names_the_way_out(tmp_path: Path) -> None:
         credo.export(posterior, {"a": torch.zeros(2, 4), "b": torch.zeros(2, 4)}, tmp_path / "x.pt2")
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", ["poisson", "student-t", "mixture-density", "multi-label", "ordinal", "pixels"])
 def test_targets_of_other_kinds(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -94,7 +94,7 @@ def test_a_step_is_the_gradient_of_equation_3(steps: int, weight: float, draws: 
     assert terms.loss == pytest.approx(terms.nll + terms.penalty)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("prior", [0.5, ScaleMixture(), Laplace(0.0, 0.3)])
 def test_with_weight_1_a_monte_carlo_kl_is_of_draws_of_its_own(prior: Any, draws: int) -> None:
@@ -228,7 +228,7 @@ def test_the_ascent_differentiates_by_weights_alone() -> None:
     assert len(times) == 2, "gradients of other parameters are needed for the two losses only"
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(3)
 @pytest.mark.parametrize("prior", [ScaleMixture(0.5, 1.0, 0.1), {"kind": "laplace", "b": 0.2}, 0.3])
 @pytest.mark.parametrize("weight", [0.8, 1.0])
 def test_every_prior_and_random_batchnorm(prior: Any, weight: float) -> None:

@@ -85,7 +85,7 @@ def network_for(name: str) -> nn.Module:
     return normed() if "norm" in name else network()
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("name", VOGN_SETTINGS)
 def test_vogn_is_its_formula(name: str) -> None:
     options = {"lr": 0.1, **VOGN_SETTINGS[name]}

@@ -74,7 +74,7 @@ def test_a_folded_network_is_the_unfolded_one_at_fixed_nodes(
     assert not torch.allclose(noisy, model(x))
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("side", ["in", "out", "both"])
 @pytest.mark.parametrize("network", ["linear", "conv2d"])
 def test_noise_for_each_example_and_weight_draws_agree_in_distribution(network: str, side: str) -> None:

@@ -119,7 +119,7 @@ def gathered_before(optimizer: Any, x: Tensor, y: Tensor) -> None:
 WAYS = [without_backward, with_backward, returning_a_number, without_grad_mode, gathered_before]
 
 
-@pytest.mark.part(16)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_closure_makes_the_posteriors_step_bit_for_bit(make: Any, way: Callable[..., None]) -> None:
     optimizer, posterior = make(), make.posterior()
@@ -267,7 +267,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.part(16)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_torch_schedulers_change_the_rate(make: Any, schedule: str) -> None:
     """They are to the optimiser what `lr_scale` is to the posterior."""

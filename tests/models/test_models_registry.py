@@ -69,7 +69,7 @@ def test_spec_rebuilds_the_same_architecture(name, options):
     assert torch.equal(again.eval()(x), model.eval()(x))
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(8)
 @each_build
 def test_seed_fixes_the_weights_and_leaves_the_global_generator_alone(name, options):
     before = torch.get_rng_state()

@@ -213,7 +213,7 @@ def batches(y: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(x[:20], y[:20]), (x[20:], y[20:])]
 
 
-@pytest.mark.part(28)
+@pytest.mark.part(20)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", cases())
 def test_every_method_trains_predicts_saves_and_loads(kind: str, method: str, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_every_method_trains_predicts_saves_and_loads(kind: str, method: str, tm
     torch.testing.assert_close(again.log_likelihood, found.log_likelihood, atol=0, rtol=0)
 
 
-@pytest.mark.part(14)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("structure", ["diag", "kron", "full"])
 @pytest.mark.parametrize("kind", cases())
 def test_laplace_of_every_likelihood(kind: str, structure: str) -> None:

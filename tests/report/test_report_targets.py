@@ -36,7 +36,7 @@ def trained(kind: str) -> None:
     assert credo("train", "data.npz", *settings, "--draws", "4", "--run", "run")[0] == 0
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(1)
 @pytest.mark.parametrize("kind", ["poisson", "negative-binomial", "student-t", "mixture-density"])
 def test_values_and_counts_have_a_report_with_the_doctors_findings(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

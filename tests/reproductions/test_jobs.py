@@ -4,17 +4,15 @@ import json
 import math
 import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
-from pages import ROOT
 
 from credo.experiments.config import make_experiment
 from reproductions import jobs
@@ -170,12 +168,8 @@ if __name__ == "__main__":
 def test_workers_end_with_a_killed_command(tmp_path: Path) -> None:
     """Else they would train on beside the workers of the command that resumes in the same folder."""
     (tmp_path / "endless.py").write_text(ENDLESS)
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    script = [sys.executable, str(tmp_path / "endless.py"), str(tmp_path)]
-    with subprocess.Popen(script, env=environment) as command:
+    with forked.started(tmp_path / "endless.py", str(tmp_path), output=tmp_path / "log.txt") as command:
         wait_for(lambda: [p.read_text() != "" for p in sorted(tmp_path.glob("*.pid"))] == [True, True])
-        command.kill()
     workers = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
     assert len({*workers, command.pid}) == 3
     wait_for(lambda: not any(map(lives, workers)))

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from pages import ROOT
@@ -330,10 +329,10 @@ main()
 @pytest.mark.slow
 def test_a_killed_row_is_resumed_with_the_same_numbers(call: Call, ran: list[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(queue_rows, "GROUPS", ROW)
-    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True)
-    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "epoch\n"), killed.stderr
+    Path("killed.py").write_text(KILLED)
+    killed = forked.run(Path("killed.py"), folder=Path())
+    assert killed.returncode == -signal.SIGKILL, killed.stdout
+    assert killed.stdout.splitlines().count("epoch") == 1, killed.stdout
     assert json.loads(Path("runs/reproduce/queue.json").read_text())["running"]["row"] == "vogn/1/lenet5-vogn/2"
     call("queue", "run")
     call("queue", "run", "--output", "whole", "--results", "whole-results")

@@ -95,7 +95,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
 def test_every_method_learns(method: str) -> None:
     classifier = quick(method=method, epochs=40, **METHOD_OPTIONS.get(method, {})).fit(X, Y)

@@ -158,7 +158,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {key: {"epochs": 120, "lr": 0.002} f
 }
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
 def test_every_method_regresses(method: str) -> None:
     regressor = quick(**{"method": method, "epochs": 60, **METHOD_OPTIONS.get(method, {})}).fit(X, Y)
@@ -168,7 +168,7 @@ def test_every_method_regresses(method: str) -> None:
     assert 0.15 < np.median(std) < 1.0  # the noise is 0.3
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("method", sorted(credo.METHODS))
 def test_a_clone_repeats_every_method(method: str) -> None:
     options = METHOD_OPTIONS["hmc"] if method == "hmc" else {}

@@ -52,7 +52,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 run = partial(recorded, epochs=EPOCHS)
 
 
-@pytest.mark.part(10)
+@pytest.mark.part(7)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_within_an_epoch_equals_uninterrupted(method: str, loader: str, tmp_path: Path) -> None:

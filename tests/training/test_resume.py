@@ -36,7 +36,7 @@ def run(posterior: credo.Posterior, loader: Any, **options: Any) -> list[Any]:
     return recorded(posterior, loader, **{"epochs": EPOCHS, **options})[0]
 
 
-@pytest.mark.part(16)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_equals_uninterrupted(method: str, loader: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,7 +32,8 @@ def _work(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_choose_what_one_chooses(tmp_path: Path) -> None:
-    mp.spawn(_work, args=(str(tmp_path),), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+    start = forked.FORKS.get_start_method()
+    mp.start_processes(_work, args=(str(tmp_path),), nprocs=2, start_method=start)  # type: ignore[attr-defined, no-untyped-call]
     alone = _chosen(tmp_path / "alone").evidence
     assert alone is not None
     both = [Path(tmp_path, f"{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
