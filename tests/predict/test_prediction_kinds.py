@@ -153,6 +153,30 @@ def test_positions_are_predicted_as_rows_would_be(class_dim: int) -> None:
     assert "intervals" not in metrics
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_batches_of_other_lengths_are_followed_by_positions_that_do_not_count(is_known: bool) -> None:
+    torch.manual_seed(0)
+    posterior = credo.MAP(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), data_size=8)
+    words = [torch.randint(9, (4, 5)), torch.randint(9, (4, 3))]
+    tags = [torch.randint(3, each.shape) for each in words]
+    tags[0][0, 4] = -100
+    batches = [(x, y) for x, y in zip(words, tags, strict=True)] if is_known else [(x,) for x in words]
+    together = credo.predict(posterior, batches)
+    assert isinstance(together, credo.DenseClassPrediction)
+    alone = [credo.predict(posterior, [batch]) for batch in batches]
+    assert together.probs.shape == (8, 5, 3)
+    assert bool(together.finite.all())
+    assert torch.equal(together.probs[4:, :3], alone[1].probs)
+    assert torch.equal(together.labels[4:], F.pad(alone[1].labels, (0, 2), value=-1))
+    assert len(together.by_position().probs) == (31 if is_known else 32)
+    if is_known:
+        assert together.targets is not None
+        assert together.targets[4:, 3:].eq(-100).all()
+        found = credo.measure(together, intervals=False)
+        rows = torch.cat([each.by_position().log_likelihood for each in alone])
+        assert found["nll"] == pytest.approx(-float(rows.mean()), rel=1e-6)
+
+
 def test_mean_iou_counts_intersections_over_unions() -> None:
     labels, y = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 0]]), torch.tensor([[0, 1, 1, 1], [2, 2, 0, -1]])
     # class 0: 1 of {0, 1, 6}; class 1: 2 of 3; class 2: 2 of 3
