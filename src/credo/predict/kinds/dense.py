@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import nan, prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,11 @@ class DenseClassPrediction(ClassPrediction):
     Where batches have different lengths, the shorter ones are followed by positions of probability 0 and label −1.
     """
 
-    _filling = {**{field.name: 0.0 for field in fields(ClassPrediction)}, "targets": IGNORED, "log_likelihood": nan}
+    _filling: ClassVar[Mapping[str, float]] = {
+        **{field.name: 0.0 for field in fields(ClassPrediction)},
+        "targets": IGNORED,
+        "log_likelihood": nan,
+    }
 
     @property
     def labels(self) -> Tensor:
