@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,35 @@ def test_labels_have_entropies_of_their_own_and_a_joint_likelihood() -> None:
     torch.testing.assert_close(found.epistemic, entropy(p.mean(0)) - entropy(p).mean(0))
     each = torch.where(y > 0, p, 1 - p).prod(-1)
     torch.testing.assert_close(found.log_likelihood, each.mean(0).log())
+
+
+@pytest.mark.parametrize("method", ["bbb", "ivon", "vogn", "noisy-kfac", "laplace"])
+def test_labels_that_are_not_known_are_as_if_they_were_not_there(method: str) -> None:
+    """Of two labels one is never known, which leaves a network with one label."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 3)
+    y = torch.stack([(x[:, 0] > 0).float(), torch.full((60,), -100.0)], 1)
+    y[50:, 0] = -100  # nothing is known of these
+    arguments: dict[str, Any] = {"data_size": 50, "likelihood": "multi-label", "random": ["weight"]}
+    if method == "laplace":
+        arguments["structure"] = "diag"
+    found = []
+    for labels in (2, 1):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2, bias=False)
+        if labels == 1:
+            whole, net = net, nn.Linear(3, 1, bias=False)
+            net.weight.data = whole.weight.data[:1].clone()
+        posterior = credo.methods.METHODS[method](net, **arguments)
+        rows = 60 if labels == 2 else 50
+        credo.fit(posterior, [(x[:rows], y[:rows, :labels])], epochs=3)
+        prediction = credo.predict(posterior, [(x, y[:, :labels])], draws=2000)
+        assert isinstance(prediction, credo.MultiLabelPrediction)
+        metrics = credo.measure(prediction, intervals=False)
+        calibrated = credo.calibrate(posterior, [(x[:50], y[:50, :labels])]).calibration
+        assert calibrated is not None
+        found.append([*(metrics[key] for key in ("accuracy", "exact_match", "nll", "ece")), calibrated.nll_before])
+    assert found[0] == pytest.approx(found[1], rel=0.05, abs=0.03)
 
 
 def test_quantiles_are_averaged_and_interpolated() -> None:

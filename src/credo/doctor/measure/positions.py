@@ -76,7 +76,7 @@ def entries_of(likelihood: Likelihood, outputs: Tensor, y: Tensor, temperature: 
     entries = entries[:, columns]
     if isinstance(likelihood, MultiLabel):
         log_probs = torch.stack([F.logsigmoid(-outputs / temperature), F.logsigmoid(outputs / temperature)], -1)
-        counted = torch.ones_like(entries, dtype=torch.bool)
+        counted = likelihood.known(entries)
     else:
         assert isinstance(likelihood, Categorical)
         log_probs, counted = tempered(outputs.log_softmax(-1), temperature), entries != likelihood.ignore_index
