@@ -108,7 +108,9 @@ class ClassPredictive(Predictive):
         if self.rows is None:
             return each
         _, index, counts = self.rows.unique(return_inverse=True, return_counts=True)
-        return torch.zeros(len(counts), dtype=torch.double).index_add_(0, index, each.double()) / counts
+        sums = torch.zeros(len(counts), dtype=torch.double).index_add_(0, index, each.double())
+        means: Tensor = sums / counts
+        return means
 
     @property
     def has_positions(self) -> bool:
