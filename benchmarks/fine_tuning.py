@@ -41,7 +41,8 @@ GROUPS = {
     "code": "ast tokenize inspect dis pdb bdb unittest doctest typing dataclasses importlib pkgutil code codeop "
     "symtable trace traceback pydoc lib2to3 distutils types functools contextlib abc enum cProfile profile pstats",
 }
-TRAIN, VALIDATION, TEST = 780, 260, 260
+TRAIN, VALIDATION, CALIBRATION, TEST = ROWS = 780, 260, 200, 680
+_FIRST = 1300  # of the texts are in another order than the others, which were added to them
 LENGTH, BATCH, DRAWS = 32, 16, 16
 PAD = 0  # of BERT's vocabularies
 
@@ -54,18 +55,18 @@ def docstrings() -> tuple[list[str], Tensor]:
     """Distinct docstrings of the four groups, equally many of each, and the numbers of their groups."""
     found = [sorted(_of_group(names.split())) for names in GROUPS.values()]
     seen = {text for text, count in _counts(found).items() if count > 1}
-    each = (TRAIN + VALIDATION + TEST) // len(found)
+    each, first = sum(ROWS) // len(found), _FIRST // len(found)
     generator = torch.Generator().manual_seed(0)
-    texts, labels = [], []
+    parts: list[list[tuple[str, int]]] = [[], []]
     for label, group in enumerate(found):
         own = [text for text in group if text not in seen]
         chosen = torch.randperm(len(own), generator=generator)[:each].tolist()
         if len(chosen) < each:
             raise SystemExit(f"Only {len(chosen)} docstrings in group {label}, {each} are needed.")
-        texts += [own[index] for index in chosen]
-        labels += [label] * each
-    order = torch.randperm(len(texts), generator=generator)
-    return [texts[index] for index in order.tolist()], torch.tensor(labels)[order]
+        parts[0] += [(own[index], label) for index in chosen[:first]]
+        parts[1] += [(own[index], label) for index in chosen[first:]]
+    rows = [part[index] for part in parts for index in torch.randperm(len(part), generator=generator).tolist()]
+    return [text for text, _ in rows], torch.tensor([label for _, label in rows])
 
 
 class Logits(nn.Module):
@@ -137,7 +138,7 @@ def main() -> None:
         posterior = fine_tuned(name, settings, parts[0], seed)
         line = {"optimizer": name, **settings, "seed": seed, "seconds": round(time.process_time() - start, 1)}
         line["config"] = posterior.config() if name == "ivon" else {}
-        line |= scored(posterior, parts[1 if options.choose else 2])
+        line |= scored(posterior, parts[1 if options.choose else 3])
         lines.append(line)
         print({key: value for key, value in line.items() if key != "config"}, flush=True)
         if options.output is not None:
@@ -152,14 +153,13 @@ TRIALS: list[tuple[str, dict[str, Any]]] = [
 
 
 def _tokens() -> list[tuple[Tensor, Tensor]]:
-    """Tokens and labels of the training, validation and test rows."""
+    """Tokens and labels of the rows of training, validation, calibration and test."""
     from transformers import AutoTokenizer
 
     texts, labels = docstrings()
     tokenizer = AutoTokenizer.from_pretrained(_weights())
     tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt")
-    sizes = [TRAIN, VALIDATION, TEST]
-    return [*zip(tokens["input_ids"].split(sizes), labels.split(sizes), strict=True)]
+    return [*zip(tokens["input_ids"].split(ROWS), labels.split(ROWS), strict=True)]
 
 
 def _weights() -> str:

@@ -8,15 +8,18 @@
 
 The task is that of `benchmarks.fine_tuning`: which of four groups of modules a docstring is from. Queries and values of
 the encoder's last block get adapters of rank 8, and the new classifier is trained along; the blocks below are frozen,
-and run once for each text. Every method that trains has eight trials with two seeds on the validation rows, and the
-best of them is run with three other seeds on the test rows, which decide nothing. OOD texts are paragraphs of
-scikit-learn's descriptions of its data sets. Results are appended after each training, and what is in a file already is
-not done again.
+and run once for each text. Settings are chosen by the mean validation NLL of two seeds. The best ones are run with
+other seeds on the test rows, once as they are and once after `credo.calibrate` on rows that decide nothing else; of
+AdamW that is temperature scaling. OOD texts are paragraphs of scikit-learn's descriptions of its data sets.
+
+Results are appended after each training, and what is in a file already is not done again. The docstrings are those of
+the Python and numpy that run this: results of other texts are not continued.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
@@ -25,97 +28,55 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 import credo
-from benchmarks.fine_tuning import BATCH
+from benchmarks.fine_tuning import docstrings
+from benchmarks.lora.contenders import FIXED, TRIALS, Contenders
 from benchmarks.lora.cost import measure_cost
 from benchmarks.lora.table import read
-from benchmarks.lora.task import Rows, network, ood_texts, texts
+from benchmarks.lora.task import Rows, ood_texts, texts
 from credo.evaluate import auroc
 
 DRAWS = 16
-SEEDS, MEMBERS = 3, 3  # of each method, and of each ensemble; ensembles share members
+SEEDS, TRIAL_SEEDS = range(3), (100, 101)
+COSTED = ("adamw", "ivon", "bbb")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results" / "benchmarks" / "lora"
 
-# What all trials of a method have, unless they say something else.
-FIXED: dict[str, dict[str, Any]] = {
-    "adamw": {"prior": None, "optimizer": {"name": "adamw", "weight_decay": 0.01}},
-    "bbb": {"prior": 0.1},
-    # With a small first curvature most entries of a step are clipped: as Adam's, all have about one size.
-    "ivon": {"curvature": {"decay": 0.9999, "init": 0.01, "rescale_lr": False}, "clip": 0.03},
-}
-TRIALS: dict[str, list[dict[str, Any]]] = {
-    "adamw": [{"lr": lr, "epochs": epochs} for lr in (3e-3, 5e-3, 1e-2, 2e-2) for epochs in (3, 6)],
-    "ivon": [
-        {"lr": lr, "temperature": temperature, "epochs": epochs}
-        for lr, temperature in ((0.1, 1e-3), (0.2, 1e-3), (0.15, 3e-3), (0.15, 1e-2))
-        for epochs in (3, 6)
-    ],
-    "bbb": [
-        {"lr": lr, "init": init, "epochs": epochs}
-        for lr, init in ((3e-3, 1e-3), (1e-2, 1e-3), (2e-2, 1e-3), (1e-2, 1e-2))
-        for epochs in (3, 6)
-    ],
-}
-COSTED = ("adamw", "ivon", "bbb")
-TRIAL_SEEDS = (100, 101)  # not those of the test
-
-
-def untrained(method: str, settings: dict[str, Any], size: int, seed: int) -> credo.Posterior:
-    """A posterior over adapters and classifier."""
-    kinds = {"adamw": credo.MAP, "bbb": credo.BBB, "ivon": credo.IVON}
-    return kinds[method](network(seed), data_size=size, seed=seed, **{**FIXED[method], **settings})
-
-
-def trained(method: str, settings: dict[str, Any], rows: Rows, seed: int) -> credo.Posterior:
-    """The same after training."""
-    options = dict(settings)
-    epochs = options.pop("epochs")
-    posterior = untrained(method, options, len(rows[1]), seed)
-    loader = DataLoader(TensorDataset(*rows), batch_size=BATCH, shuffle=True)
-    return credo.fit(posterior, loader, epochs=epochs, seed=seed, progress=False)
-
-
-def after(method: str, point: credo.Posterior, rows: Rows) -> credo.Posterior:
-    """A posterior around the adapters that AdamW has found, from passes over the training rows; nothing is chosen."""
-    batches = [*zip(rows[0].split(BATCH), rows[1].split(BATCH), strict=True)]
-    net, size = point.model.eval(), len(rows[1])
-    if method == "laplace":
-        return credo.Laplace(net, data_size=size, structure="kron", random="all").fit(batches)
-    return credo.LowRankNoise(net, data_size=size).fit(batches)
-
 
 def scored(posterior: credo.Posterior, rows: Rows, ood: Tensor | None = None) -> dict[str, Any]:
-    """Accuracy, NLL and ECE, the size of its file in MB; with OOD inputs their AUROC, and NLL and hit of each row."""
+    """Accuracy, NLL and ECE; with OOD inputs their AUROC, and NLL, confidence and hit of each row.
+
+    Of each row the NLL is in hundredths of a nat, and the confidence in thousandths.
+    """
     batches = [*zip(rows[0].split(64), rows[1].split(64), strict=True)]
     inside = credo.predict(posterior.eval(), batches, draws=DRAWS, seed=0)
     found = credo.measure(inside, intervals=False)
-    with tempfile.TemporaryDirectory() as folder:
-        size = credo.save(posterior, Path(folder) / "p.safetensors").stat().st_size
-    line = {name: round(float(found[name]), 4) for name in ("accuracy", "nll", "ece")} | {"mb": round(size / 1e6, 2)}
+    line: dict[str, Any] = {name: round(float(found[name]), 4) for name in ("accuracy", "nll", "ece")}
     if ood is None:
         return line
     outside = credo.predict(posterior, ood, draws=DRAWS, seed=0)
     line["ood_auroc"] = round(auroc(outside.total, inside.total), 4)
-    probs = inside.probs.gather(1, rows[1][:, None]).squeeze(1)
-    line["nll_each"] = [round(v, 3) for v in (-probs.clamp_min(1e-12).log()).tolist()]
-    line["right"] = "".join(str(int(v)) for v in inside.probs.argmax(1) == rows[1])
+    line["nll_each"] = (-100 * inside.log_likelihood).round().int().tolist()
+    line["confidence"] = (1000 * inside.probs.amax(1)).round().int().tolist()
+    line["right"] = "".join(str(int(v)) for v in inside.labels == rows[1])
     return line
 
 
-def choose(path: Path, train: Rows, validation: Rows) -> None:
-    """Train with every setting, and score on the validation rows."""
+def choose(path: Path, contenders: Contenders, validation: Rows, about: dict[str, Any]) -> None:
+    """Score every setting on the validation rows; those that start from AdamW's adapters after AdamW's own."""
     known = [(line["method"], line["settings"], line["seed"]) for line in read(path)]
-    jobs = [(method, one, seed) for method, trials in TRIALS.items() for one in trials for seed in TRIAL_SEEDS]
-    for method, settings, seed in jobs:
-        if (method, settings, seed) in known:
-            continue
-        start = time.process_time()
-        made = trained(method, settings, train, seed)
-        about = {"method": method, "settings": settings, "seed": seed, "rows": "validation"}
-        record({**about, "seconds": round(time.process_time() - start, 1), **scored(made, validation)}, path)
+    for method, trials in TRIALS.items():
+        for settings in trials:
+            for seed in TRIAL_SEEDS:
+                if (method, settings, seed) in known:
+                    continue
+                start = time.process_time()
+                base = {} if method in COSTED else chosen(path, "adamw")
+                made = contenders.make(method, settings, seed, base=base)
+                line = {"method": method, "settings": settings, "seed": seed, "rows": "validation", **about}
+                line["seconds"] = round(time.process_time() - start, 1)
+                record({**line, **scored(made, validation)}, path)
 
 
 def chosen(path: Path, method: str) -> dict[str, Any]:
@@ -125,33 +86,31 @@ def chosen(path: Path, method: str) -> dict[str, Any]:
     return TRIALS[method][means.index(min(means))]
 
 
-def compare(folder: Path, adapters: Path, train: Rows, test: Rows) -> None:
-    """Every method with its chosen settings on the test rows; trained adapters of AdamW are kept for ensembles."""
+def compare(folder: Path, contenders: Contenders, parts: list[Rows], about: dict[str, Any]) -> None:
+    """Every method with its chosen settings on the test rows, before and after calibration."""
     ood, path, trials = ood_texts(), folder / "runs.jsonl", folder / "trials.jsonl"
     known = {(line["method"], line["seed"]) for line in read(path)}
-    rates = {method: chosen(trials, method) for method in TRIALS}
-    adapters.mkdir(parents=True, exist_ok=True)
+    calibration, test = parts[2:]
+    settings_of = {method: chosen(trials, method) for method in TRIALS}
+    settings_of["ensemble"] = settings_of["adamw"]
+    for seed in SEEDS:
+        for method, settings in settings_of.items():
+            if (method, seed) in known:
+                continue
+            made = contenders.make(method, settings, seed, base=settings_of["adamw"])
+            line = {"method": method, "settings": settings, "seed": seed, "rows": "test", **about, "mb": size(made)}
+            line |= scored(made, test, ood)
+            credo.calibrate(made, [calibration], draws=DRAWS, progress=False)
+            assert made.calibration is not None
+            scales = {"noise_scale": made.calibration.noise_scale, "temperature": made.calibration.temperature}
+            line["calibrated"] = {name: round(value, 3) for name, value in scales.items()} | scored(made, test, ood)
+            record(line, path)
 
-    def point(seed: int) -> credo.Posterior:
-        file = adapters / f"adamw-{seed}.safetensors"
-        if not file.exists():
-            credo.save(trained("adamw", rates["adamw"], train, seed), file)
-        return credo.load(file, model=network(seed))
 
-    def made(method: str, seed: int) -> credo.Posterior:
-        if method == "adamw":
-            return point(seed)
-        if method == "ensemble":
-            return credo.Ensemble([point(seed + index) for index in range(MEMBERS)])
-        if method in ("laplace", "low-rank-noise"):
-            return after(method, point(seed), train)
-        return trained(method, rates[method], train, seed)
-
-    for method in ("adamw", "ivon", "bbb", "ensemble", "low-rank-noise", "laplace"):
-        for seed in range(SEEDS):
-            if (method, seed) not in known:
-                about = {"method": method, "settings": rates.get(method, {}), "seed": seed, "rows": "test"}
-                record({**about, **scored(made(method, seed), test, ood)}, path)
+def size(posterior: credo.Posterior) -> float:
+    """Of its file, in MB."""
+    with tempfile.TemporaryDirectory() as folder:
+        return round(credo.save(posterior, Path(folder) / "p.safetensors").stat().st_size / 1e6, 2)
 
 
 def main() -> None:
@@ -164,18 +123,26 @@ def main() -> None:
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.cost:
-        measure_cost(options.folder / "cost.jsonl", {m: {**FIXED[m], "lr": TRIALS[m][0]["lr"]} for m in COSTED})
+        settings = {m: {k: v for k, v in TRIALS[m][0].items() if k in ("lr", "init")} for m in COSTED}
+        measure_cost(options.folder / "cost.jsonl", {m: {**FIXED[m], **settings[m]} for m in COSTED})
         return
-    train, validation, test = texts()
-    choose(options.folder / "trials.jsonl", train, validation)
-    compare(options.folder, options.adapters, train, test)
+    parts = texts()
+    digest = hashlib.sha256(repr(docstrings()[0]).encode()).hexdigest()[:12]
+    lines = [line for name in ("trials", "runs") for line in read(options.folder / f"{name}.jsonl")]
+    if any(line["texts"] != digest for line in lines):
+        raise SystemExit(f"{options.folder} has results of other texts: give another --folder, and --adapters.")
+    contenders, about = Contenders(parts[0], options.adapters), {"texts": digest}
+    choose(options.folder / "trials.jsonl", contenders, parts[1], about)
+    compare(options.folder, contenders, parts, about)
 
 
 def record(line: dict[str, Any], path: Path) -> None:
     """Print it, and append it to the file."""
-    print({key: value for key, value in line.items() if key not in ("nll_each", "right")}, flush=True)
+    short = {key: value for key, value in line.items() if not isinstance(value, list) and key != "right"}
+    short["calibrated"] = {k: v for k, v in line.get("calibrated", {}).items() if isinstance(v, float)}
+    print(short, flush=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from credo.likelihoods import (
     Quantiles,
     StudentT,
 )
+from credo.methods.laplace.output_curvature import OutputCurvature, counted_targets
 
 
 def outputs(*shape: int) -> torch.Tensor:
@@ -108,6 +109,23 @@ def test_multi_label_is_the_sum_of_binary_cross_entropies() -> None:
         o, y.double(), pos_weight=torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64), reduction="none"
     )
     torch.testing.assert_close(MultiLabel([1, 2, 5]).nll_each(o, y), weighted.sum(1))
+
+
+def test_labels_that_are_not_known_have_no_loss_and_no_gradient() -> None:
+    o, y = outputs(4, 3).requires_grad_(), torch.tensor([[1, 0, -100], [-100, 1, 1], [-100] * 3, [0, 0, 1]])
+    likelihood = MultiLabel()
+    known = y >= 0
+    terms = F.binary_cross_entropy_with_logits(o, y.clamp_min(0).to(o), reduction="none")
+    torch.testing.assert_close(likelihood.nll(o, y), terms[known].sum() / 3)
+    assert likelihood.counted(y).of(4) == 3
+    (gradient,) = torch.autograd.grad(likelihood.nll(o, y), o)
+    assert gradient[~known].abs().max() == 0
+    found = counted_targets(likelihood, y)
+    curvature = OutputCurvature(likelihood, o.detach(), found).total()
+    p = o.detach().sigmoid()
+    torch.testing.assert_close(curvature, torch.diag((p * (1 - p) * known).sum(0)))
+    with pytest.raises(ValueError, match=r"-100 where a label is not known; got -1\. In place of NaN"):
+        likelihood.nll(o, torch.where(known, y, -1))
 
 
 def test_quantiles_never_cross_and_their_loss_is_least_at_the_true_quantiles() -> None:

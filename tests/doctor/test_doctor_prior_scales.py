@@ -83,3 +83,15 @@ def test_without_held_out_rows_or_evidence_there_is_nothing_to_compare() -> None
     assert credo.diagnose(overtrained(), [rows(60, 0)], draws=4).measurements["prior_scales"] is None
     plain = credo.MAP(nn.Linear(4, 2), data_size=60)
     assert credo.diagnose(plain, [rows(60, 0)], test=[rows(20, 1)]).measurements["prior_scales"] is None
+
+
+def test_what_held_out_rows_have_chosen_stays_and_is_not_asked_again() -> None:
+    posterior = overtrained()
+    credo.conformal(posterior, [rows(60, 2)], alpha=0.1)
+    assert credo.diagnose(posterior, [rows(60, 0)], test=[rows(200, 1)]).measurements["prior_scales"] is not None
+    credo.calibrate(posterior, [rows(100, 3)])
+    credo.conformal(posterior, [rows(60, 4)], alpha=0.1)
+    diagnosis = credo.diagnose(posterior, [rows(60, 0)], test=[rows(200, 1)])  # without a warning
+    assert diagnosis.measurements["prior_scales"] is None
+    assert posterior.calibration is not None
+    assert posterior.conformal is not None

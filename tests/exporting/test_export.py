@@ -240,10 +240,43 @@ def test_networks(name: str, suffix: str, tmp_path: Path) -> None:
     export(credo.BBB(net, data_size=10), x, tmp_path / f"model{suffix}", draws=2)  # which compares with torch
 
 
-def test_a_mapping_of_inputs_names_the_way_out(tmp_path: Path) -> None:
-    posterior = credo.MAP(nn.Linear(4, 3), data_size=10)
-    with pytest.raises(TypeError, match=r"give \[batch\['a'\], batch\['b'\]\], ordered as in Linear\.forward"):
-        credo.export(posterior, {"a": torch.zeros(2, 4), "b": torch.zeros(2, 4)}, tmp_path / "x.pt2")
+class Masked(nn.Module):
+    """A text classifier in the manner of Hugging Face, which takes its inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, *, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        mask = attention_mask.unsqueeze(-1)
+        return {"logits": self.head((self.embedding(input_ids) * mask).sum(1) / mask.sum(1))}
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("method", ["bbb", "laplace"])
+def test_inputs_by_name(method: str, suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime") if suffix == ".onnx" else None
+    torch.manual_seed(0)
+    mask = torch.ones(6, 4).tril(1)
+    batch = {"input_ids": torch.randint(9, (6, 4)), "attention_mask": mask, "labels": torch.randint(3, (6,))}
+    posterior: credo.Posterior = credo.BBB(Masked(), data_size=6, init=0.1)
+    if method == "laplace":
+        posterior = credo.Laplace(Masked(), data_size=6, prior=1.0).fit([batch])
+    draws = {"draws": 4} if method == "bbb" else {}
+    path = credo.export(posterior, batch, tmp_path / f"m{suffix}", **draws)
+    inputs = [batch["input_ids"], batch["attention_mask"]]
+    if runtime is None:
+        found = torch.export.load(path).module()(*inputs)[0]
+    else:
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = {key: batch[key].numpy() for key in ("attention_mask", "input_ids")}
+        found = torch.from_numpy(session.run(None, given)[0])
+    way = {**draws, "shared_draws": True, "strategy": "loop"} if method == "bbb" else {}
+    wanted = credo.predict(posterior, [batch], **way)
+    assert isinstance(wanted, credo.ClassPrediction)
+    torch.testing.assert_close(found, wanted.probs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.part(2)

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,35 @@ def test_labels_have_entropies_of_their_own_and_a_joint_likelihood() -> None:
     torch.testing.assert_close(found.log_likelihood, each.mean(0).log())
 
 
+@pytest.mark.parametrize("method", ["bbb", "ivon", "vogn", "noisy-kfac", "laplace"])
+def test_labels_that_are_not_known_are_as_if_they_were_not_there(method: str) -> None:
+    """Of two labels one is never known, which leaves a network with one label."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 3)
+    y = torch.stack([(x[:, 0] > 0).float(), torch.full((60,), -100.0)], 1)
+    y[50:, 0] = -100  # nothing is known of these
+    arguments: dict[str, Any] = {"data_size": 50, "likelihood": "multi-label", "random": ["weight"]}
+    if method == "laplace":
+        arguments["structure"] = "diag"
+    found = []
+    for labels in (2, 1):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2, bias=False)
+        if labels == 1:
+            whole, net = net, nn.Linear(3, 1, bias=False)
+            net.weight.data = whole.weight.data[:1].clone()
+        posterior = credo.methods.METHODS[method](net, **arguments)
+        rows = 60 if labels == 2 else 50
+        credo.fit(posterior, [(x[:rows], y[:rows, :labels])], epochs=3)
+        prediction = credo.predict(posterior, [(x, y[:, :labels])], draws=2000)
+        assert isinstance(prediction, credo.MultiLabelPrediction)
+        metrics = credo.measure(prediction, intervals=False)
+        calibrated = credo.calibrate(posterior, [(x[:50], y[:50, :labels])]).calibration
+        assert calibrated is not None
+        found.append([*(metrics[key] for key in ("accuracy", "exact_match", "nll", "ece")), calibrated.nll_before])
+    assert found[0] == pytest.approx(found[1], rel=0.05, abs=0.03)
+
+
 def test_quantiles_are_averaged_and_interpolated() -> None:
     outputs, y = drawn(3), torch.zeros(ROWS, 1, dtype=torch.float64)
     likelihood = L.Quantiles((0.1, 0.5, 0.9))
@@ -151,6 +181,30 @@ def test_positions_are_predicted_as_rows_would_be(class_dim: int) -> None:
     labels = rows.softmax(-1).mean(0).argmax(-1)[1:]
     assert metrics["accuracy"] == pytest.approx(float((labels == y.flatten()[1:]).double().mean()))
     assert "intervals" not in metrics
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_batches_of_other_lengths_are_followed_by_positions_that_do_not_count(is_known: bool) -> None:
+    torch.manual_seed(0)
+    posterior = credo.MAP(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), data_size=8)
+    words = [torch.randint(9, (4, 5)), torch.randint(9, (4, 3))]
+    tags = [torch.randint(3, each.shape) for each in words]
+    tags[0][0, 4] = -100
+    batches = [(x, y) for x, y in zip(words, tags, strict=True)] if is_known else [(x,) for x in words]
+    together = credo.predict(posterior, batches)
+    assert isinstance(together, credo.DenseClassPrediction)
+    alone = [credo.predict(posterior, [batch]) for batch in batches]
+    assert together.probs.shape == (8, 5, 3)
+    assert bool(together.finite.all())
+    assert torch.equal(together.probs[4:, :3], alone[1].probs)
+    assert torch.equal(together.labels[4:], F.pad(alone[1].labels, (0, 2), value=-1))
+    assert len(together.by_position().probs) == (31 if is_known else 32)
+    if is_known:
+        assert together.targets is not None
+        assert together.targets[4:, 3:].eq(-100).all()
+        found = credo.measure(together, intervals=False)
+        rows = torch.cat([each.by_position().log_likelihood for each in alone])
+        assert found["nll"] == pytest.approx(-float(rows.mean()), rel=1e-6)
 
 
 def test_mean_iou_counts_intersections_over_unions() -> None:

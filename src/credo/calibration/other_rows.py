@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from credo.calibration.rows import ClassRows, HeldOut, joined_digests
 from credo.core.held_out.ledger import Digests
-from credo.core.likelihood import Categorical, DistributionLikelihood
+from credo.core.likelihood import Categorical, DistributionLikelihood, MultiLabel
 
 
 class PositionRows(HeldOut):
@@ -85,7 +85,7 @@ class LabelRows(HeldOut):
     Args:
         digests: Of each row.
         logits: [draws, rows, labels], flattened.
-        targets: 0 or 1, [rows, labels].
+        targets: 0 or 1, NaN where it is not known, [rows, labels].
     """
 
     def __init__(self, digests: Digests, logits: Tensor, targets: Tensor) -> None:
@@ -93,23 +93,25 @@ class LabelRows(HeldOut):
         self.logits, self.targets = logits, targets
 
     @classmethod
-    def of(cls, outputs: Tensor, digests: Digests, y: Tensor) -> LabelRows:
+    def of(cls, likelihood: MultiLabel, outputs: Tensor, digests: Digests, y: Tensor) -> LabelRows:
         """Rows of some outputs [draws, rows, …]; raises ValueError if targets have another shape.
 
         Args:
+            likelihood: Says which targets are known.
             outputs: Logits.
             digests: Of each row.
             y: Targets.
         """
         if y.shape != outputs.shape[1:]:
             raise ValueError(f"Targets of shape {list(y.shape)} for labels {list(outputs.shape[1:])}.")
-        return cls(digests, outputs.flatten(2).float(), y.flatten(1).double())
+        targets = y.double().masked_fill(~likelihood.known(y), math.nan)
+        return cls(digests, outputs.flatten(2).float(), targets.flatten(1))
 
     def nll_each(self, log_scale: float) -> Tensor:
         """−log of the averaged probability of all labels of a row together."""
         logits = self.logits.double() * math.exp(-log_scale)
-        y = self.targets.expand_as(logits)
-        joint = -F.binary_cross_entropy_with_logits(logits, y, reduction="none").sum(-1)
+        y, known = self.targets.nan_to_num().expand_as(logits), ~self.targets.isnan()
+        joint = -(F.binary_cross_entropy_with_logits(logits, y, reduction="none") * known).sum(-1)
         return math.log(len(joint)) - joint.logsumexp(0)
 
     def at(self, chosen: Tensor) -> LabelRows:

@@ -122,7 +122,7 @@ def _rows(likelihoods: Sequence[Likelihood], outputs: Tensor, digests: Digests, 
     if isinstance(first, Categorical) and _is_dense(first, outputs):
         return PositionRows.of(first, outputs.double(), digests, y, positions)
     if isinstance(first, MultiLabel):
-        return LabelRows.of(outputs, digests, y)
+        return LabelRows.of(first, outputs, digests, y)
     if isinstance(first, DistributionLikelihood):
         members = [one for one in likelihoods if isinstance(one, DistributionLikelihood)]
         return DensityRows.of(members, outputs.double(), digests, y)

@@ -104,6 +104,8 @@ def diagnose(
         on_test = predict_draws(frozen, evaluated, draws=draws, seed=seed)
         if not bool(on_train.log_likelihood.isfinite().all() and on_test.log_likelihood.isfinite().all()):
             return _diverged("The outputs of drawn networks are not finite: their activations overflow.")
+        if sets and on_test.has_positions:
+            raise ValueError("ood: detection compares scores of whole inputs, and here every position has a label.")
         measured = _measure(frozen, plain, train, evaluated, on_train, on_test, history, seed, stage)
         stage()
         detected = detections(posterior, loader, evaluated, sets, draws=draws, most=examples, seed=seed)
@@ -144,7 +146,7 @@ def _measure(
         ),
         objective=objective(
             posterior,
-            nll=float(on_train.nll_of_draws.mean()),
+            nll=on_train.objective_nll,
             cost=gradient.cost,
             examples=train.examples,
             batches=train.batches,
@@ -196,4 +198,5 @@ def _check(posterior: Posterior, baseline: Posterior | None, draws: int, ood: Ma
     if baseline is not None and baseline.likelihood.task != posterior.likelihood.task:
         raise ValueError(f"The baseline does {baseline.likelihood.task}, the posterior {posterior.likelihood.task}.")
     if ood and posterior.likelihood.task != "classification":
-        raise ValueError("ood: detection compares with scores of class probabilities; this posterior does regression.")
+        task = posterior.likelihood.task
+        raise ValueError(f"ood: detection compares with scores of class probabilities; this posterior does {task}.")

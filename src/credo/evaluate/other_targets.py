@@ -61,18 +61,19 @@ def label_metrics(prediction: MultiLabelPrediction, targets: Tensor) -> dict[str
         prediction: With targets.
         targets: 0 or 1, like the probabilities.
     """
-    truth, probs = targets > 0.5, prediction.probs
-    flat, hits = probs.flatten(1), (prediction.labels == truth).flatten(1)
+    truth, flat = (targets > 0.5).flatten(1), prediction.probs.flatten(1)
+    known = torch.ones_like(truth) if prediction.known is None else prediction.known.flatten(1)
+    right = (prediction.labels.flatten(1) == truth) | ~known
     both = torch.stack([1 - flat, flat], -1)
     aurocs = [
-        auroc(p[t].double(), p[~t].double())
-        for p, t in zip(flat.T, truth.flatten(1).T, strict=True)
-        if bool(t.any()) and not bool(t.all())
+        auroc(p[k & t].double(), p[k & ~t].double())
+        for p, t, k in zip(flat.T, truth.T, known.T, strict=True)
+        if bool((k & t).any()) and bool((k & ~t).any())
     ]
     return {
-        "exact_match": float(hits.all(1).double().mean()),
-        "brier": float((flat - truth.flatten(1).to(flat)).square().double().mean()),
-        "ece": ece(both.flatten(0, 1), truth.flatten().long()),
+        "exact_match": float(right.all(1)[known.any(1)].double().mean()),
+        "brier": float((flat - truth.to(flat)).square()[known].double().mean()),
+        "ece": ece(both[known], truth[known].long()),
         "macro_auroc": sum(aurocs) / len(aurocs) if aurocs else float("nan"),
         "mean_total": float(prediction.total.mean()),
         "mean_aleatoric": float(prediction.aleatoric.mean()),

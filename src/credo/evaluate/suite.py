@@ -34,9 +34,12 @@ def quick_metrics(prediction: Prediction) -> dict[str, float]:
     if isinstance(prediction, DenseClassPrediction):
         return quick_metrics(prediction.by_position())
     targets, log_likelihood = _known(prediction)
-    nll = float(-log_likelihood.double().mean())
     if isinstance(prediction, MultiLabelPrediction):
-        return {"accuracy": float((prediction.labels == (targets > 0.5)).double().mean()), "nll": nll}
+        known = torch.ones_like(targets, dtype=torch.bool) if prediction.known is None else prediction.known
+        hits = (prediction.labels == (targets > 0.5))[known]
+        rows = known.flatten(1).any(1)
+        return {"accuracy": float(hits.double().mean()), "nll": float(-log_likelihood[rows].double().mean())}
+    nll = float(-log_likelihood.double().mean())
     if isinstance(prediction, QuantilePrediction):
         return {"pinball": float(prediction.pinball().double().mean()), "nll": nll}
     if isinstance(prediction, DistributionPrediction):

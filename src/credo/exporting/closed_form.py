@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from credo.core.held_out.calibration import Calibration
 from credo.core.network.inputs import as_inputs, output_tensor
 from credo.core.posterior import Posterior
-from credo.exporting.graph import CLASS_OUTPUTS, VALUE_OUTPUTS
+from credo.exporting.graph import CLASS_OUTPUTS, VALUE_OUTPUTS, arguments
 from credo.predict.closed_form import ClassForm, FunctionValues, GaussianForm, form_of, has_closed_form
 from credo.predict.function_points import averages_at
 from credo.predict.moments import widened
@@ -23,13 +23,15 @@ class ClosedFormGraph(nn.Module):
     Args:
         posterior: A private copy in eval mode, all of whose parts have a Gaussian last layer.
         form: What puts the moments of function values through the likelihood.
+        keys: Names of the inputs of a network that is called by keyword.
     """
 
     draws = 0
 
-    def __init__(self, posterior: Posterior, form: ClassForm | GaussianForm) -> None:
+    def __init__(self, posterior: Posterior, form: ClassForm | GaussianForm, keys: Sequence[str] = ()) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(_LastLayerMoments(part) for part in posterior.parts)
+        self.keys = tuple(keys)
+        self.parts = nn.ModuleList(_LastLayerMoments(part, self.keys) for part in posterior.parts)
         self.likelihoods = nn.ModuleList(part.likelihood for part in posterior.parts)
         self.form, self.dtype, self.calibration = form, form.dtype, form.calibration
         if isinstance(form, ClassForm):
@@ -78,10 +80,12 @@ class _LastLayerMoments(nn.Module):
 
     Args:
         part: The part.
+        keys: Names of the network's inputs, if it is called by keyword.
     """
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part: Any, keys: Sequence[str]) -> None:
         super().__init__()
+        self.keys = keys
         self.model, self.gaussian = part.model, part.feature_gaussian
         self.path, self.has_bias = part.last.path, part.last.bias is not None
         for module in self.gaussian.modules():  # the file needs what predictions read, in the usual order
@@ -93,8 +97,9 @@ class _LastLayerMoments(nn.Module):
         """Means [batch, outputs] and covariance [batch, outputs, outputs]."""
         seen: list[Tensor] = []
         handle = self.model.get_submodule(self.path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        args, named = arguments(inputs, self.keys)
         try:
-            outputs = output_tensor(self.model(*inputs)).flatten(1)
+            outputs = output_tensor(self.model(*args, **named)).flatten(1)
         finally:
             handle.remove()
         features = seen[0]
@@ -103,15 +108,19 @@ class _LastLayerMoments(nn.Module):
         return outputs, self.gaussian.feature_covariance(features, outputs.shape[1]).to(outputs)
 
 
-def closed_form_graph(posterior: Posterior, inputs: Sequence[Tensor]) -> ClosedFormGraph | None:
+def closed_form_graph(
+    posterior: Posterior, inputs: Sequence[Tensor], keys: Sequence[str] = ()
+) -> ClosedFormGraph | None:
     """The graph of a posterior whose predictions have a closed form that needs a last layer alone; else None.
 
     Args:
         posterior: A private copy in eval mode, which is used up.
         inputs: Those of a batch.
+        keys: Their names, if the network is called by keyword.
     """
     parts: Sequence[Any] = posterior.parts
-    x = as_inputs(inputs[0] if len(inputs) == 1 else tuple(inputs))
+    args, named = arguments(tuple(inputs), keys)
+    x = as_inputs(named or (args[0] if len(args) == 1 else args))
     gaussians = [getattr(part, "feature_gaussian", None) for part in parts]
     if posterior.default_predictive != "linear" or None in gaussians or not has_closed_form(posterior, None, x):
         return None
@@ -123,7 +132,7 @@ def closed_form_graph(posterior: Posterior, inputs: Sequence[Tensor]) -> ClosedF
     assert isinstance(form, ClassForm | GaussianForm)
     if isinstance(form, ClassForm) and form.needs_draws:
         return None
-    return ClosedFormGraph(posterior, form)
+    return ClosedFormGraph(posterior, form, keys)
 
 
 def traced_root(covariance: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ Graph = FixedDraws | ClosedFormGraph
 @torch.no_grad()
 def export(
     posterior: Posterior,
-    example: Tensor | Sequence[Tensor],
+    example: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     path: Path | str,
     *,
     draws: int | None = None,
@@ -61,7 +61,8 @@ def export(
 
     Args:
         posterior: A posterior whose draws are weights.
-        example: Inputs of a batch of at least two rows, a tensor or several; they are not stored.
+        example: Inputs of a batch of at least two rows, a tensor or several, or a mapping if the network takes them by
+            name (a target in it is left out); they are not stored.
         path: `.onnx` for ONNX, `.pt2` for `torch.export`.
         draws: Networks in the file, whose size they multiply. A mixture takes equally many of every member. None: no
             draws where `credo.predict` needs none for a last layer (`Laplace`, `LastLayer`), else 16.
@@ -80,15 +81,8 @@ def export(
         raise ValueError(
             "int8=True is for an .onnx file with mean=True: eight bits would round away what draws differ in."
         )
-    if isinstance(example, Mapping):
-        order = ", ".join(f"batch[{key!r}]" for key in example if key not in TARGET_KEYS)
-        raise TypeError(
-            f"export needs the network's inputs in the order of its arguments, not a mapping: give [{order}], ordered "
-            f"as in {type(posterior.model).__name__}.forward. Of a network that needs names or does not return a "
-            "tensor, export a small module around it."
-        )
-    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
-    _check_inputs(posterior.model, inputs)
+    keys, inputs = _named(example)
+    _check_inputs(posterior.model, keys, inputs)
     draws, seed = None if draws is None else checked_count("draws", draws), checked_seed(seed)
     rows = torch.export.Dim("batch", min=1)
     dynamic = {"inputs": tuple({0: rows} for _ in inputs)}
@@ -96,15 +90,15 @@ def export(
     moved = tuple(tensor.to(device) for tensor in inputs)
     graph: Graph | None = None
     if draws is None and not mean:
-        graph = closed_form(posterior, moved)
+        graph = closed_form(posterior, moved, keys)
     if graph is None:
-        graph = fixed_draws(posterior, draws=draws or _DRAWS, mean=mean, seed=seed)
+        graph = fixed_draws(posterior, draws=draws or _DRAWS, mean=mean, seed=seed, keys=keys)
     if not mean:
         warn_if_unfitted(posterior)
     try:
         graph(*moved)  # the first pass of a private copy is watched for what it reads of the original
     except RuntimeError as error:
-        explain_failed_pass(posterior.model, moved, error, is_one=len(moved) == 1)
+        explain_failed_pass(posterior.model, moved, error, is_one=len(moved) == 1 and not keys)
         raise
     try:
         with warnings.catch_warnings():
@@ -133,7 +127,9 @@ def export(
 
 
 @torch.no_grad()
-def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: int = 0) -> FixedDraws:
+def fixed_draws(
+    posterior: Posterior, *, draws: int, mean: bool = False, seed: int = 0, keys: Sequence[str] = ()
+) -> FixedDraws:
     """The module that is exported: networks that are drawn once, and averages over them.
 
     Args:
@@ -141,6 +137,7 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
         draws: Number of networks.
         mean: Take the network at the mean instead.
         seed: Seed of the draws.
+        keys: Names of the inputs, if the network is called by keyword.
     """
     likelihood = posterior.likelihood
     if not isinstance(likelihood, ClassLikelihood | GaussianNoise | DistributionLikelihood | MultiLabel):
@@ -153,18 +150,19 @@ def fixed_draws(posterior: Posterior, *, draws: int, mean: bool = False, seed: i
     with frozen.snapshot(seed=seed, copies="none") as view, noise_scaled(view, scale):
         made = [{name: tensor.clone() for name, tensor in draw.items()} for draw in view.iter_draws(count)]
     likelihoods = [part.likelihood for part in frozen.parts]
-    return FixedDraws(frozen.model, made, likelihoods, calibration).eval().requires_grad_(False)
+    return FixedDraws(frozen.model, made, likelihoods, calibration, keys).eval().requires_grad_(False)
 
 
 @torch.no_grad()
-def closed_form(posterior: Posterior, inputs: Sequence[Tensor]) -> ClosedFormGraph | None:
+def closed_form(posterior: Posterior, inputs: Sequence[Tensor], keys: Sequence[str] = ()) -> ClosedFormGraph | None:
     """The module that is exported where predictions need no draws but those of a last layer; else None.
 
     Args:
         posterior: The posterior.
         inputs: Those of a batch.
+        keys: Their names, if the network is called by keyword.
     """
-    graph = closed_form_graph(_frozen(posterior), inputs)
+    graph = closed_form_graph(_frozen(posterior), inputs, keys)
     return None if graph is None else graph.eval().requires_grad_(False)
 
 
@@ -196,7 +194,15 @@ def _check_drawable(frozen: Posterior, scale: float) -> None:
         )
 
 
-def _check_inputs(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def _named(example: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    """The inputs of an example and, of a mapping, their names; targets in it are left out."""
+    if not isinstance(example, Mapping):
+        return (), (example,) if isinstance(example, Tensor) else tuple(example)
+    keys = tuple(key for key in example if key not in TARGET_KEYS)
+    return keys, tuple(example[key] for key in keys)
+
+
+def _check_inputs(model: nn.Module, keys: Sequence[str], inputs: Sequence[Tensor]) -> None:
     if not inputs or not all(isinstance(tensor, Tensor) and tensor.dim() for tensor in inputs):
         raise TypeError("example must be a tensor, or a list of tensors, with a first dimension of rows.")
     if any(len(tensor) < 2 or len(tensor) != len(inputs[0]) for tensor in inputs):
@@ -206,10 +212,10 @@ def _check_inputs(model: nn.Module, inputs: Sequence[Tensor]) -> None:
         )
     signature = inspect.signature(model.forward)
     try:
-        signature.bind(*inputs)
+        signature.bind(**dict(zip(keys, inputs, strict=True))) if keys else signature.bind(*inputs)
     except TypeError as error:
         raise TypeError(
-            f"{type(model).__name__}.forward takes {signature}, and example has {len(inputs)} inputs: give the inputs "
+            f"{type(model).__name__}.forward takes {signature}, and example has {', '.join(keys) or f'{len(inputs)} inputs'}: give the inputs "
             "of the network alone, without targets."
         ) from error
 
@@ -233,7 +239,7 @@ def _onnx_writer(program: Any, graph: Graph, inputs: int, facts: dict[str, Any])
     with needs("export", "A file in the ONNX format"):
         import onnx
         import onnxscript  # noqa: F401
-    names = [f"input_{index}" for index in range(inputs)] if inputs > 1 else ["input"]
+    names = list(graph.keys) or ([f"input_{index}" for index in range(inputs)] if inputs > 1 else ["input"])
     with warnings.catch_warnings():  # of the exporter about itself
         warnings.simplefilter("ignore")
         made = torch.onnx.export(

@@ -28,6 +28,7 @@ class FixedDraws(nn.Module):
         draws: Weights of each network, by name; `{}` is the network itself.
         likelihoods: Those of the draws, in turn.
         calibration: Temperature or factor on the noise.
+        keys: Names of the inputs of a network that is called by keyword.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class FixedDraws(nn.Module):
         draws: Sequence[Mapping[str, Tensor]],
         likelihoods: Sequence[Likelihood],
         calibration: Calibration,
+        keys: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.keys = tuple(keys)
         self.model, self.likelihoods, self.calibration = model, nn.ModuleList(likelihoods), calibration
         self.names = [[*draw] for draw in draws]
         self.draws = len(draws)
@@ -63,7 +66,8 @@ class FixedDraws(nn.Module):
 
     def _run(self, number: int, names: Sequence[str], inputs: tuple[Tensor, ...]) -> Tensor:
         weights = {name: self.get_buffer(f"draw_{number}_{index}") for index, name in enumerate(names)}
-        outputs: Any = functional_call(self.model, weights, inputs) if weights else self.model(*inputs)
+        args, named = arguments(inputs, self.keys)
+        outputs: Any = functional_call(self.model, weights, args, named) if weights else self.model(*args, **named)
         return output_tensor(outputs)
 
     def _moments(self, number: int, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,6 +78,16 @@ class FixedDraws(nn.Module):
         assert isinstance(likelihood, GaussianNoise)
         mean, std = likelihood.moments(outputs)
         return mean, std * self.calibration.std_factor
+
+
+def arguments(inputs: tuple[Tensor, ...], keys: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Positional and keyword arguments of a network.
+
+    Args:
+        inputs: Its inputs.
+        keys: Their names, if it is called by keyword.
+    """
+    return ((), dict(zip(keys, inputs, strict=True))) if keys else (inputs, {})
 
 
 def _class_summary(log_probs: Tensor, temperature: float) -> tuple[Tensor, ...]:

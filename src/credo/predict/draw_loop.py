@@ -244,7 +244,8 @@ def make_moments(
     if isinstance(first, DistributionLikelihood):
         return DistributionMoments(likelihoods, outputs, targets)
     if isinstance(first, MultiLabel):
-        return LabelMoments(outputs, targets, chosen.temperature)
+        known = None if targets is None else first.known(targets)
+        return LabelMoments(outputs, targets, chosen.temperature, known)
     if isinstance(first, Quantiles):
         return QuantileMoments(likelihoods, outputs, targets)
     raise TypeError(

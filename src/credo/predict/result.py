@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from statistics import NormalDist
@@ -46,6 +46,8 @@ class Prediction:
 
     _checked: ClassVar[tuple[str, ...]] = ()
     """The fields that are NaN or infinite if the outputs of any draw were."""
+    _filling: ClassVar[Mapping[str, float]] = {}
+    """What fields hold where batches of other shapes have no entry; NaN if it is not said."""
 
     draws_used: Tensor
     targets: Tensor | None
@@ -360,13 +362,19 @@ def concatenate(parts: list[P]) -> P:
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         is_each = all(isinstance(value, Tensor) for value in values)  # else None, or what all rows share
-        merged[field.name] = _stacked(values) if is_each else None if any(v is None for v in values) else values[0]
+        filling = parts[0]._filling.get(field.name, torch.nan)
+        merged[field.name] = (
+            _stacked(values, filling) if is_each else None if any(v is None for v in values) else values[0]
+        )
     return type(parts[0])(**merged)
 
 
-def _stacked(values: list[Tensor]) -> Tensor:
-    """Rows below each other; where batches had different numbers of draws [rows, draws, …], with NaN after the last."""
-    if len({value.shape[1:] for value in values}) == 1:
+def _stacked(values: list[Tensor], filling: float) -> Tensor:
+    """Rows below each other; where batches have other numbers of draws or positions, filled up after the last."""
+    shapes = {value.shape[1:] for value in values}
+    if len(shapes) == 1 or len({len(shape) for shape in shapes}) > 1:
         return torch.cat(values)
-    most = max(value.shape[1] for value in values)
-    return torch.cat([F.pad(v, (0, 0) * (v.dim() - 2) + (0, most - v.shape[1]), value=torch.nan) for v in values])
+    most = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    missing = [[m - n for m, n in zip(most, value.shape[1:], strict=True)] for value in values]
+    sides = [[side for count in reversed(counts) for side in (0, count)] for counts in missing]
+    return torch.cat([F.pad(value, pad, value=filling) for value, pad in zip(values, sides, strict=True)])

@@ -55,17 +55,17 @@ def _classes(predictive: ClassPredictive) -> Dispersion:
     pooled = predictive.pooled.double()
     pooled = pooled / pooled.sum(-1, keepdim=True)
     expected, of_draws = entropy(pooled), entropy(predictive.probs.double()).mean(0)
-    actual = -predictive.pooled_log_likelihood
+    actual, by_example = -predictive.pooled_log_likelihood, predictive.by_example
     confidence = pooled.amax(-1)
     total = float(expected.mean())
     return Dispersion(
-        surprise=ratio(actual, expected),
-        excess=bootstrap(actual - expected),
+        surprise=ratio(by_example(actual), by_example(expected)),
+        excess=bootstrap(by_example(actual - expected)),
         epistemic_fraction=max(0.0, 1 - float(of_draws.mean()) / total) if total > 0 else 0.0,
         details={
             "confidence": float(confidence.mean()),
             "accuracy": predictive.metric,
-            "overconfidence": bounds(bootstrap(confidence - predictive.metric_each)),
+            "overconfidence": bounds(bootstrap(by_example(confidence - predictive.metric_each))),
             "entropy": total,
             "classes": pooled.shape[-1],
             "nll": float(actual.mean()),

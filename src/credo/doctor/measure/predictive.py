@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, GaussianNoise, Likelihood, Quantiles
 from credo.core.network.inputs import run_network
 from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled
+from credo.doctor.measure.positions import entries_of, has_positions, thinned
 from credo.doctor.no_side_effects import without_side_effects
 from credo.doctor.subset import Subset
 from credo.predict.draw_loop import draw_loop
@@ -49,6 +50,20 @@ class Predictive(ABC):
         return -self.log_likelihood.mean(1)
 
     @property
+    def has_positions(self) -> bool:
+        """Whether an example has several labels."""
+        return False
+
+    @property
+    def objective_nll(self) -> float:
+        """Mean NLL of single networks, in the units of the training's loss."""
+        return float(self.nll_of_draws.mean())
+
+    def by_example(self, each: Tensor) -> Tensor:
+        """One number for each example, of numbers [n]; examples are independent of each other."""
+        return each
+
+    @property
     def nll(self) -> float:
         """Mean NLL of the mixture."""
         return float(-self.pooled_log_likelihood.mean())
@@ -77,10 +92,36 @@ class Predictive(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ClassPredictive(Predictive):
-    """Class probabilities [draws, n, classes] and labels [n]."""
+    """Class probabilities [draws, n, classes] and labels [n].
+
+    Where an example has several labels, every one that counts is an entry of its own: `rows` says of which example,
+    and `columns`, of labels that may hold together, of which label.
+    """
 
     probs: Tensor
     labels: Tensor
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def by_example(self, each: Tensor) -> Tensor:
+        """The mean over the entries of each example."""
+        if self.rows is None:
+            return each
+        _, index, counts = self.rows.unique(return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(counts), dtype=torch.double).index_add_(0, index, each.double())
+        means: Tensor = sums / counts
+        return means
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether an example has several labels."""
+        return self.rows is not None
+
+    @property
+    def objective_nll(self) -> float:
+        """As in training, where the labels of an example that may hold together are summed."""
+        labels = 1 if self.columns is None else len(self.columns.unique())
+        return super().objective_nll * labels
 
     @property
     def metric_name(self) -> str:
@@ -160,7 +201,8 @@ def predict_draws(posterior: Posterior, subset: Subset, *, draws: int, seed: int
             with posterior.seeded(seed):
                 loop.begin()
                 counts = [min(_CHUNK, draws - start) for start in range(0, draws, _CHUNK)]
-                batches.append(torch.cat([loop.outputs(x, count).cpu() for count in counts]))
+                found = [thinned(posterior.likelihood, loop.outputs(x, count), len(subset)).cpu() for count in counts]
+                batches.append(torch.cat(found))
     likelihoods, outputs = [part.likelihood for part in posterior.parts], torch.cat(batches, dim=1)
     return make_predictive(likelihoods, outputs, subset.y.cpu(), posterior.calibration)
 
@@ -170,8 +212,8 @@ def predict_mean(posterior: Posterior, subset: Subset, *, seed: int = 0) -> Pred
     """Predict `subset` with the posterior's mean weights and no noise; `seed` as in `predict_draws`."""
     with without_side_effects(posterior, seed):
         batches = [x.to(posterior.device) for x, _ in subset.split(_BATCH)]
-        outputs = [summable(run_network(posterior.model, x)).cpu() for x in batches]
-    together = torch.cat(outputs).unsqueeze(0)
+        outputs = [summable(run_network(posterior.model, x)).unsqueeze(0) for x in batches]
+    together = torch.cat([thinned(posterior.likelihood, each, len(subset)).cpu() for each in outputs], 1)
     return make_predictive([posterior.likelihood], together, subset.y.cpu(), posterior.calibration)
 
 
@@ -183,6 +225,9 @@ def make_predictive(
     A `calibration` applies its temperature, or its factor on the noise.
     """
     first, strata, chosen_on_rows = likelihoods[0], len(likelihoods), calibration or Calibration()
+    if has_positions(first, outputs):
+        found = entries_of(first, outputs, y, chosen_on_rows.temperature)
+        return ClassPredictive(found.log_likelihood, strata, *found[1:])
     if isinstance(first, ClassLikelihood):
         log_probs = class_log_probs(first, outputs, chosen_on_rows.temperature)
         labels = class_labels(y, *log_probs.shape[1:])
@@ -192,9 +237,9 @@ def make_predictive(
         return distribution_predictive(likelihoods, outputs, y)
     if not isinstance(first, GaussianNoise):
         raise TypeError(
-            f"The doctor supports one class per input, values and counts, not {type(first).__name__}: its rules "
-            "compare accuracy or squared errors. credo.measure (`credo evaluate RUN`) has the metrics of such targets, "
-            "and credo.calibrate tells whether the noise of the weights is too large or too small."
+            f"The doctor supports classes, labels, values and counts, not {type(first).__name__}: its rules compare "
+            "accuracy or squared errors. credo.measure (`credo evaluate RUN`) has the metrics of such targets"
+            + ("." if isinstance(first, Quantiles) else ", and credo.calibrate tells whether there is too much noise.")
         )
     pairs = [_moments(likelihoods[i % strata], one) for i, one in enumerate(outputs)]
     mean, std = (torch.stack([pair[side] for pair in pairs]) for side in (0, 1))

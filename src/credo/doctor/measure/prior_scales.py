@@ -40,14 +40,16 @@ class PriorScales:
 def prior_scales(posterior: Posterior, held_out: Subset, *, seed: int = 0) -> PriorScales | None:
     """Try other precisions of the prior on a copy; None for methods that would have to be trained again.
 
+    None also where held-out rows have chosen the scale of the noise already, by `credo.calibrate`.
+
     Args:
         posterior: Of one part, with or without a prior.
         held_out: Rows that training has not seen.
         seed: Seed of the draws, where predictions need some.
     """
-    if len(posterior.parts) > 1 or posterior.describe().scale_prior is None:
+    if len(posterior.parts) > 1 or posterior.describe().scale_prior is None or posterior.calibration is not None:
         return None
-    tried, prior = posterior.frozen_copy(), posterior.describe().prior
+    tried, prior = posterior.uncalibrated(), posterior.describe().prior
     about = tried.describe()
     assert about.evidence is not None
     assert about.scale_prior is not None

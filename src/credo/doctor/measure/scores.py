@@ -139,9 +139,15 @@ def score(predictive: Predictive) -> Score:
 
 def gap(first: Predictive, second: Predictive) -> Gap:
     """How much worse the first predictor is than the second, paired by example."""
-    nll = paired_difference(-first.pooled_log_likelihood, -second.pooled_log_likelihood)
     sign = -1 if first.metric_name == "accuracy" else 1
-    return Gap(nll, paired_difference(sign * first.metric_each, sign * second.metric_each))
+    losses, errors = (
+        [one.by_example(each) for one, each in zip((first, second), pair, strict=True)]
+        for pair in (
+            (-first.pooled_log_likelihood, -second.pooled_log_likelihood),
+            (sign * first.metric_each, sign * second.metric_each),
+        )
+    )
+    return Gap(paired_difference(*losses), paired_difference(*errors))
 
 
 def learned_fraction(metric: str, value: float, chance: float) -> float:
@@ -164,15 +170,17 @@ def constant_predictive(train: Predictive, targets: Tensor, other: Predictive | 
     """The best constant prediction of the training `targets`, as a predictive distribution of one draw.
 
     For the examples of `train`, or of `other`: class counts are then increased by one, so that a class without training
-    examples does not get probability 0.
+    examples does not get probability 0. Labels that may hold together have frequencies of their own.
     """
     if isinstance(train, ClassPredictive):
-        labels = other.labels if isinstance(other, ClassPredictive) else train.labels
-        counts = train.labels.bincount(minlength=train.probs.shape[-1]).double() + (other is not None)
-        frequencies = counts / counts.sum()
-        return ClassPredictive(
-            frequencies.log()[labels].unsqueeze(0), 1, frequencies.expand(1, len(labels), -1), labels
-        )
+        to = other if isinstance(other, ClassPredictive) else train
+        column, to_column = (torch.zeros_like(p.labels) if p.columns is None else p.columns for p in (train, to))
+        classes, most = train.probs.shape[-1], int(torch.cat([column, to_column]).max()) + 1
+        counts = (column * classes + train.labels).bincount(minlength=most * classes).view(most, classes).double()
+        counts += other is not None
+        probs = (counts / counts.sum(1, keepdim=True))[to_column]
+        chosen = probs.log().gather(1, to.labels.unsqueeze(1)).squeeze(1)
+        return ClassPredictive(chosen.unsqueeze(0), 1, probs.unsqueeze(0), to.labels, to.rows, to.columns)
     known = targets.double().cpu()
     y = other.targets if isinstance(other, RegressionPredictive) else known
     assert isinstance(train, RegressionPredictive)

@@ -76,7 +76,7 @@ def _rows(prediction: Any, y: Any, ignore_index: int | None) -> tuple[Tensor, Te
     targets = as_tensor(y).cpu()
     if targets.shape == probs.shape:
         if not bool(((targets == 0) | (targets == 1)).all()):
-            raise ValueError("Targets of labels are 0 or 1, one for each probability.")
+            raise ValueError("Targets of labels are 0 or 1, one for each probability: leave unknown rows out.")
         return probs, targets.bool()
     if targets.shape != probs.shape[:-1] or targets.dim() < 2 or targets.is_floating_point():
         raise ValueError(

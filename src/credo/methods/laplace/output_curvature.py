@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
-from credo.core.likelihood import Categorical, Likelihood
+from credo.core.likelihood import Categorical, Likelihood, MultiLabel
 from credo.core.per_example.layer_rules import widened
 from credo.core.support.memory import available_bytes
 from credo.methods.kfac.sampled_fisher import sampled_targets
@@ -36,12 +36,15 @@ class Targets:
 
 
 def counted_targets(likelihood: Likelihood, y: Tensor) -> Targets:
-    """The targets of a batch, of which those labelled with the `ignore_index` of a categorical one do not count.
+    """The targets of a batch, of which those labelled with an `ignore_index` do not count.
 
     Args:
         likelihood: The likelihood.
         y: The targets.
     """
+    if isinstance(likelihood, MultiLabel):
+        known = likelihood.known(y)
+        return Targets(y, EVERY, likelihood.counted(y).of(len(y)), None if bool(known.all()) else known)
     if not isinstance(likelihood, Categorical):
         counted = likelihood.counted(y)
         return Targets(y, counted, counted.of(len(y)))
@@ -93,7 +96,9 @@ class OutputCurvature:
         mask = self.targets.mask
         if mask is None:
             return vectors
-        assert isinstance(self.likelihood, Categorical)  # the only one that ignores positions
+        if isinstance(self.likelihood, MultiLabel):
+            return vectors * mask.flatten(1).unsqueeze(1)
+        assert isinstance(self.likelihood, Categorical)  # the only other one that ignores positions
         return vectors * mask.unsqueeze(self.likelihood.class_dim).expand_as(self.outputs).reshape(len(mask), 1, -1)
 
     def total(self) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import prod
-from typing import Any
+from math import nan, prod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from credo.core.likelihood import Categorical, ClassLikelihood
+from credo.core.likelihood.classes import IGNORED
 from credo.predict.moments import ClassMoments, Moments
 from credo.predict.result import ClassPrediction
 
@@ -20,13 +22,25 @@ class DenseClassPrediction(ClassPrediction):
 
     Classes come last, wherever the network has them. `targets` hold the likelihood's `ignore_index` at positions that
     do not count, and there `log_likelihood` is NaN. `sets` [n, *positions, classes] are those of `posterior.conformal`.
+    Where batches have different lengths, the shorter ones are followed by positions of probability 0 and label −1.
     """
+
+    _filling: ClassVar[Mapping[str, float]] = {
+        **{field.name: 0.0 for field in fields(ClassPrediction)},
+        "targets": IGNORED,
+        "log_likelihood": nan,
+    }
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class of each position; −1 in rows that are not `finite`."""
+        """The most probable class of each position; −1 where there is none, and in rows that are not `finite`."""
         finite = self.finite.view(-1, *[1] * (self.probs.dim() - 2))
-        return self.probs.argmax(-1).masked_fill(~finite, -1)
+        return self.probs.argmax(-1).masked_fill(~(finite & self._exists), -1)
+
+    @property
+    def _exists(self) -> Tensor:
+        """Which positions the network had, [n, *positions]; the others fill up shorter batches."""
+        return self.probs.amax(-1) != 0
 
     def _columns(self, count: int) -> dict[str, list[str]]:
         classes = self.probs.shape[-1]
@@ -40,9 +54,7 @@ class DenseClassPrediction(ClassPrediction):
 
     def by_position(self) -> ClassPrediction:
         """The positions that count as rows of a `ClassPrediction`, for metrics: neighbours are not independent."""
-        keep = torch.ones(self.probs.shape[:-1], dtype=torch.bool)
-        if self.log_likelihood is not None:
-            keep = ~self.log_likelihood.isnan()
+        keep = self._exists if self.log_likelihood is None else ~self.log_likelihood.isnan()
         draws = self.draws_used.view(-1, *[1] * (keep.dim() - 1)).expand(keep.shape)
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ClassPrediction)}
         found["draws_used"] = draws

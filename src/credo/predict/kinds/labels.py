@@ -18,7 +18,8 @@ class MultiLabelPrediction(Prediction):
 
     `total`, `aleatoric` and `epistemic` are entropies in nats of each label by itself; `log_likelihood` is that of all
     labels of an input together. `mc_error` [n] estimates the standard error of the least certain probability. `sets`
-    [n, labels] are those of `posterior.conformal`, None without it.
+    [n, labels] are those of `posterior.conformal`, None without it. `known` [n, labels] tells which targets
+    count, None without targets.
     """
 
     _checked = ("probs",)
@@ -28,6 +29,7 @@ class MultiLabelPrediction(Prediction):
     epistemic: Tensor
     mc_error: Tensor
     sets: Tensor | None = None
+    known: Tensor | None = None
 
     def _columns(self, count: int) -> dict[str, list[str]]:
         holding = [" ".join(map(str, row.nonzero().flatten().tolist())) or "none" for row in self.labels[:count]]
@@ -54,14 +56,18 @@ class LabelMoments(Moments):
         outputs: Logits of the first draws, [draws, batch, labels].
         targets: 0 or 1 for each label, if there are any.
         temperature: What logits are divided by.
+        known: Which targets count; None: all of them.
     """
 
-    def __init__(self, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0) -> None:
+    def __init__(
+        self, outputs: Tensor, targets: Tensor | None, temperature: float = 1.0, known: Tensor | None = None
+    ) -> None:
         if outputs.dim() < 3:
             raise ValueError(f"MultiLabel needs outputs [batch, labels], got {list(outputs.shape[1:])}.")
         if targets is not None and targets.shape != outputs.shape[1:]:
             raise ValueError(f"Targets of shape {list(targets.shape)} for labels {list(outputs.shape[1:])}.")
         self.targets, self.temperature, self.dtype = targets, temperature, outputs.dtype
+        self.known = torch.ones_like(targets, dtype=torch.bool) if known is None and targets is not None else known
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
         wide = widened(outputs)
         self.origin = self._probs(wide[0])
@@ -87,6 +93,8 @@ class LabelMoments(Moments):
         if self.targets is not None:
             y = self.targets[rows].to(logits.dtype).expand_as(logits)
             each = -F.binary_cross_entropy_with_logits(logits / self.temperature, y, reduction="none")
+            assert self.known is not None
+            each = torch.where(self.known[rows], each, 0.0)
             joint = each.flatten(2).sum(-1)
             self.log_total[rows] = torch.logaddexp(self.log_total[rows], joint.logsumexp(0))
 
@@ -109,6 +117,7 @@ class LabelMoments(Moments):
             aleatoric=self._stored(aleatoric),
             epistemic=self._stored((_entropy(mean) - aleatoric).clamp_min(0)),
             mc_error=self._stored(self.error()),
+            known=None if self.known is None else self.known.cpu(),
         )
 
     def _each_count(self) -> Tensor:
