@@ -87,21 +87,21 @@ def input_moments(layer: nn.Module, x: Tensor, *, positions: int, bias: bool, we
         else:
             total += _moments(patches(layer, part), bias=bias, weights=own)
     weight: Any = layer.weight
-    order = _weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
+    order = weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
     return total[:, order][:, :, order]
 
 
 def output_moments(layer: nn.Module, g: Tensor) -> Tensor:
     """Σ g gᵀ over examples and positions, of the gradient `g` by the layer's output."""
-    return _moments(_rows(layer, g))
+    return _moments(output_rows(layer, g))
 
 
 def row_count(layer: nn.Module, g: Tensor) -> int:
     """How many examples and positions the gradient `g` by the layer's output has."""
-    return _rows(layer, g).shape[1]
+    return output_rows(layer, g).shape[1]
 
 
-def _rows(layer: nn.Module, g: Tensor) -> Tensor:
+def output_rows(layer: nn.Module, g: Tensor) -> Tensor:
     """Gradients by a layer's output as [groups, examples · positions, outputs]."""
     if isinstance(layer, nn.Linear):
         return g.reshape(1, -1, g.shape[-1])
@@ -129,7 +129,7 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
+def weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
     """Indices of the weight's entries, and of the bias after them, in `patches`."""
     with torch.inference_mode(False):
         order = torch.arange(channels * kernel, device=device).view(-1, channels).t().flatten()

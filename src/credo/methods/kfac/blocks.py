@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,10 @@ class Block(nn.Module, ABC):
         is_random: Whether the parameters have noise and prior.
     """
 
-    averages: tuple[str, ...]
-    inverses: tuple[str, ...]
+    averages: ClassVar[tuple[str, ...]]
+    inverses: ClassVar[tuple[str, ...]]
+    is_costly = False
+    """Whether its curvature costs much beside a pass."""
     momentum: Tensor
     measured: Tensor
     """`measure` of the present inverse; another tensor for each."""
@@ -69,13 +71,23 @@ class Block(nn.Module, ABC):
     def inverted(
         blocks: Sequence[Any], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
     ) -> list[Tensors]:
-        """The buffers of `inverses` of some blocks of this kind.
+        """What a new inverse takes much work for, of some blocks of this kind; see `completed`.
 
         Args:
             blocks: The blocks.
             curvatures: The curvature of each.
             dampings: For each, one number, or a tensor of its matrix's shape.
         """
+
+    def completed(self, made: Tensors | None, curvature: Tensors | None, damping: float | Tensor) -> Tensors | None:
+        """The buffers of `inverses`; None if they stay as they are.
+
+        Args:
+            made: What `inverted` has made; None if no new inverse is due.
+            curvature: The curvature, if it is new.
+            damping: As for `inverted`.
+        """
+        return made
 
     @abstractmethod
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
@@ -121,39 +133,38 @@ def _remade(block: nn.Module, _: Any) -> None:
     block.remake()
 
 
-class KroneckerBlock(Block):
-    """A layer's weight and bias: C = A ⊗ G, with factored damping (Martens and Grosse 2015).
+class LayerBlock(Block):
+    """A layer's weight and bias as one matrix, and averages of A and G.
 
     Args:
         layer: The layer.
         is_random: Whether its parameters have noise and prior.
-
-    Attributes:
-        is_costly: Whether its factors cost much beside a pass: those of convolutions and of wide layers.
     """
 
-    averages = ("inputs", "outputs")
-    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
-    inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
+    nonnegative_diagonals: ClassVar[tuple[str, ...]] = ("inputs", "outputs")
     inputs: Tensor
     outputs: Tensor
-    input_root: Tensor
-    output_root: Tensor
-    input_inverse: Tensor
-    output_inverse: Tensor
 
     def __init__(self, layer: KroneckerLayer, is_random: bool) -> None:
         super().__init__(layer.names, layer.keys, is_random)
         weight: Any = layer.layer.weight
         self.groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
         self.shape, self.has_bias = weight.shape, layer.bias is not None
+        # Those of convolutions and of wide layers.
         self.is_costly = weight.dim() > 2 or max(inputs, outputs) > _SMALL
         self._register("momentum", weight, outputs, inputs)
         for kind, size in (("input", inputs), ("output", outputs)):
             self._register(f"{kind}s", weight, size, size)
-            self._register(f"{kind}_root", weight, size, size)
-            self._register(f"{kind}_inverse", weight, size, size, persistent=False)
+            self._register_inverse(kind, weight, size)
+        self._register_whole(weight)
         self.register_buffer("measured", self.measure(self.current(self.inverses)), persistent=False)
+
+    @abstractmethod
+    def _register_inverse(self, kind: str, weight: Tensor, size: int) -> None:
+        """Make the buffers of one side, `kind`."""
+
+    def _register_whole(self, weight: Tensor) -> None:
+        """Make the buffers of both sides."""
 
     def _register(self, name: str, like: Tensor, rows: int, columns: int, *, persistent: bool = True) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -169,6 +180,27 @@ class KroneckerBlock(Block):
         """Weight and bias."""
         parts = from_matrix(matrix, self.shape, bias=self.has_bias)
         return {name: part for name, part in zip(self.names, parts, strict=False) if part is not None}
+
+
+class KroneckerBlock(LayerBlock):
+    """A layer's weight and bias: C = A ⊗ G, with factored damping (Martens and Grosse 2015).
+
+    Args:
+        layer: The layer.
+        is_random: Whether its parameters have noise and prior.
+    """
+
+    averages = ("inputs", "outputs")
+    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
+    inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
+    input_root: Tensor
+    output_root: Tensor
+    input_inverse: Tensor
+    output_inverse: Tensor
+
+    def _register_inverse(self, kind: str, weight: Tensor, size: int) -> None:
+        self._register(f"{kind}_root", weight, size, size)
+        self._register(f"{kind}_inverse", weight, size, size, persistent=False)
 
     @staticmethod
     def inverted(
@@ -287,7 +319,7 @@ class DiagonalBlock(Block):
 def inverted(
     blocks: Sequence[Block], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
 ) -> dict[Block, Tensors]:
-    """The buffers of `inverses` of blocks; those of a kind together.
+    """`Block.inverted` of blocks; those of a kind together.
 
     Args:
         blocks: The blocks.
@@ -295,11 +327,10 @@ def inverted(
         dampings: The damping of each.
     """
     found: dict[Block, Tensors] = {}
-    for kind in (KroneckerBlock, DiagonalBlock):
-        listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if isinstance(given[0], kind)]
-        if listed:
-            own, *rest = zip(*listed, strict=True)
-            found.update(zip(own, kind.inverted(own, *rest), strict=True))
+    for kind in dict.fromkeys(map(type, blocks)):
+        listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if type(given[0]) is kind]
+        own, *rest = zip(*listed, strict=True)
+        found.update(zip(own, kind.inverted(own, *rest), strict=True))
     return found
 
 
@@ -309,8 +340,9 @@ def make_blocks(
     random: Sequence[str],
     aliases: Mapping[str, tuple[str, ...]],
     diagonal: Sequence[str],
+    kind: type[LayerBlock] = KroneckerBlock,
 ) -> tuple[CurvaturePlan, list[Block]]:
-    """The plan that estimates curvatures, and the blocks: Kronecker ones of layers, diagonal ones of the rest.
+    """The plan that estimates curvatures, and the blocks: one of each layer with factors, diagonal ones of the rest.
 
     Args:
         model: The network.
@@ -318,10 +350,11 @@ def make_blocks(
         random: Those of them that are random.
         aliases: All names of each parameter.
         diagonal: Names or globs of parameters that get no factors.
+        kind: Blocks of layers with factors.
     """
     layers = kronecker_layers(model, names, random, aliases, diagonal)
     covered = {name for layer in layers for name in layer.names}
     others = parameters_at(model, [name for name in names if name not in covered])
-    blocks: list[Block] = [KroneckerBlock(layer, layer.weight in random) for layer in layers]
+    blocks: list[Block] = [kind(layer, layer.weight in random) for layer in layers]
     blocks += [DiagonalBlock(name, parameter, name in random) for name, parameter in others.items()]
     return CurvaturePlan(model, layers, [*others], aliases), blocks
