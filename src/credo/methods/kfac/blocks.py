@@ -5,6 +5,7 @@ Parameters of different blocks are independent; each block has its parameters as
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from credo.core.kronecker.factors import (
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
 from credo.core.network.substitute import parameters_at
+from credo.methods.kfac.measured import Measured, Parts
 
 Tensors = tuple[Tensor, ...]
 
@@ -50,8 +52,8 @@ class Block(nn.Module, ABC):
     is_costly = False
     """Whether its curvature costs much beside a pass."""
     momentum: Tensor
-    measured: Tensor
-    """`measure` of the present inverse; another tensor for each."""
+    measured: Measured
+    """Of the present inverse."""
 
     def __init__(self, names: tuple[str, ...], keys: tuple[str, ...], is_random: bool) -> None:
         super().__init__()
@@ -102,12 +104,12 @@ class Block(nn.Module, ABC):
         """The diagonal of L Lᵀ, in the matrix's shape."""
 
     @abstractmethod
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Some sums over the inverse, of which `trace_and_log_determinant` is made."""
+    def parts(self, inverse: Tensors) -> Parts:
+        """What trace and log determinant of L Lᵀ are made of."""
 
     @abstractmethod
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
-        """The trace of L Lᵀ, and log det L Lᵀ, from numbers that were read from a `measure`."""
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
+        """Both, from the sums of squares and of logarithms that `parts` asks for."""
 
     def is_found(self, found: Mapping[str, Tensor]) -> bool:
         """Whether the block's curvature is among gathered ones."""
@@ -125,7 +127,7 @@ class Block(nn.Module, ABC):
 
     def remake(self) -> None:
         """Make the buffers that are not saved."""
-        self.measured = self.measure(self.current(self.inverses))
+        self.measured = Measured({self: self.current(self.inverses)})
 
 
 def _remade(block: nn.Module, _: Any) -> None:
@@ -157,7 +159,6 @@ class LayerBlock(Block):
             self._register(f"{kind}s", weight, size, size)
             self._register_inverse(kind, weight, size)
         self._register_whole(weight)
-        self.register_buffer("measured", self.measure(self.current(self.inverses)), persistent=False)
 
     @abstractmethod
     def _register_inverse(self, kind: str, weight: Tensor, size: int) -> None:
@@ -232,17 +233,19 @@ class KroneckerBlock(LayerBlock):
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
         return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
 
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Traces of both inverses and half of their log determinants, [4, groups]."""
-        diagonals = [each.diagonal(dim1=-2, dim2=-1) for each in inverse]
-        each = [diagonals[2], diagonals[3], diagonals[0].log(), diagonals[1].log()]
-        return torch.stack([values.sum(-1, dtype=torch.float64) for values in each])
+    def parts(self, inverse: Tensors) -> Parts:
+        """Both roots, or of several groups one number, and the roots' diagonals."""
+        roots = inverse[:2]
+        diagonals = [root.diagonal(dim1=-2, dim2=-1).reshape(-1) for root in roots]
+        if self.groups == 1:
+            return Parts(roots, diagonals)
+        by_input, by_output = (root.square().sum((-2, -1), dtype=torch.float64) for root in roots)
+        return Parts([by_input.dot(by_output).sqrt()], diagonals)
 
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
         """tr G⁻¹ · tr A⁻¹ and inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
         _, outputs, inputs = self.momentum.shape
-        trace = sum(a * g for a, g in zip(measured[0], measured[1], strict=True))
-        return trace, 2 * (outputs * sum(measured[2]) + inputs * sum(measured[3]))
+        return math.prod(squares), 2 * (outputs * logs[0] + inputs * logs[1])
 
     def remake(self) -> None:
         """Inverses are not saved: their roots are."""
@@ -271,7 +274,6 @@ class DiagonalBlock(Block):
         for buffer in ("momentum", "curvature", "root"):
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             self.register_buffer(buffer, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
-        self.register_buffer("measured", self.measure((self.root,)), persistent=False)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor itself."""
@@ -306,14 +308,13 @@ class DiagonalBlock(Block):
         """1/(curvature + damping)."""
         return inverse[0].square()
 
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Σ 1/(curvature + damping) and −½·Σ log(curvature + damping)."""
-        each = inverse[0].square(), inverse[0].log()
-        return torch.stack([values.sum(dtype=torch.float64) for values in each])
+    def parts(self, inverse: Tensors) -> Parts:
+        """1/√(curvature + damping)."""
+        return Parts(inverse, sums=[inverse[0].log().sum(dtype=torch.float64)])
 
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
-        """Both sums."""
-        return measured[0], 2 * measured[1]
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
+        """Σ 1/(curvature + damping) and −Σ log(curvature + damping)."""
+        return squares[0], 2 * logs[0]
 
 
 def inverted(

@@ -11,6 +11,7 @@ from torch import Tensor
 from credo.core.kronecker.eigenbasis import carried_over, eigenbasis, into_basis, kronecker_variances, out_of_basis
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.methods.kfac.blocks import LayerBlock, Tensors
+from credo.methods.kfac.measured import Parts
 
 
 class EigenBlock(LayerBlock):
@@ -92,11 +93,10 @@ class EigenBlock(LayerBlock):
         inputs, outputs, _, root = inverse
         return out_of_basis(root.square(), inputs.square(), outputs.square())
 
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Σ 1/(S + damping) and −½·Σ log(S + damping)."""
-        each = inverse[3].square(), inverse[3].log()
-        return torch.stack([values.sum(dtype=torch.float64) for values in each])
+    def parts(self, inverse: Tensors) -> Parts:
+        """1/√(S + damping)."""
+        return Parts(inverse[3:], sums=[inverse[3].log().sum(dtype=torch.float64)])
 
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
-        """Both sums."""
-        return measured[0], 2 * measured[1]
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
+        """Σ 1/(S + damping) and −Σ log(S + damping)."""
+        return squares[0], 2 * logs[0]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from credo.core.deferred import Later, Number
+from credo.core.deferred import Number
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
 from credo.core.kronecker.hooks import CurvaturePlan
@@ -27,6 +27,7 @@ from credo.methods.kfac.blocks import Block, KroneckerBlock, Tensors, inverted, 
 from credo.methods.kfac.delayed import Delayed, of_state
 from credo.methods.kfac.eigen_block import EigenBlock
 from credo.methods.kfac.groups import DENSE_STEPS, RARE, KroneckerCurvature
+from credo.methods.kfac.measured import Measured, kl_to_prior
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_steps
 from credo.methods.natural.groups import Momentum, Warmup
@@ -42,14 +43,14 @@ class Update:
     Attributes:
         buffers: Buffers of the blocks, and what is written into them.
         moves: What is subtracted from the parameters, by name.
-        measured: `Block.measure` of new inverses.
+        measured: Traces and log determinants of new inverses.
         delayed: Inverses that a later step takes, and which are begun now.
         kl: KL(q ‖ p) in nats; of the first q, where there was none before.
     """
 
     buffers: list[tuple[Tensor, Tensor]]
     moves: dict[str, Tensor]
-    measured: dict[Block, Tensor]
+    measured: dict[Block, Measured]
     delayed: Callable[[], Delayed] | None = None
     kl: Number = 0.0
 
@@ -213,7 +214,7 @@ class KroneckerStepper(NaturalStepper, ABC):
             moves={
                 n: piece for block, move in zip(blocks, moves, strict=True) for n, piece in block.split(move).items()
             },
-            measured={block: block.measure(inverse) for block, inverse in inverses.items()},
+            measured=dict.fromkeys(inverses, Measured(inverses)) if inverses else {},
         )
         for block in blocks:
             new = dict(zip(block.averages, curvatures.get(block, ()), strict=False))
@@ -225,7 +226,13 @@ class KroneckerStepper(NaturalStepper, ABC):
         if self.noisy:
             if not self.has_curvature:
                 offsets = {name: offset - update.moves[name] for name, offset in offsets.items()}
-            kl = self._kl(offsets, precision, {} if self.has_curvature else inverses)
+            now = {} if self.has_curvature else inverses
+            each = {
+                b: (now[b], update.measured[b]) if b in now else (b.current(b.inverses), b.measured)
+                for b in blocks
+                if b.is_random
+            }
+            kl = kl_to_prior(each, offsets, precision, self.variance_scale, self.vector.random_layout)
             update.kl = kl if self._checks.is_open else float(kl)
         return partial(self._write, means, update)
 
@@ -325,9 +332,9 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         rates = self._by_block(self.rates)
         moves = torch._foreach_mul(steps, rates)
-        pairs = zip(moves, torch._foreach_mul(momenta, rates), strict=True)
+        given = moves, torch._foreach_mul(momenta, rates)
         # Of large steps only a double holds the square.
-        form = torch.stack([torch.dot(a.reshape(-1).double(), b.reshape(-1).double()) for a, b in pairs]).sum()
+        form = torch.dot(*(torch.cat([each.reshape(-1) for each in one]).double() for one in given))
         if not self._checks.is_open and not math.isfinite(float(form)):
             check_steps(self.blocks, steps, self.steps)
         factor: float | Tensor = self.lr_scale
@@ -337,32 +344,6 @@ class KroneckerStepper(NaturalStepper, ABC):
             )
         torch._foreach_mul_(moves, factor)
         return list(moves)
-
-    def _kl(self, offsets: Mapping[str, Tensor], precision: float | Tensor, inverses: Mapping[Block, Tensors]) -> Later:
-        """KL(q ‖ p) in nats, q with these offsets from the prior's mean, and with these inverses or else its own."""
-        scale, layout = self.variance_scale, self.vector.random_layout
-        random = [block for block in self.blocks if block.is_random]
-        measured = [block.measure(inverses[block]) if block in inverses else block.measured for block in random]
-        if isinstance(precision, Tensor):
-            now = {block: inverses.get(block) or block.current(block.inverses) for block in random}
-            variances = layout.flatten({n: v for b, i in now.items() for n, v in b.split(b.variance(i)).items()})
-            whole = layout.flatten(offsets)
-            quadratic = (precision * (scale * variances + whole.square())).double().sum()
-            logs = precision.double().log().sum()
-        else:
-            norms = torch._foreach_norm([*offsets.values()])
-
-        def read() -> float:
-            pairs = [b.trace_and_log_determinant(m.tolist()) for b, m in zip(random, measured, strict=True)]
-            trace, log_determinant = (math.fsum(each) for each in zip(*pairs, strict=True))
-            if isinstance(precision, Tensor):
-                squares, log_precision = quadratic.item(), logs.item()
-            else:
-                squares = precision * (scale * trace + sum(norm * norm for norm in torch.stack(norms).tolist()))
-                log_precision = layout.size * math.log(precision)
-            return 0.5 * (squares - log_precision - layout.size * (1 + math.log(scale)) - log_determinant)
-
-        return Later(read)
 
     def _write(self, means: Mapping[str, nn.Parameter], update: Update) -> Number:
         torch._foreach_copy_([old for old, _ in update.buffers], [new for _, new in update.buffers])
