@@ -91,7 +91,7 @@ BUILDS: dict[str, Build] = {
     "kfac": of(KFAC, conv, lr=0.02, curvature={"inverse_every": 2}),
     "noisy-kfac": of(NoisyKFAC, lr=0.02, curvature={"inverse_every": 2, "factor_every": 2}),
     "noisy-kfac sampled": of(NoisyKFAC, lr=0.02, curvature={"fisher": "sampled", "inverse_every": 2}),
-    "ekfac": of(KFAC, conv, lr=0.02, curvature={"eigenbasis": True, "inverse_every": 2, "inverse_delay": 1}),
+    "ekfac": of(NoisyKFAC, lr=0.02, curvature={"eigenbasis": True, "inverse_every": 2, "inverse_delay": 1}),
     "ensemble": ensemble(BBB, 2, lr=0.02, init=0.1),
     "ensemble of three": ensemble(MAP, 3, lr=0.02),
 }

@@ -52,7 +52,8 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # no convergence, of badly scaled matrices in single precision
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # No convergence, of badly scaled matrices in single precision.
         values, vectors = (each.to(matrix.dtype) for each in torch.linalg.eigh(matrix.double()))
     return values, vectors
 

@@ -328,7 +328,8 @@ def inverted(
         dampings: The damping of each.
     """
     found: dict[Block, Tensors] = {}
-    for kind in dict.fromkeys(map(type, blocks)):
+    kinds: list[type[Block]] = list(dict.fromkeys(type(block) for block in blocks))
+    for kind in kinds:
         listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if type(given[0]) is kind]
         own, *rest = zip(*listed, strict=True)
         found.update(zip(own, kind.inverted(own, *rest), strict=True))

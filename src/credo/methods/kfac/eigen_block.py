@@ -59,7 +59,7 @@ class EigenBlock(LayerBlock):
             curvatures: A, G and S of each.
             dampings: Not needed yet.
         """
-        made = []
+        made: list[Tensors] = []
         for inputs, outputs, _ in curvatures:
             (by_input, input_basis), (by_output, output_basis) = eigenbasis(inputs), eigenbasis(outputs)
             made.append((input_basis, output_basis, kronecker_variances(by_input, by_output)))
@@ -72,7 +72,7 @@ class EigenBlock(LayerBlock):
         inputs, outputs = self.basis
         variances = self.variances if curvature is None else curvature[2]
         if made is not None:
-            carried = carried_over(variances, self.basis, made[:2])
+            carried = carried_over(variances, self.basis, (made[0], made[1]))
             # S without eigenvectors is zero; with them, that of a layer without gradients is, too.
             variances = torch.where(variances.any(), carried, made[2])
             inputs, outputs = made[:2]
