@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import credo
-from benchmarks.report import Run, parser_for, progress, say, table
+from benchmarks.report import Run, parser_for, progress, table
 from credo import METHODS, Posterior
-from credo.core.support.files import write_json
-from credo.data import Batches, Split, load_dataset
+from credo.data import Batches, Split, as_float, load_dataset
 from credo.models import build_model
 
 _EPILOG = """\
@@ -60,19 +57,22 @@ class Case:
 
 
 CASES = {
-    "lenet5": Case("lenet5", "fashion-mnist", 5000, 5, 1000, 500),
-    "resnet8": Case("resnet8", "cifar10", 2000, 3, 300, 300),
+    "lenet5": Case("lenet5", "fashion-mnist", 5000, 4, 500, 400),
+    "resnet8": Case("resnet8", "cifar10", 1000, 3, 200, 200),
 }
 
 
 def trained(case: Case, method: str) -> tuple[Posterior, Split]:
     """A posterior trained with the defaults of `credo.fit`, and the images to predict."""
     data = load_dataset(case.data)
-    train = Split(data.train.x[: case.rows], data.train.y[: case.rows])
+    train, test = (
+        Split(as_float(part.x[:count]), part.y[:count])
+        for part, count in ((data.train, case.rows), (data.test, case.test))
+    )
     net: nn.Module = build_model(case.model, inputs=data.input_shape, classes=data.classes, seed=0)
     posterior: Posterior = METHODS[method](net, data_size=case.rows)  # type: ignore[call-arg]
     credo.fit(posterior, Batches(train, batch_size=64), epochs=case.epochs, schedule="cosine", progress=False)
-    return posterior.eval(), Split(data.test.x[: case.test], data.test.y[: case.test])
+    return posterior.eval(), test
 
 
 def measure(case: Case, method: str) -> dict[str, Any]:
@@ -141,17 +141,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     todo = [(f"{name}, {method}", case, method) for name, case in cases.items() for method in METHOD_NAMES]
     todo = todo[:2] if options.quick else todo
     run = Run("adaptive_draws", {"quick": options.quick, "draws": DRAWS, "tolerances": list(TOLERANCES)}, 1)
-    numbers: dict[str, Any] = {}
-    if options.json is not None and options.json.exists():
-        record = json.loads(Path(options.json).read_text(encoding="utf-8"))
-        numbers = record["numbers"] if record["config"] == run.config else {}
-        say(f"{len(numbers)} of {len(todo)} are in {options.json}")
+    numbers = run.resumed(options.json)
     with progress(f"{len(todo)} posteriors", len(todo)) as advance:
         for name, case, method in todo:
             if name not in numbers:
                 numbers[name] = measure(case, method)
-                if options.json is not None:
-                    write_json(options.json, run.record(numbers) | {"tables": {"passes": result_table(numbers)}})
+                run.keep(numbers, options.json, {"passes": result_table(numbers)})
             advance()
     made = result_table(numbers)
     print(table("Passes", made["columns"][1:], {f"{i}. {row[0]}": row[1:] for i, row in enumerate(made["rows"])}))
