@@ -189,17 +189,10 @@ def test_step_cost_goes_on_from_its_record_and_keeps_tables_for_pages(tmp_path, 
 def test_kfac_is_timed_over_whole_periods_after_its_first_steps():
     seen = []
     for name, period in methods.PERIODS.items():
-        made = []
-
-        def posterior_of(_, net, name=name, made=made):
-            made.append(original(name, net))
-            return made[-1]
-
+        posterior = methods.posterior_of(name, nn.Linear(3, 10))
         with pytest.MonkeyPatch.context() as patch:
-            original = methods.posterior_of
-            patch.setattr(methods, "posterior_of", posterior_of)
+            patch.setattr(methods, "posterior_of", lambda *_, made=posterior: made)
             step = methods.method_step(name)(nn.Linear(3, 10))
-        (posterior,) = made
         before = inverse_of(posterior)
         new = []
         for index in range(3 + 2 * period):  # three to warm up
