@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every cost that docs/benchmarks.md takes from a machine that does nothing else, in about twenty minutes of two cores.
+# Every cost that docs/benchmarks.md takes from a machine that does nothing else, in fifteen to twenty minutes of two cores.
 # Each record is written as it grows; started again, the script goes on where it was stopped.
 #
 #   sh benchmarks/quiet.sh                                  # into results/benchmarks, then the pages
@@ -32,17 +32,17 @@ part() {
     "$python" -m "$@"
 }
 
-# 9 minutes: four rounds of steps on eight networks.
-part benchmarks.step_cost $quick --nets "$nets" --methods "$methods" --peers ivon-opt --rounds 4 --no-memory \
+# 7 minutes: steps of eight networks.
+part benchmarks.step_cost $quick --nets "$nets" --methods "$methods" --peers ivon-opt --rounds 6 --no-memory \
     --json "$out/steps.json"
 # 1 minute: the same without compiled kernels.
 CREDO_KERNELS=0 part benchmarks.step_cost $quick --nets "$small_nets" --methods map,bbb,vogn,ivon --peers none \
     --rounds 8 --no-memory --json "$out/steps_without_kernels.json"
-# 4 minutes: predictions.
+# 2 minutes: predictions.
 part benchmarks.predict_cost $quick --cases "$cases" --peers none --rounds 4 --json "$out/predictions.json"
 # 4 minutes: processor time against width and batch.
 part benchmarks.cost_size $quick --rounds 2 --json "$out/cost_size.json" --picture "$pictures/cost_and_size.png"
-# 3 minutes, which do not need a quiet machine: bytes are counted.
+# 4 minutes, which do not need a quiet machine: bytes are counted.
 part benchmarks.step_cost $quick --nets "$nets" --methods "$methods" --peers ivon-opt --memory-only \
     --json "$out/memory.json"
 if [ "${SMALL:-0}" != 1 ]; then
