@@ -46,6 +46,7 @@ class Case:
         epochs: Passes over them.
         test: Images to predict.
         reference: Draws of the average that errors are measured from.
+        methods: Methods that it is trained by.
     """
 
     model: str
@@ -54,11 +55,12 @@ class Case:
     epochs: int
     test: int
     reference: int
+    methods: tuple[str, ...] = METHOD_NAMES
 
 
 CASES = {
     "lenet5": Case("lenet5", "fashion-mnist", 5000, 4, 500, 400),
-    "resnet8": Case("resnet8", "cifar10", 1000, 3, 200, 200),
+    "resnet20": Case("resnet20", "cifar10", 1000, 2, 60, 150, ("bbb", "ivon")),
 }
 
 
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cases = CASES
     if options.quick:
         cases = {"convnet": Case("convnet", "digits", 100, 1, 20, 20)}
-    todo = [(f"{name}, {method}", case, method) for name, case in cases.items() for method in METHOD_NAMES]
+    todo = [(f"{name}, {method}", case, method) for name, case in cases.items() for method in case.methods]
     todo = todo[:2] if options.quick else todo
     run = Run("adaptive_draws", {"quick": options.quick, "draws": DRAWS, "tolerances": list(TOLERANCES)}, 1)
     numbers = run.resumed(options.json)
