@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,9 @@ from torch import nn
 
 from benchmarks.methods import ADAM, method_step, reference_step
 from benchmarks.networks import CLASSES, random_batches
-from benchmarks.report import Run, milliseconds, parser_for, progress, say, table
+from benchmarks.report import Run, as_result, milliseconds, parser_for, progress, table
 from benchmarks.step_cost import warmed_up
 from benchmarks.timing import interleave, repeated
-from credo.core.support.files import write_json
 from reproductions.quiet import timing
 
 _EPILOG = """\
@@ -37,6 +35,8 @@ WIDTHS, BATCHES = (1, 2, 4, 8, 16), (8, 16, 32, 64, 128, 256, 512)
 WIDTH, BATCH = 4, 64
 # It makes new inverses in each of the first ten steps, and in every tenth after that.
 _PERIODIC, _PERIOD = "noisy-kfac", 10
+PICTURE = "images/cost_and_size.png"
+"""Where pages have it."""
 _SECONDS = 0.05
 _ROUNDS = 5
 _FITTED = 3
@@ -118,17 +118,30 @@ def curves(numbers: Mapping[str, Any]) -> dict[tuple[str, str], tuple[list[int],
 
 def tables(numbers: Mapping[str, Any]) -> str:
     """A table for each curve."""
-    parts = []
+    made = _cells(numbers).items()
+    return "\n".join(table(title, columns, rows) for title, (columns, rows) in made)
+
+
+def result_tables(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as pages take them from the record: by kind of size and network."""
+    made = _cells(numbers)
+    names = [f"{kind}-{net}" for kind, net in curves(numbers)]
+    notes = [[] for _ in names[1:]] + [[f"![Processor time of a step against width and batch]({PICTURE})"]]
+    return {n: as_result(*one, note) for n, one, note in zip(names, made.values(), notes, strict=False)}
+
+
+def _cells(numbers: Mapping[str, Any]) -> dict[str, tuple[list[str], dict[str, list[str]]]]:
+    found = {}
     for (kind, net), (size, times) in curves(numbers).items():
         fixed = f"batch {BATCH}" if kind == "width" else f"width × {WIDTH}"
         rows = {}
         for name, values in times.items():
             ratios = [f"{value / base:.2f}" for value, base in zip(values, times[ADAM], strict=True)]
             cells = [milliseconds(value) for value in values] if name == ADAM else ratios
-            rows[name] = [*cells, f"{slope(size, values):.2f}"]
+            rows[name] = [*cells, f"{slope(size, values):.2f}" if len(values) > 1 else "–"]
         sign = "× " if kind == "width" else ""
-        parts.append(table(f"{net}, {fixed}", [*(f"{sign}{each}" for each in size), "slope"], rows))
-    return "\n".join(parts)
+        found[f"{net}, {fixed}"] = [*(f"{sign}{each}" for each in size), "slope"], rows
+    return found
 
 
 def picture(numbers: Mapping[str, Any], path: Path) -> None:
@@ -162,35 +175,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rounds = options.rounds or (1 if options.quick else _ROUNDS)
     run = Run("cost_size", {"rounds": rounds, "quick": options.quick}, 1)
-    numbers = _resumed(options.json, run)
+    numbers = run.resumed(options.json)
     todo = [size for size in sizes() if _key(*size) not in numbers]
     if options.quick:
         todo = [size for size in todo if size[1] == "mlp" and (size[2] <= 2 or size[3] <= 2 * BATCHES[0])]
     with timing(quick=options.quick), progress(f"{len(todo)} sizes", len(todo)) as advance:
         for size in todo:
             numbers[_key(*size)] = measure(*size[1:], rounds=rounds, period=1 if options.quick else _PERIOD)
-            if options.json is not None:
-                write_json(options.json, run.record(numbers))
+            run.keep(numbers, options.json, result_tables(numbers))
             advance()
     print(tables(numbers))
     if options.picture is not None:
         picture(numbers, options.picture)
-    run.finish(numbers, options.json)
+    run.finish(numbers, options.json, tables=result_tables(numbers))
 
 
 def _key(kind: str, net: str, width: int, batch: int) -> str:
     return f"{kind} {net} × {width}, batch {batch}"
-
-
-def _resumed(path: Path | None, run: Run) -> dict[str, Any]:
-    """Numbers of a record with the same settings on the same processor; none of another."""
-    if path is None or not path.exists():
-        return {}
-    record, now = json.loads(path.read_text(encoding="utf-8")), run.record({})
-    if any(record[key] != now[key] for key in ("config", "processor", "threads", "kernels")):
-        say(f"{path} has other settings or another processor: beginning anew")
-        return {}
-    return dict(record["numbers"])
 
 
 if __name__ == "__main__":

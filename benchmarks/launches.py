@@ -10,6 +10,7 @@ import argparse
 import collections
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import credo
-from benchmarks.report import table
+from benchmarks.report import Run, as_result, table
 
 METHODS = ("MAP", "BBB", "IVON", "VOGN", "OGN", "NodeBNN", "NoisyKFAC")
 # Steps before the one that is counted. By then K-FAC makes new inverses in every tenth step only, as in step 20.
 STEADY, INVERTING = 12, 20
+_COLUMNS = ("operators", "of Adam's", "reads that wait")
 _VIEWS = {
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "slice", "split", "split_with_sizes",
     "select", "detach", "alias", "as_strided", "unsqueeze", "squeeze", "unfold", "unbind", "empty", "empty_like",
@@ -99,19 +101,24 @@ def step_of(method: str, **options: Any) -> Callable[[], object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Count, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__)
-    parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write numbers and versions to a file")
+    options = parser.parse_args(arguments)
+    run = Run("launches", {}, None)
     os.environ.update(CREDO_KERNELS="0", CREDO_CHECKS="deferred")
     found = {name: counted(step_of(name)) for name in ("Adam", *METHODS)}
     found["NoisyKFAC, no new factors"] = counted(step_of("NoisyKFAC", curvature={"factor_every": 5}))
     found["NoisyKFAC, new inverses"] = counted(step_of("NoisyKFAC"), INVERTING)
+    found["NoisyKFAC, EKFAC"] = counted(step_of("NoisyKFAC", curvature={"eigenbasis": True}))
     base = found["Adam"].computing
     rows = {
         name: [f"{count.computing}", f"{count.computing / base:.2f}", f"{count.waiting}"]
         for name, count in found.items()
     }
-    print(table("A step of LeNet-5", ["operators", "of Adam's", "reads that wait"], rows))
+    print(table("A step of LeNet-5", _COLUMNS, rows))
+    numbers = {name: {"computing": count.computing, "waiting": count.waiting} for name, count in found.items()}
+    run.finish(numbers, options.json, tables={"operators": as_result(_COLUMNS, rows)})
 
 
 if __name__ == "__main__":

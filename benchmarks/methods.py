@@ -27,6 +27,8 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bbb-mixture": ("bbb", {"prior": ScaleMixture()}),
     "bbb-lrt": ("bbb", {"noise": "lrt"}),
     "bbb-flipout": ("bbb", {"noise": "flipout"}),
+    "noisy-kfac-sparse": ("noisy-kfac", {"curvature": {"factor_every": 10, "inverse_every": 20}}),
+    "noisy-ekfac": ("noisy-kfac", {"curvature": {"eigenbasis": True}}),
     "bbb-adversarial": ("bbb", {"noise": "adversarial"}),  # five ascents
     **{
         f"ibnn-{count}": (
@@ -36,6 +38,8 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         for count in (4, 32)
     },
 }
+# Steps between new inverses: a block of so many has one of every kind of step.
+PERIODS = {"kfac": 10, "noisy-kfac": 10, "noisy-ekfac": 10, "noisy-kfac-sparse": 20}
 _NOT_ONE_NETWORK = {"ensemble"}  # costs its members' steps
 
 
@@ -57,9 +61,25 @@ def step_of(posterior: Posterior) -> Step:
     return lambda x, y: posterior.step(lambda network: F.cross_entropy(network(x), y))
 
 
-def method_step(name: str) -> BuildStep:
-    """The step of that method."""
-    return lambda net: step_of(posterior_of(name, net))
+def method_step(name: str, *, largest: bool = False) -> BuildStep:
+    """The step of that method; K-FAC's as later in a training, after the first ones, which make an inverse each.
+
+    Args:
+        name: The method.
+        largest: Only steps of K-FAC with new factors and new inverses, which need most memory.
+    """
+
+    def build(net: nn.Module) -> Step:
+        posterior = posterior_of(name, net)
+        step = step_of(posterior)
+
+        def later(x: Tensor, y: Tensor) -> None:
+            step(x, y)
+            posterior.steps = 2 * PERIODS[name] if largest else max(posterior.steps, PERIODS[name] + 1)
+
+        return later if name in PERIODS else step
+
+    return build
 
 
 def descent_step(

@@ -15,7 +15,7 @@ from benchmarks.latency import CASE as ONE_INPUT
 from benchmarks.latency import latency_table, measure_latency, shown
 from benchmarks.networks import CLASSES, DATA_SIZE, random_inputs
 from benchmarks.peers import PEERS
-from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, say, table
+from benchmarks.report import MISSING, Run, as_result, milliseconds, names_of, parser_for, progress, say, table
 from benchmarks.timing import Work, interleave, ratio
 from benchmarks.trained import compare, digits, quality, train_on
 from credo import BBB, predict
@@ -53,6 +53,7 @@ Run it on a machine that does nothing else; see docs/benchmarks.md.
 REFERENCE = "S forward passes"
 FULL = "bbb auto"
 ADAPTIVE = "bbb adaptive"
+_QUALITY = ("accuracy", "NLL", "draws", "time")
 _ROUNDS = 10
 
 
@@ -128,8 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with timing(quick=options.quick):
         rounds = options.rounds or (2 if options.quick else 30)
         latency = measure_latency(rounds) if ONE_INPUT in names else {}
-        numbers = {name: measure(name, case, options.peers, effort) for name, case in cases.items()}
+        numbers = {}
+        for name, case in cases.items():
+            numbers[name] = measure(name, case, options.peers, effort)
+            run.keep(numbers, options.json, result_tables(numbers))
     made = {"latency": latency_table(latency)} if latency else {}
+    made |= result_tables(numbers) if numbers else {}
     if latency:
         print(shown(made["latency"]))
     if numbers:
@@ -217,27 +222,52 @@ def _forward_passes(net: nn.Module, x: Tensor, count: int) -> Work:
     return work
 
 
+def result_tables(numbers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Time and quality as pages take them from a record."""
+    time = as_result(list(numbers), _times(numbers), _gaps(numbers))
+    judged = _judged(numbers)
+    return {"time": time} | ({"quality": as_result(_QUALITY, judged)} if judged else {})
+
+
 def tables(numbers: dict[str, dict[str, Any]]) -> str:
     """Both tables, with the reasons for gaps under the first."""
-    names = list(dict.fromkeys(row for case in numbers.values() for row in case["time"]))
+    title = "Prediction relative to S forward passes: median (10–90 %)"
+    parts = [table(title, list(numbers), _times(numbers))]
+    if gaps := _gaps(numbers):
+        parts.append("\n".join(gaps) + "\n")
+    if judged := _judged(numbers):
+        parts.append(table("Adaptive against full", _QUALITY, judged))
+    return "\n".join(parts)
+
+
+def _times(numbers: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    names = [row for row in dict.fromkeys(row for case in numbers.values() for row in case["time"]) if _is_known(row)]
     names.sort(key=lambda row: (row != REFERENCE, row in PEERS))
-    time = {row: [_time_cell(row, case["time"].get(row)) for case in numbers.values()] for row in names}
-    parts = [table("Prediction relative to S forward passes: median (10–90 %)", list(numbers), time)]
+    return {row: [_time_cell(row, case["time"].get(row)) for case in numbers.values()] for row in names}
+
+
+def _is_known(row: str) -> bool:
+    """Whether a row is not of a strategy that was removed."""
+    return not row.startswith("bbb ") or row in (ADAPTIVE, *(f"bbb {name}" for name in STRATEGIES))
+
+
+def _gaps(numbers: dict[str, dict[str, Any]]) -> list[str]:
+    """Why rows have gaps."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for name, case in numbers.items():
         for row, entry in case["time"].items():
-            if entry.get("missing", MISSING) != MISSING:
+            if entry.get("missing", MISSING) != MISSING and _is_known(row):
                 gaps.setdefault((row, entry["missing"]), []).append(name)
+    return [f"{row} ({', '.join(where)}): {why}" for (row, why), where in gaps.items()]
+
+
+def _judged(numbers: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     judged: dict[str, list[str]] = {}
     for name, case in numbers.items():
         if "quality" in case:
             judged |= {f"{name}, {row}": _quality_cells(case, row) for row in (FULL, ADAPTIVE)}
             judged[f"{name}, difference"] = _difference_cells(case["quality"]["difference"])
-    if gaps:
-        parts.append("\n".join(f"{row} ({', '.join(where)}): {why}" for (row, why), where in gaps.items()) + "\n")
-    if judged:
-        parts.append(table("Adaptive against full", ["accuracy", "NLL", "draws", "time"], judged))
-    return "\n".join(parts)
+    return judged
 
 
 def _time_cell(row: str, entry: dict[str, Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -101,6 +102,21 @@ class Run:
             "seconds": time.perf_counter() - self.started,
         }
 
+    def resumed(self, path: Path | None) -> dict[str, Any]:
+        """Numbers of a record with the same settings on the same processor; none of another."""
+        if path is None or not path.exists():
+            return {}
+        record, now = json.loads(path.read_text(encoding="utf-8")), self.record({})
+        if any(record.get(key) != now[key] for key in ("config", "processor", "threads", "kernels")):
+            say(f"{path} has other settings or another processor: beginning anew")
+            return {}
+        return dict(record["numbers"])
+
+    def keep(self, numbers: Mapping[str, Any], path: Path | None, tables: Mapping[str, Any]) -> None:
+        """Write what there is so far, if a path was given."""
+        if path is not None:
+            write_json(path, {**self.record(numbers), "tables": tables})
+
     def finish(self, numbers: Mapping[str, Any], path: Path | None, *, tables: Mapping[str, Any] | None = None) -> None:
         """Say how long it took and write the record, if a path was given, with the `tables` that pages take from it."""
         record = {**self.record(numbers), **({"tables": tables} if tables else {})}
@@ -122,6 +138,32 @@ def processor() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor()
+
+
+def as_result(columns: Sequence[str], rows: Mapping[str, Sequence[str]], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """A table as pages take it from a record.
+
+    Args:
+        columns: Heads of all columns but the first.
+        rows: Cells by the row's name.
+        notes: Lines below it.
+    """
+    return {"columns": ["", *columns], "rows": [[name, *row] for name, row in rows.items()], "notes": list(notes)}
+
+
+def write_tables(path: Path, make: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Put tables into a record again, if there is one.
+
+    Args:
+        path: The record.
+        make: Makes its tables.
+    """
+    if not path.exists():
+        return
+    record = json.loads(path.read_text(encoding="utf-8"))
+    tables = make(record)
+    if record.get("tables") != tables:
+        write_json(path, {**record, "tables": tables})
 
 
 def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:

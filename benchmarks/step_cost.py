@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
-from benchmarks.methods import ADAM, REFERENCES, BuildStep, Step, method_names, method_step, reference_step
+from benchmarks.methods import ADAM, PERIODS, REFERENCES, BuildStep, Step, method_names, method_step, reference_step
 from benchmarks.networks import NETS, Net, random_batches
 from benchmarks.peers import PEERS
-from benchmarks.report import MISSING, Run, milliseconds, names_of, parser_for, progress, table
+from benchmarks.report import MISSING, Run, as_result, milliseconds, names_of, parser_for, progress, table
 from benchmarks.timing import Work, block_length, interleave, ratio, repeated
 from credo import UnsupportedModelError
 from reproductions.quiet import timing
@@ -26,16 +26,21 @@ Reading the table
   Each cell is time per step (forward, backward, update) divided by that of torch.optim.Adam with defaults in the same
   round: the median over rounds, then the range of the middle 80 %. "Adam again" is a second copy of the reference:
   what it differs from 1 is noise. "Adam, fused" is Adam with fused=True, which Credo's methods with Adam use.
+  K-FAC is timed over whole periods of steps, as after the first ones: one step in ten (sparse: twenty) makes inverses.
+  The record is written after each network, and a run that was stopped goes on from it.
 
 Examples
   python -m benchmarks.step_cost --methods map,bbb --nets mlp,lenet5,alexnet,resnet20
   python -m benchmarks.step_cost --peers none --nets mlp --rounds 50
   python -m benchmarks.step_cost --nets transformer,lstm,vit,mlp1200 --peers ivon-opt
   python -m benchmarks.step_cost --json results/step_cost.json       all methods, all peers, four networks
+  python -m benchmarks.step_cost --memory-only --json results/benchmarks/memory.json
   python -m benchmarks.step_cost --quick                             does everything run?
 
 Run it on a machine that does nothing else; see docs/benchmarks.md.
 """
+Numbers = dict[str, dict[str, dict[str, Any]]]
+"""By network and contender."""
 _DEFAULT_NETS = ("mlp", "lenet5", "alexnet", "resnet20")
 _BATCHES = 16
 _WARMUP = 3
@@ -52,6 +57,7 @@ class Effort:
     rounds: int
     most_steps: int
     memory: bool
+    time: bool = True
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -70,7 +76,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAMES",
         help=f"networks: {', '.join(NETS)}; {', '.join(_DEFAULT_NETS)} by default, mlp alone with --quick",
     )
-    parser.add_argument("--no-memory", action="store_true", help="leave out the table of peak memory")
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument("--no-memory", action="store_true", help="leave out the table of peak memory")
+    memory.add_argument("--memory-only", action="store_true", help="count memory alone, on any machine: bytes repeat")
     return parser.parse_args(argv)
 
 
@@ -82,16 +90,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=options.rounds or (3 if options.quick else _ROUNDS),
         most_steps=2 if options.quick else _MOST_STEPS,
         memory=not options.no_memory,
+        time=not options.memory_only,
     )
     config = {"nets": nets, "methods": options.methods, "peers": options.peers, "quick": options.quick}
     config |= asdict(effort)
     run = Run("step_cost", config, options.threads)
+    numbers = run.resumed(options.json)
     builders = {name: reference_step(name) for name in (ADAM, *REFERENCES)}
     builders |= {name: method_step(name) for name in options.methods}
-    with timing(quick=options.quick):
-        numbers = {name: measure(name, NETS[name], builders, options.peers, effort) for name in nets}
+    with timing(quick=options.quick or options.memory_only):
+        for name in nets:
+            if name not in numbers:
+                numbers[name] = measure(name, NETS[name], builders, options.peers, effort)
+                run.keep(numbers, options.json, result_tables(numbers))
     print(tables(numbers))
-    run.finish(numbers, options.json)
+    run.finish(numbers, options.json, tables=result_tables(numbers))
 
 
 def measure(
@@ -112,19 +125,31 @@ def measure(
             if row not in PEERS:
                 raise
             rows[row] = {"missing": f"fails: {error}"}
+    rows |= timed(name, work, effort) if effort.time else {row: {} for row in work}
+    runs = {row: method_step(row, largest=True) if row in PERIODS else builders[row] for row in work}
+    del work
+    if effort.memory:
+        add_memory(name, net, runs, batches, rows)
+    return {row: rows[row] for row in (*builders, *rows) if row in rows}
+
+
+def timed(name: str, work: dict[str, Work], effort: Effort) -> dict[str, dict[str, Any]]:
+    """Time of a step of each contender; those with steps of several kinds make a whole period of them a round."""
     steps = block_length(work[ADAM], seconds=_BLOCK_SECONDS, most=effort.most_steps)
-    blocks = {row: repeated(step, steps) for row, step in work.items()}
+    periods = {row: 1 if effort.most_steps < max(PERIODS.values()) else PERIODS.get(row, 1) for row in work}
+    counts = {row: max(1, round(steps / period)) * period for row, period in periods.items()}
+    blocks = {row: repeated(step, counts[row]) for row, step in work.items()}
     title = f"{name}: {len(blocks)} contenders, {steps} steps a block"
     with progress(title, effort.rounds) as advance:
-        seconds = interleave(blocks, rounds=effort.rounds, on_round=advance)
-    for row, taken in seconds.items():
-        rows[row] = asdict(ratio(taken, seconds[ADAM])) | {"milliseconds": 1000 * median(taken) / steps}
+        found = interleave(blocks, rounds=effort.rounds, on_round=advance)
+    seconds = {row: [one / counts[row] for one in taken] for row, taken in found.items()}
+    rows = {
+        row: asdict(ratio(taken, seconds[ADAM])) | {"milliseconds": 1000 * median(taken)}
+        for row, taken in seconds.items()
+    }
     if {ATTACKED, PLAIN} <= set(seconds):
         rows[ATTACKED]["beside_bbb"] = asdict(ratio(seconds[ATTACKED], seconds[PLAIN]))
-    del work, blocks
-    if effort.memory:
-        add_memory(name, net, {row: builders[row] for row in seconds}, batches, rows)
-    return {row: rows[row] for row in (*builders, *rows) if row in rows}
+    return rows
 
 
 def warmed_up(step: Step, batches: Sequence[tuple[Tensor, Tensor]]) -> Work:
@@ -160,16 +185,32 @@ def _on_first(build: BuildStep, net: Net, batches: Sequence[tuple[Tensor, Tensor
     return lambda: step(*batches[0])
 
 
-def tables(numbers: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Both tables, one column a network."""
-    names = list(dict.fromkeys(row for rows in numbers.values() for row in rows))
-    reasons = dict.fromkeys(
+def by_contender(numbers: Numbers, of: Callable[[str, dict[str, Any]], str]) -> dict[str, list[str]]:
+    """A row for each contender, one column a network; nothing if no network has the number that is wanted."""
+    names = dict.fromkeys(row for rows in numbers.values() for row in rows)
+    found = {row: [of(row, rows[row]) if row in rows else "–" for rows in numbers.values()] for row in names}
+    return found if any(cell != "–" for row in found.values() for cell in row) else {}
+
+
+def result_tables(numbers: Numbers) -> dict[str, Any]:
+    """Time and memory as pages take them from a record."""
+    made = {"time": by_contender(numbers, _time_cell), "memory": by_contender(numbers, _memory_cell)}
+    notes = list(_reasons(numbers))
+    return {name: as_result(list(numbers), rows, notes) for name, rows in made.items() if rows}
+
+
+def _reasons(numbers: Numbers) -> dict[str, None]:
+    return dict.fromkeys(
         f"{row}: {rows[row]['missing']}" for rows in numbers.values() for row in rows if "missing" in rows[row]
     )
-    time = {row: [_time_cell(row, rows[row]) for rows in numbers.values()] for row in names}
-    parts = [table("Training step relative to torch.optim.Adam: median (10–90 %)", list(numbers), time)]
-    if any("memory" in entry for rows in numbers.values() for entry in rows.values()):
-        memory = {row: [_memory_cell(row, rows[row]) for rows in numbers.values()] for row in names}
+
+
+def tables(numbers: Numbers) -> str:
+    """Both tables, one column a network."""
+    parts = []
+    if time := by_contender(numbers, _time_cell):
+        parts.append(table("Training step relative to torch.optim.Adam: median (10–90 %)", list(numbers), time))
+    if memory := by_contender(numbers, _memory_cell):
         parts.append(table("Peak memory of a step relative to Adam's", list(numbers), memory))
     beside = {
         net: rows[ATTACKED]["beside_bbb"] for net, rows in numbers.items() if "beside_bbb" in rows.get(ATTACKED, {})
@@ -180,12 +221,14 @@ def tables(numbers: dict[str, dict[str, dict[str, Any]]]) -> str:
             f"{_time_cell(ATTACKED, r)}{'' if r['median'] <= ASCENTS + 2.3 else ', missed'}" for r in beside.values()
         ]
         parts.append(table(title, list(beside), {ATTACKED: cells}))
-    return "\n".join([*parts, *reasons])
+    return "\n".join([*parts, *_reasons(numbers)])
 
 
 def _time_cell(row: str, entry: dict[str, Any]) -> str:
     if "missing" in entry:
         return entry["missing"] if entry["missing"] == MISSING else "–"
+    if "median" not in entry:
+        return "–"
     if row == ADAM:
         return f"1 = {milliseconds(entry['milliseconds'])}"
     return f"{entry['median']:.2f} ({entry['low']:.2f}–{entry['high']:.2f})"

@@ -31,6 +31,8 @@ NAMES = (
     "support.md",
     "auto.md",
 )
+# Records of steps from before records had tables.
+STEPS = ("step_cost.json", "step_cost_resnet18_all.json", "step_cost_without_kernels.json")
 PAGES = (
     *(ROOT / "docs" / name for name in NAMES),
     *sorted((ROOT / "reproductions").glob("*/README.md")),
@@ -113,6 +115,14 @@ if __name__ == "__main__":
     from benchmarks.lora.table import write_tables as write_lora
 
     write_lora(ROOT / "results/benchmarks/lora")
+    from benchmarks import predict_cost, step_cost
+    from benchmarks.report import write_tables as write_record
+
+    for name in STEPS:
+        write_record(ROOT / "results/benchmarks" / name, lambda record: step_cost.result_tables(record["numbers"]))
+    write_record(
+        ROOT / "results/benchmarks/predict_cost.json", lambda record: predict_cost.result_tables(record["numbers"])
+    )
     from tests.contract.support import write_tables as write_support
 
     write_support(ROOT / "results/support")

@@ -119,6 +119,9 @@ METHODS: dict[str, Row] = {
     "noisy-kfac sampled": Row(
         of(NoisyKFAC, lr={"*bias": 0.02, "*": 0.05}, curvature={"fisher": "sampled", "factor_every": 2}), differs=False
     ),
+    "noisy-kfac eigenbasis": Row(
+        of(NoisyKFAC, lr=0.05, curvature={"eigenbasis": True, "inverse_every": 2, "inverse_delay": 1}), differs=False
+    ),
     "node-bnn": Row(of(NodeBNN, lr=0.05, draws=2, nodes={"bias_scale": True}, weight_prior=3.0), penalised=True),
     "node-bnn both batch": Row(
         of(

@@ -91,6 +91,7 @@ BUILDS: dict[str, Build] = {
     "kfac": of(KFAC, conv, lr=0.02, curvature={"inverse_every": 2}),
     "noisy-kfac": of(NoisyKFAC, lr=0.02, curvature={"inverse_every": 2, "factor_every": 2}),
     "noisy-kfac sampled": of(NoisyKFAC, lr=0.02, curvature={"fisher": "sampled", "inverse_every": 2}),
+    "ekfac": of(NoisyKFAC, lr=0.02, curvature={"eigenbasis": True, "inverse_every": 2, "inverse_delay": 1}),
     "ensemble": ensemble(BBB, 2, lr=0.02, init=0.1),
     "ensemble of three": ensemble(MAP, 3, lr=0.02),
 }
@@ -105,6 +106,7 @@ COUNTED: dict[str, Build] = {
     "ivon": of(IVON, unnormed, lr=0.1, curvature=0.9),
     "kfac": of(KFAC, unnormed, lr=0.02, curvature={"inverse_every": 2}),
     "noisy-kfac sampled": of(NoisyKFAC, unnormed, lr=0.02, curvature={"fisher": "sampled", "inverse_every": 2}),
+    "ekfac": of(KFAC, unnormed, lr=0.02, curvature={"eigenbasis": True, "inverse_every": 2}),
 }
 """Trained on batches of which some rows do not count, in one process more than in another."""
 SEVERAL = ("bbb weights", "bbb mixture", "bbb lrt", "vogn", "ivon", "noisy-kfac", "node-bnn", "node-bnn batch")

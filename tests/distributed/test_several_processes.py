@@ -25,6 +25,7 @@ DOUBLE = 8  # bytes
 POINTS = ("map", "ogn", "kfac", "swag", "sghmc")
 # Entries of the Kronecker factors and squares: (inputs + 1)² + outputs² of each layer, and BatchNorm's parameters.
 FACTORS_OF_NORMED = (5**2 + 6**2) + (7**2 + 5**2) + (6**2 + 3**2) + 12
+VARIANCES_OF_NORMED = 5 * 6 + 7 * 5 + 6 * 3
 FACTORS_OF_CONV = (10**2 + 4**2) + (37**2 + 4**2) + (65**2 + 3**2) + 16
 
 
@@ -200,6 +201,8 @@ def expected_entries(name: str, sizes: list[int]) -> int:
     total, tensors = sum(sizes), len(sizes)
     if name.startswith(("vogn", "ogn", "ivon")):
         return 2 * total + 1
+    if name == "ekfac":
+        return total + 1 + FACTORS_OF_NORMED + VARIANCES_OF_NORMED
     if "kfac" in name:
         return total + 1 + (FACTORS_OF_CONV if name == "kfac" else FACTORS_OF_NORMED)
     return total + tensors + (1 if name.startswith("node") else 2)

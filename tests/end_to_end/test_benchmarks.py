@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import cost_size, links, step_cost
+from benchmarks import adaptive_draws, cost_size, links, methods, step_cost
 from benchmarks.memory import peak_bytes, peak_of
 from benchmarks.networks import NETS
 from benchmarks.peers import PEERS, Peer, replace_layers
@@ -156,6 +156,83 @@ def test_peak_counts_temporaries_and_what_was_there_before():
         return work
 
     assert peak_bytes(make) == 1_400_000
+
+
+def test_step_cost_goes_on_from_its_record_and_keeps_tables_for_pages(tmp_path, run_here, monkeypatch):
+    measured = []
+
+    def measure(name, net, builders, peers, effort):
+        measured.append(name)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return {
+            "Adam": {"median": 1.0, "low": 1.0, "high": 1.0, "milliseconds": 2.0},
+            "gone": {"missing": "refused: x"},
+        }
+
+    path = tmp_path / "step.json"
+    monkeypatch.setattr(step_cost, "measure", measure)
+    options = "--nets", "mlp,lstm", "--methods", "map", "--peers", "none"
+    with pytest.raises(KeyboardInterrupt):
+        run_here("step_cost", path, *options)
+    kept = json.loads(path.read_text())["tables"]
+    assert kept == {
+        "time": {"columns": ["", "mlp"], "rows": [["Adam", "1 = 2 ms"], ["gone", "–"]], "notes": ["gone: refused: x"]}
+    }
+    _, record = run_here("step_cost", path, *options)
+    assert measured == ["mlp", "lstm", "lstm"]
+    assert record["tables"]["time"]["columns"] == ["", "mlp", "lstm"]
+    run_here("step_cost", path, *options[:-1], "ivon-opt")  # other settings: anew
+    assert measured[3:] == ["mlp", "lstm"]
+
+
+def test_kfac_is_timed_over_whole_periods_after_its_first_steps():
+    seen = []
+    for name, period in methods.PERIODS.items():
+        posterior = methods.posterior_of(name, nn.Linear(3, 10))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(methods, "posterior_of", lambda *_, made=posterior: made)
+            step = methods.method_step(name)(nn.Linear(3, 10))
+        before = inverse_of(posterior)
+        new = []
+        for index in range(3 + 2 * period):  # three to warm up
+            step(torch.randn(4, 3), torch.arange(4))
+            if not torch.equal(inverse_of(posterior), before) and index >= 3:
+                new.append(index)
+            before = inverse_of(posterior)
+        seen.append(len(new))
+        assert new[1] - new[0] == period == posterior.inverse_every
+    assert seen == [2, 2, 2, 2]
+
+
+def inverse_of(posterior):
+    block = posterior.blocks[0]
+    return getattr(block, block.inverses[1]).clone()
+
+
+def test_memory_of_kfac_is_that_of_a_step_with_new_inverses():
+    effort = step_cost.Effort(rounds=1, most_steps=1, memory=True, time=False)
+    builders = {"Adam": step_cost.reference_step("Adam")}
+    builders |= {name: step_cost.method_step(name) for name in ("noisy-kfac", "noisy-kfac-sparse")}
+    rows = step_cost.measure("mlp", NETS["mlp"], builders, [], effort)
+    assert rows["noisy-kfac"]["memory_bytes"] == rows["noisy-kfac-sparse"]["memory_bytes"]
+    assert "median" not in rows["Adam"]
+    assert list(step_cost.result_tables({"mlp": rows})) == ["memory"]
+
+
+def test_passes_of_adaptive_predictions_are_counted(tmp_path, run_here):
+    output, record = run_here("adaptive_draws", tmp_path / "adaptive.json")
+    assert list(record["numbers"]) == ["convnet, bbb", "convnet, vogn"]
+    for found in record["numbers"].values():
+        assert found["all"]["passes"] == 1
+        passes = [found[f"{tolerance}"]["passes"] for tolerance in adaptive_draws.TOLERANCES]
+        assert passes == sorted(passes, reverse=True)
+        assert 0.1 <= passes[-1] <= passes[0] <= 1
+    assert record["tables"]["passes"]["rows"][1][1:3] == [
+        "0.005",
+        f"{record['numbers']['convnet, bbb']['0.005']['passes']:.2f}",
+    ]
+    assert "convnet, vogn" in output
 
 
 def test_peak_ignores_releases_of_older_memory():

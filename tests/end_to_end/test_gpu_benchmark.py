@@ -1,11 +1,12 @@
 """The costs that a person with a GPU prints: here on a CPU, with one method and round."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks import gpu
+from benchmarks import gpu, predict_cost, step_cost
 
 SCRIPT = Path(gpu.__file__).with_name("gpu.sh")
 
@@ -24,3 +25,14 @@ def test_both_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
 def test_the_script_has_no_syntax_error() -> None:
     subprocess.run(["sh", "-n", str(SCRIPT)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
+def test_the_script_for_a_quiet_machine_has_no_syntax_error_and_its_options_exist() -> None:
+    script = SCRIPT.with_name("quiet.sh")
+    subprocess.run(["sh", "-n", str(script)], check=True)
+    text = script.read_text(encoding="utf-8")
+    values = dict(re.findall(r'^(\w+)="([\w,-]+)"$', text, re.MULTILINE))
+    options = ["--nets", values["nets"], "--methods", values["methods"], "--peers", "ivon-opt", "--memory-only"]
+    assert "resnet20" in step_cost.arguments(options).nets
+    assert "digits28" in predict_cost.arguments(["--cases", values["cases"]]).cases

@@ -30,4 +30,6 @@ def vector(posterior: Any) -> Tensor:
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b

@@ -183,7 +183,9 @@ class Predictor:
         with self._posterior.snapshot(seed=seed, copies="none") as view, noise_scaled(view, self._noise_scale):
             if view.training:  # the original itself, where no copy is possible
                 view.eval()
+            # Under `vmap` autocast has no effect: passes would be in single precision.
             wanted = self.way == "vmap" or x.numel() <= _SMALL_BATCH
+            wanted = wanted and not torch.is_autocast_enabled(view.device.type)
             if wanted and self._stack is not None and self._can_stack is not False:
                 outputs = self._together(view, x)
                 if outputs is not None:

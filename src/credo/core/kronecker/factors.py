@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.errors import NonFiniteError
+from credo.core.kernels import flat
 from credo.core.kronecker.shared_rows import LARGE_WORK, rows_are_shared, shared_row_moments
 
 # Entries of a convolution's patches that exist at once.
@@ -75,33 +76,36 @@ def input_moments(layer: nn.Module, x: Tensor, *, positions: int, bias: bool, we
         weights: Weights w of the examples; None: 1.
     """
     if isinstance(layer, nn.Linear):
-        return _moments(x.reshape(1, -1, x.shape[-1]), bias=bias, weights=weights)
+        rows = x.reshape(-1, x.shape[-1])
+        rows = torch.cat([rows, flat.one(x.device, x.dtype).expand(len(rows), 1)], 1) if bias else rows
+        return _moments(rows.unsqueeze(0), weights=weights)
     groups, _, size = matrix_shape(layer, bias=bias)
-    total = x.new_zeros(groups, size, size)
     is_shared = rows_are_shared(layer, x, positions=positions, size=size)
-    step = max(1, _CHUNK // max(1, groups * size * positions))
+    step, total = max(1, _CHUNK // max(1, groups * size * positions)), None
     for index, part in enumerate(x.split(step)):
         own = None if weights is None else weights[index * step :][: len(part)]
         if is_shared:
-            total += shared_row_moments(layer, part, bias=bias, weights=own)
+            found = shared_row_moments(layer, part, bias=bias, weights=own)
         else:
-            total += _moments(patches(layer, part), bias=bias, weights=own)
+            found = _moments(patches(layer, part), bias=bias, weights=own)
+        total = found if total is None else total.add_(found)
+    assert total is not None
     weight: Any = layer.weight
-    order = _weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
-    return total[:, order][:, :, order]
+    order = weight_order(weight.shape[1], prod(weight.shape[2:]), size, x.device)
+    return total[:, order.unsqueeze(1), order]
 
 
 def output_moments(layer: nn.Module, g: Tensor) -> Tensor:
     """Σ g gᵀ over examples and positions, of the gradient `g` by the layer's output."""
-    return _moments(_rows(layer, g))
+    return _moments(output_rows(layer, g))
 
 
 def row_count(layer: nn.Module, g: Tensor) -> int:
     """How many examples and positions the gradient `g` by the layer's output has."""
-    return _rows(layer, g).shape[1]
+    return output_rows(layer, g).shape[1]
 
 
-def _rows(layer: nn.Module, g: Tensor) -> Tensor:
+def output_rows(layer: nn.Module, g: Tensor) -> Tensor:
     """Gradients by a layer's output as [groups, examples · positions, outputs]."""
     if isinstance(layer, nn.Linear):
         return g.reshape(1, -1, g.shape[-1])
@@ -129,7 +133,7 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
+def weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
     """Indices of the weight's entries, and of the bias after them, in `patches`."""
     with torch.inference_mode(False):
         order = torch.arange(channels * kernel, device=device).view(-1, channels).t().flatten()
@@ -186,7 +190,7 @@ def factored_dampings(
         dampings: γ of each layer; a number, or one for each of its groups.
     """
     sizes = [len(matrix) for matrix in inputs]
-    a, g = (torch.cat([_mean_eigenvalue(matrix) for matrix in matrices]) for matrices in (inputs, outputs))
+    a, g = _mean_eigenvalues([*inputs, *outputs]).tensor_split(2)
     damping: float | Tensor = dampings[0]
     if any(isinstance(each, Tensor) or each != damping for each in dampings):
         damping = torch.cat([a.new_ones(n) * d for n, d in zip(sizes, dampings, strict=True)])
@@ -200,6 +204,16 @@ def _factored(inputs: Tensor, outputs: Tensor, damping: float | Tensor) -> tuple
     ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
     root = damping.to(ratio).sqrt() if isinstance(damping, Tensor) else math.sqrt(damping)
     return root * ratio, root / ratio
+
+
+def _mean_eigenvalues(matrices: Sequence[Tensor]) -> Tensor:
+    """Those of all matrices of all stacks in a row."""
+    if any(len(matrix) > 1 for matrix in matrices):
+        return torch.cat([_mean_eigenvalue(matrix) for matrix in matrices])
+    sizes = [matrix.shape[-1] for matrix in matrices]
+    diagonals = torch.cat([matrix[0].diagonal() for matrix in matrices])
+    # Second moments: none is negative, so that their sum is a norm, which many vectors get in one operation.
+    return torch.stack(torch._foreach_div(torch._foreach_norm(diagonals.split(sizes), 1), sizes))
 
 
 def _mean_eigenvalue(matrix: Tensor) -> Tensor:

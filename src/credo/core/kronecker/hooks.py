@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
+from credo.core.kronecker.eigenbasis import Call, summed_squares
 from credo.core.kronecker.factors import input_moments, matrix_shape, output_moments, row_count
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.kronecker.row_weights import CountedRows
@@ -31,6 +33,9 @@ from credo.core.per_example.layer_calls import GuardedParameters
 from credo.core.per_example.layer_rules import computes_gradient_of
 from credo.core.per_example.output_rows import OutputGradients, output_gradients
 from credo.core.per_example.plan import PerExamplePlan
+
+Bases = Mapping[str, tuple[Tensor, Tensor]]
+"""Eigenvectors of A and of G by the names of weights."""
 
 _ADVICE = "Give such parameters a diagonal: curvature={{'diagonal': [{names}]}}"
 
@@ -94,6 +99,7 @@ class CurvaturePlan:
         outputs: OutputGradients | None = None,
         *,
         layers: Sequence[KroneckerLayer] | None = None,
+        bases: Bases = MappingProxyType({}),
     ) -> Iterator[CurvaturePass]:
         """While open, one forward and backward pass of the batch's mean loss also estimates its curvature.
 
@@ -103,10 +109,11 @@ class CurvaturePlan:
             counted: What the loss is a mean over.
             outputs: The outputs of the same pass, which tell which rows those are.
             layers: Those of the plan's layers whose factors are wanted; None: all.
+            bases: Bases in which the layers' squared per-example gradients are wanted, too.
         """
         with ExitStack() as stack:
             diagonal = stack.enter_context(squared_gradients(self.diagonal, counted)) if self.diagonal else None
-            run = CurvaturePass(self, diagonal, counted, outputs, layers)
+            run = CurvaturePass(self, diagonal, counted, outputs, layers, bases)
             try:
                 run.install()
                 yield run
@@ -123,6 +130,7 @@ class CurvaturePass:
         counted: What the loss is a mean over.
         outputs: The network's outputs in this pass.
         layers: Those of the plan's layers whose factors are wanted; None: all.
+        bases: Bases in which the layers' squared per-example gradients are wanted, too.
     """
 
     def __init__(
@@ -132,14 +140,16 @@ class CurvaturePass:
         counted: Counted = EVERY,
         outputs: OutputGradients | None = None,
         layers: Sequence[KroneckerLayer] | None = None,
+        bases: Bases = MappingProxyType({}),
     ) -> None:
-        self.plan, self.diagonal = plan, diagonal
+        self.plan, self.diagonal, self.bases = plan, diagonal, bases
         self.layers = plan.layers if layers is None else layers
         self._rows, self._weights = CountedRows(counted, outputs), example_weights(counted)
         self._waiting: list[Callable[[], None]] = []
         self.active = False
         self.size: int | None = None
         self._moments: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._calls: dict[str, list[Call]] = {}  # of layers with a basis
         self._is_first = True
         self._seen: list[tuple[Tensor, int, Tensor]] | None = None
         self._outside: set[str] = set()
@@ -183,7 +193,7 @@ class CurvaturePass:
         keys = [key for layer in self.layers for key in layer.keys]
         sums = [each for layer in self.layers for each in self._sums(layer)]
         factors = torch._foreach_div([total for total, _ in sums], [count for _, count in sums]) if sums else ()
-        return {**dict(zip(keys, factors, strict=True)), **self._mean_squares()}
+        return {**dict(zip(keys, factors, strict=True)), **self._variances(), **self._mean_squares()}
 
     def _sums(self, layer: KroneckerLayer) -> list[tuple[Tensor, float]]:
         """Sums for A and G, and what they are to be divided by."""
@@ -203,6 +213,28 @@ class CurvaturePass:
         scale = self._rows.examples(self.size) * self.size / rows
         mean = 1.0 if self._weights is None else self._weights.mean
         return [(a, self._rows.total(self.size)), (g, mean / scale)]
+
+    def _variances(self) -> dict[str, Tensor]:
+        """Mean squared per-example gradients in the layers' bases."""
+        found = {}
+        for layer in self.layers:
+            basis, calls = self.bases.get(layer.weight), self._calls.pop(layer.weight, None)
+            if basis is None:
+                continue
+            if calls is None:
+                found[layer.variances] = basis[0].new_zeros(len(basis[0]), basis[1].shape[-1], basis[0].shape[-1])
+                continue
+            assert self.size is not None
+            if any(not len(x) == len(g) == self.size for x, g in calls):
+                raise UnsupportedModelError(
+                    f"{layer.path or 'the network'} gets an input that does not begin with the batch's {self.size} "
+                    f"examples, so their gradients cannot be told apart for EKFAC. {_advice(layer.names)}"
+                )
+            squares = summed_squares(layer.layer, calls, *basis, bias=layer.bias is not None)
+            mean = 1.0 if self._weights is None else self._weights.mean
+            # The mean's 1/n is in every gradient: n² Σ ∇²/n.
+            found[layer.variances] = squares.mul_(self._rows.examples(self.size) / mean)
+        return found
 
     def _mean_squares(self) -> dict[str, Tensor]:
         if self.diagonal is None:
@@ -277,6 +309,8 @@ class CurvaturePass:
         g = g if self._weights is None else self._weights(g)
         with torch.autocast(g.device.type, enabled=False):
             outputs = output_moments(layer.layer, g)
+            if layer.weight in self.bases:
+                self._calls.setdefault(layer.weight, []).append((x, g))
             if not self._is_first:
                 self._moments[layer.weight][1].add_(outputs)
                 return

@@ -33,6 +33,11 @@ class KroneckerLayer:
         """Keys of the estimates of A and G."""
         return f"{self.weight} (inputs)", f"{self.weight} (outputs)"
 
+    @property
+    def variances(self) -> str:
+        """Key of the variances along the eigenvectors of A and G."""
+        return f"{self.weight} (variances)"
+
 
 def kronecker_layers(
     model: nn.Module,

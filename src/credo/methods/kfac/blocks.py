@@ -5,9 +5,10 @@ Parameters of different blocks are independent; each block has its parameters as
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from credo.core.kronecker.factors import (
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer, kronecker_layers
 from credo.core.network.substitute import parameters_at
+from credo.methods.kfac.measured import Measured, Parts
 
 Tensors = tuple[Tensor, ...]
 
@@ -45,11 +47,13 @@ class Block(nn.Module, ABC):
         is_random: Whether the parameters have noise and prior.
     """
 
-    averages: tuple[str, ...]
-    inverses: tuple[str, ...]
+    averages: ClassVar[tuple[str, ...]]
+    inverses: ClassVar[tuple[str, ...]]
+    is_costly = False
+    """Whether its curvature costs much beside a pass."""
     momentum: Tensor
-    measured: Tensor
-    """`measure` of the present inverse; another tensor for each."""
+    measured: Measured
+    """Of the present inverse."""
 
     def __init__(self, names: tuple[str, ...], keys: tuple[str, ...], is_random: bool) -> None:
         super().__init__()
@@ -69,13 +73,23 @@ class Block(nn.Module, ABC):
     def inverted(
         blocks: Sequence[Any], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
     ) -> list[Tensors]:
-        """The buffers of `inverses` of some blocks of this kind.
+        """What a new inverse takes much work for, of some blocks of this kind; see `completed`.
 
         Args:
             blocks: The blocks.
             curvatures: The curvature of each.
             dampings: For each, one number, or a tensor of its matrix's shape.
         """
+
+    def completed(self, made: Tensors | None, curvature: Tensors | None, damping: float | Tensor) -> Tensors | None:
+        """The buffers of `inverses`; None if they stay as they are.
+
+        Args:
+            made: What `inverted` has made; None if no new inverse is due.
+            curvature: The curvature, if it is new.
+            damping: As for `inverted`.
+        """
+        return made
 
     @abstractmethod
     def precondition(self, matrix: Tensor, inverse: Tensors) -> Tensor:
@@ -90,12 +104,12 @@ class Block(nn.Module, ABC):
         """The diagonal of L Lᵀ, in the matrix's shape."""
 
     @abstractmethod
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Some sums over the inverse, of which `trace_and_log_determinant` is made."""
+    def parts(self, inverse: Tensors) -> Parts:
+        """What trace and log determinant of L Lᵀ are made of."""
 
     @abstractmethod
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
-        """The trace of L Lᵀ, and log det L Lᵀ, from numbers that were read from a `measure`."""
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
+        """Both, from the sums of squares and of logarithms that `parts` asks for."""
 
     def is_found(self, found: Mapping[str, Tensor]) -> bool:
         """Whether the block's curvature is among gathered ones."""
@@ -113,7 +127,7 @@ class Block(nn.Module, ABC):
 
     def remake(self) -> None:
         """Make the buffers that are not saved."""
-        self.measured = self.measure(self.current(self.inverses))
+        self.measured = Measured({self: self.current(self.inverses)})
 
 
 def _remade(block: nn.Module, _: Any) -> None:
@@ -121,39 +135,37 @@ def _remade(block: nn.Module, _: Any) -> None:
     block.remake()
 
 
-class KroneckerBlock(Block):
-    """A layer's weight and bias: C = A ⊗ G, with factored damping (Martens and Grosse 2015).
+class LayerBlock(Block):
+    """A layer's weight and bias as one matrix, and averages of A and G.
 
     Args:
         layer: The layer.
         is_random: Whether its parameters have noise and prior.
-
-    Attributes:
-        is_costly: Whether its factors cost much beside a pass: those of convolutions and of wide layers.
     """
 
-    averages = ("inputs", "outputs")
-    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
-    inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
+    nonnegative_diagonals: ClassVar[tuple[str, ...]] = ("inputs", "outputs")
     inputs: Tensor
     outputs: Tensor
-    input_root: Tensor
-    output_root: Tensor
-    input_inverse: Tensor
-    output_inverse: Tensor
 
     def __init__(self, layer: KroneckerLayer, is_random: bool) -> None:
         super().__init__(layer.names, layer.keys, is_random)
         weight: Any = layer.layer.weight
         self.groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
         self.shape, self.has_bias = weight.shape, layer.bias is not None
+        # Those of convolutions and of wide layers.
         self.is_costly = weight.dim() > 2 or max(inputs, outputs) > _SMALL
         self._register("momentum", weight, outputs, inputs)
         for kind, size in (("input", inputs), ("output", outputs)):
             self._register(f"{kind}s", weight, size, size)
-            self._register(f"{kind}_root", weight, size, size)
-            self._register(f"{kind}_inverse", weight, size, size, persistent=False)
-        self.register_buffer("measured", self.measure(self.current(self.inverses)), persistent=False)
+            self._register_inverse(kind, weight, size)
+        self._register_whole(weight)
+
+    @abstractmethod
+    def _register_inverse(self, kind: str, weight: Tensor, size: int) -> None:
+        """Make the buffers of one side, `kind`."""
+
+    def _register_whole(self, weight: Tensor) -> None:
+        """Make the buffers of both sides."""
 
     def _register(self, name: str, like: Tensor, rows: int, columns: int, *, persistent: bool = True) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -169,6 +181,27 @@ class KroneckerBlock(Block):
         """Weight and bias."""
         parts = from_matrix(matrix, self.shape, bias=self.has_bias)
         return {name: part for name, part in zip(self.names, parts, strict=False) if part is not None}
+
+
+class KroneckerBlock(LayerBlock):
+    """A layer's weight and bias: C = A ⊗ G, with factored damping (Martens and Grosse 2015).
+
+    Args:
+        layer: The layer.
+        is_random: Whether its parameters have noise and prior.
+    """
+
+    averages = ("inputs", "outputs")
+    nonnegative_diagonals = ("inputs", "outputs", "input_root", "output_root")
+    inverses = ("input_root", "output_root", "input_inverse", "output_inverse")
+    input_root: Tensor
+    output_root: Tensor
+    input_inverse: Tensor
+    output_inverse: Tensor
+
+    def _register_inverse(self, kind: str, weight: Tensor, size: int) -> None:
+        self._register(f"{kind}_root", weight, size, size)
+        self._register(f"{kind}_inverse", weight, size, size, persistent=False)
 
     @staticmethod
     def inverted(
@@ -200,17 +233,19 @@ class KroneckerBlock(Block):
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
         return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
 
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Traces of both inverses and half of their log determinants, [4, groups]."""
-        diagonals = [each.diagonal(dim1=-2, dim2=-1) for each in inverse]
-        each = [diagonals[2], diagonals[3], diagonals[0].log(), diagonals[1].log()]
-        return torch.stack([values.sum(-1, dtype=torch.float64) for values in each])
+    def parts(self, inverse: Tensors) -> Parts:
+        """Both roots, or of several groups one number, and the roots' diagonals."""
+        roots = inverse[:2]
+        diagonals = [root.diagonal(dim1=-2, dim2=-1).reshape(-1) for root in roots]
+        if self.groups == 1:
+            return Parts(roots, diagonals)
+        by_input, by_output = (root.square().sum((-2, -1), dtype=torch.float64) for root in roots)
+        return Parts([by_input.dot(by_output).sqrt()], diagonals)
 
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
         """tr G⁻¹ · tr A⁻¹ and inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""
         _, outputs, inputs = self.momentum.shape
-        trace = sum(a * g for a, g in zip(measured[0], measured[1], strict=True))
-        return trace, 2 * (outputs * sum(measured[2]) + inputs * sum(measured[3]))
+        return math.prod(squares), 2 * (outputs * logs[0] + inputs * logs[1])
 
     def remake(self) -> None:
         """Inverses are not saved: their roots are."""
@@ -239,7 +274,6 @@ class DiagonalBlock(Block):
         for buffer in ("momentum", "curvature", "root"):
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             self.register_buffer(buffer, torch.zeros_like(parameter, dtype=dtype, requires_grad=False))
-        self.register_buffer("measured", self.measure((self.root,)), persistent=False)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor itself."""
@@ -274,20 +308,19 @@ class DiagonalBlock(Block):
         """1/(curvature + damping)."""
         return inverse[0].square()
 
-    def measure(self, inverse: Tensors) -> Tensor:
-        """Σ 1/(curvature + damping) and −½·Σ log(curvature + damping)."""
-        each = inverse[0].square(), inverse[0].log()
-        return torch.stack([values.sum(dtype=torch.float64) for values in each])
+    def parts(self, inverse: Tensors) -> Parts:
+        """1/√(curvature + damping)."""
+        return Parts(inverse, sums=[inverse[0].log().sum(dtype=torch.float64)])
 
-    def trace_and_log_determinant(self, measured: Any) -> tuple[float, float]:
-        """Both sums."""
-        return measured[0], 2 * measured[1]
+    def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
+        """Σ 1/(curvature + damping) and −Σ log(curvature + damping)."""
+        return squares[0], 2 * logs[0]
 
 
 def inverted(
     blocks: Sequence[Block], curvatures: Sequence[Tensors], dampings: Sequence[float | Tensor]
 ) -> dict[Block, Tensors]:
-    """The buffers of `inverses` of blocks; those of a kind together.
+    """`Block.inverted` of blocks; those of a kind together.
 
     Args:
         blocks: The blocks.
@@ -295,11 +328,11 @@ def inverted(
         dampings: The damping of each.
     """
     found: dict[Block, Tensors] = {}
-    for kind in (KroneckerBlock, DiagonalBlock):
-        listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if isinstance(given[0], kind)]
-        if listed:
-            own, *rest = zip(*listed, strict=True)
-            found.update(zip(own, kind.inverted(own, *rest), strict=True))
+    kinds: list[type[Block]] = list(dict.fromkeys(type(block) for block in blocks))
+    for kind in kinds:
+        listed = [given for given in zip(blocks, curvatures, dampings, strict=True) if type(given[0]) is kind]
+        own, *rest = zip(*listed, strict=True)
+        found.update(zip(own, kind.inverted(own, *rest), strict=True))
     return found
 
 
@@ -309,8 +342,9 @@ def make_blocks(
     random: Sequence[str],
     aliases: Mapping[str, tuple[str, ...]],
     diagonal: Sequence[str],
+    kind: type[LayerBlock] = KroneckerBlock,
 ) -> tuple[CurvaturePlan, list[Block]]:
-    """The plan that estimates curvatures, and the blocks: Kronecker ones of layers, diagonal ones of the rest.
+    """The plan that estimates curvatures, and the blocks: one of each layer with factors, diagonal ones of the rest.
 
     Args:
         model: The network.
@@ -318,10 +352,11 @@ def make_blocks(
         random: Those of them that are random.
         aliases: All names of each parameter.
         diagonal: Names or globs of parameters that get no factors.
+        kind: Blocks of layers with factors.
     """
     layers = kronecker_layers(model, names, random, aliases, diagonal)
     covered = {name for layer in layers for name in layer.names}
     others = parameters_at(model, [name for name in names if name not in covered])
-    blocks: list[Block] = [KroneckerBlock(layer, layer.weight in random) for layer in layers]
+    blocks: list[Block] = [kind(layer, layer.weight in random) for layer in layers]
     blocks += [DiagonalBlock(name, parameter, name in random) for name, parameter in others.items()]
     return CurvaturePlan(model, layers, [*others], aliases), blocks

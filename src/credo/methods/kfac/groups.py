@@ -9,7 +9,13 @@ from typing import ClassVar
 from credo.core.arguments import Group, Renamed
 from credo.core.errors import unknown
 from credo.core.support.validate import checked_count
-from credo.methods.natural.groups import RENAMED_CURVATURE, RENAMED_MOMENTUM, RENAMED_TEMPERATURE, check_decay
+from credo.methods.natural.groups import (
+    RENAMED_CURVATURE,
+    RENAMED_MOMENTUM,
+    RENAMED_TEMPERATURE,
+    check_decay,
+    check_flags,
+)
 
 FISHERS = ("empirical", "sampled")
 RENAMED: Renamed = {
@@ -37,6 +43,9 @@ class KroneckerCurvature(Group):
         inverse_every: Steps between new inverses; the first as many steps make one each.
         fisher: `"empirical"`, or `"sampled"`: labels drawn from the network's outputs by `likelihood`, which must be
             that of the loss, at the cost of a second pass.
+        eigenbasis: EKFAC (George et al. 2018): the factors give eigenvectors only, and along these the variances of
+            single examples' gradients, new wherever factors are new, take the place of the eigenvalues' products.
+        inverse_delay: Steps after which inverses are used; a thread makes them meanwhile. 0: in the step itself.
         diagonal: Names or globs of parameters that get a diagonal instead of factors.
     """
 
@@ -47,6 +56,8 @@ class KroneckerCurvature(Group):
     factor_every: int | None = 1
     inverse_every: int = 10
     fisher: str = "empirical"
+    eigenbasis: bool = False
+    inverse_delay: int = 0
     diagonal: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -54,6 +65,13 @@ class KroneckerCurvature(Group):
         for name in ("factor_every", "inverse_every"):
             if (steps := getattr(self, name)) is not None or name == "inverse_every":
                 checked_count(f"curvature.{name}", steps, what="steps")
+        checked_count("curvature.inverse_delay", self.inverse_delay, least=0, what="steps")
+        if self.inverse_delay > self.inverse_every:
+            raise ValueError(
+                f"curvature.inverse_delay={self.inverse_delay} is more than curvature.inverse_every="
+                f"{self.inverse_every}: inverses would be replaced before they are used."
+            )
+        check_flags(self, "eigenbasis")
         if self.fisher not in FISHERS:
             raise ValueError(unknown("curvature.fisher", str(self.fisher), FISHERS))
         patterns = [self.diagonal] if isinstance(self.diagonal, str) else self.diagonal

@@ -108,11 +108,11 @@ class NoisyKFAC(KroneckerStepper):
         return self._by_name({b: (self.variance_scale * b.variance(b.current(b.inverses))).sqrt() for b in random})
 
     def describe(self) -> Description:
-        """Prior, temperature, and two roots for each layer."""
+        """Prior, temperature, and what a draw needs of each layer: two roots, or eigenvectors and a root along them."""
         buffers = [item for block in self.blocks if block.is_random for item in block.named_buffers()]
         return Description(
             prior=self.prior,
             temperature=self.temperature,
-            spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith("root")),
+            spread_count=sum(buffer.numel() for name, buffer in buffers if name.endswith(("root", "basis"))),
             has_curvature=self.has_curvature,
         )

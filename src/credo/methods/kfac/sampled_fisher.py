@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from credo.core.distributed.batch_shard import WHOLE, Rows
 from credo.core.errors import UnsupportedModelError
 from credo.core.example_counts import EVERY, Counted
-from credo.core.kronecker.hooks import CurvaturePlan
+from credo.core.kronecker.hooks import Bases, CurvaturePlan
 from credo.core.kronecker.row_weights import CountedRows
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.batchnorm import frozen_statistics
@@ -55,6 +56,7 @@ def sampled_curvature(
     rows: Rows = WHOLE,
     counted: Counted = EVERY,
     outputs: OutputGradients | None = None,
+    bases: Bases = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """The curvature of the same calls with drawn labels, as `CurvaturePass.result` gives it.
 
@@ -69,6 +71,7 @@ def sampled_curvature(
         rows: Which rows of a batch this process has.
         counted: What the loss is a mean over.
         outputs: The outputs in the loss's pass, which tell which rows those are.
+        bases: Bases in which squared per-example gradients are wanted, too.
     """
     if not calls:
         raise UnsupportedModelError(
@@ -81,7 +84,7 @@ def sampled_curvature(
     while True:
         generator = torch.Generator(leaves[0].device).manual_seed(key)  # the same labels if a pass is made again
         try:
-            with frozen_statistics(plan.model), plan.hooks(counted) as watch:
+            with frozen_statistics(plan.model), plan.hooks(counted, bases=bases) as watch:
                 losses = []
                 for (args, options, before), factor in zip(calls, factors, strict=True):
                     if versions(args, options) != before:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from credo.core.deferred import Later, Number
+from credo.core.deferred import Number
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
 from credo.core.kronecker.hooks import CurvaturePlan
@@ -24,7 +24,10 @@ from credo.core.optimizers import Rates
 from credo.core.per_example.layer_rules import widened
 from credo.core.prior import Prior, Value
 from credo.methods.kfac.blocks import Block, KroneckerBlock, Tensors, inverted, make_blocks
+from credo.methods.kfac.delayed import Delayed, of_state
+from credo.methods.kfac.eigen_block import EigenBlock
 from credo.methods.kfac.groups import DENSE_STEPS, RARE, KroneckerCurvature
+from credo.methods.kfac.measured import Measured, kl_to_prior
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_steps
 from credo.methods.natural.groups import Momentum, Warmup
@@ -40,13 +43,15 @@ class Update:
     Attributes:
         buffers: Buffers of the blocks, and what is written into them.
         moves: What is subtracted from the parameters, by name.
-        measured: `Block.measure` of new inverses.
+        measured: Traces and log determinants of new inverses.
+        delayed: Inverses that a later step takes, and which are begun now.
         kl: KL(q ‖ p) in nats; of the first q, where there was none before.
     """
 
     buffers: list[tuple[Tensor, Tensor]]
     moves: dict[str, Tensor]
-    measured: dict[Block, Tensor]
+    measured: dict[Block, Measured]
+    delayed: Callable[[], Delayed] | None = None
     kl: Number = 0.0
 
 
@@ -57,6 +62,7 @@ class KroneckerStepper(NaturalStepper, ABC):
     can_scale_loss = can_compile = False
     renewals: Tensor
     _renewed = 0  # as `renewals`, which may be on an accelerator
+    _delayed: Delayed | None = None
 
     def _set_groups(
         self,
@@ -77,6 +83,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         self._set_temperature(temperature)
         self.curvature_decay, self.fisher = found.decay, found.fisher
         self.factor_every, self.inverse_every, self.diagonal = found.factor_every, found.inverse_every, found.diagonal
+        self.inverse_delay, self.eigenbasis = found.inverse_delay, found.eigenbasis
         if self.fisher == "sampled":
             check_can_sample(self.likelihood)
 
@@ -90,7 +97,8 @@ class KroneckerStepper(NaturalStepper, ABC):
         """Make blocks, momentum and curvature."""
         device = self._set_up(lr, prior, prior_precision, random)
         names, aliases = self.vector.names, self._aliases
-        plan, blocks = make_blocks(self.model, names, self.vector.random, aliases, self.diagonal)
+        kind = EigenBlock if self.eigenbasis else KroneckerBlock
+        plan, blocks = make_blocks(self.model, names, self.vector.random, aliases, self.diagonal, kind)
         self.plan: CurvaturePlan = plan.on(self._net)
         self._blocks = nn.ModuleList(blocks)
         self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
@@ -142,7 +150,8 @@ class KroneckerStepper(NaturalStepper, ABC):
         fisher = self.fisher if any(due) else None
         with ExitStack() as stack:
             outputs = stack.enter_context(plan.outputs(run.counted, next(iter(run.weights.values()))))
-            watched = plan.hooks(run.counted, outputs, layers=layers) if fisher == "empirical" else None
+            bases = self._bases()
+            watched = plan.hooks(run.counted, outputs, layers=layers, bases=bases) if fisher == "empirical" else None
             hooks = None if watched is None else stack.enter_context(watched)
             calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
             yield
@@ -152,9 +161,16 @@ class KroneckerStepper(NaturalStepper, ABC):
             key = flat.new_key(self.generator)
             rows = WHOLE if self.process_group is None else self.process_group.rows
             leaves, likelihood = run.weights.values(), self.likelihood
-            run.curvatures = sampled_curvature(self.plan, calls, leaves, likelihood, key, rows, run.counted, outputs)
+            counted = run.counted
+            run.curvatures = sampled_curvature(plan, calls, leaves, likelihood, key, rows, counted, outputs, bases)
         if outputs is not None:
             self.plan.first_passes.check(net, outputs, run.counted)
+
+    def _bases(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Eigenvectors of layers by their weights; nothing before there are some."""
+        if not (self.eigenbasis and self.has_curvature):
+            return {}
+        return {block.names[0]: block.basis for block in self.blocks if isinstance(block, EigenBlock)}
 
     def _due(self) -> list[bool]:
         """Whether this step makes a new curvature, block by block."""
@@ -164,7 +180,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         if every is not None:
             return [self.steps % every == 0] * len(blocks)
         is_rare = self.steps % RARE != 0
-        return [not (is_rare and isinstance(block, KroneckerBlock) and block.is_costly) for block in blocks]
+        return [not (is_rare and block.is_costly) for block in blocks]
 
     # -- the update --------------------------------------------------------------------------------------------
 
@@ -179,7 +195,13 @@ class KroneckerStepper(NaturalStepper, ABC):
         shift = self.variance_scale * precision
         offsets = self._offsets(means, prior_mean)
         curvatures = self._averaged(found)
-        inverses = self._inverted(curvatures, shift) if self._inverts() else {}
+        dampings = self._dampings(shift)
+        made = self._made(curvatures, dampings)
+        completed = [
+            (b, b.completed(made.get(b), curvatures.get(b), damping))
+            for b, damping in zip(blocks, dampings, strict=True)
+        ]
+        inverses = {block: inverse for block, inverse in completed if inverse is not None}
         momenta = self._momenta(found, offsets, shift)
         steps = [
             block.precondition(momentum, inverses.get(block) or block.current(block.inverses))
@@ -192,15 +214,25 @@ class KroneckerStepper(NaturalStepper, ABC):
             moves={
                 n: piece for block, move in zip(blocks, moves, strict=True) for n, piece in block.split(move).items()
             },
-            measured={block: block.measure(inverse) for block, inverse in inverses.items()},
+            measured=dict.fromkeys(inverses, Measured(inverses)) if inverses else {},
         )
         for block in blocks:
-            for names, new in ((block.averages, curvatures.get(block)), (block.inverses, inverses.get(block))):
-                update.buffers += zip(block.current(names), new or (), strict=False)
+            new = dict(zip(block.averages, curvatures.get(block, ()), strict=False))
+            new |= zip(block.inverses, inverses.get(block, ()), strict=False)
+            buffers = [(getattr(block, name), value) for name, value in new.items()]
+            update.buffers += [(old, value) for old, value in buffers if value is not old]
+        if self._inverts() and self._delays():
+            update.delayed = self._begun(curvatures, dampings)
         if self.noisy:
             if not self.has_curvature:
                 offsets = {name: offset - update.moves[name] for name, offset in offsets.items()}
-            kl = self._kl(offsets, precision, {} if self.has_curvature else inverses)
+            now = {} if self.has_curvature else inverses
+            each = {
+                b: (now[b], update.measured[b]) if b in now else (b.current(b.inverses), b.measured)
+                for b in blocks
+                if b.is_random
+            }
+            kl = kl_to_prior(each, offsets, precision, self.variance_scale, self.vector.random_layout)
             update.kl = kl if self._checks.is_open else float(kl)
         return partial(self._write, means, update)
 
@@ -228,12 +260,14 @@ class KroneckerStepper(NaturalStepper, ABC):
         blocks = [block for block in self.blocks if block.is_found(found.curvatures)]
         if not blocks:
             return {}
-        keep = min(1 - 1 / (self._renewed + 1), self.curvature_decay)
-        averages = torch._foreach_mul([c for block in blocks for c in block.current(block.averages)], keep)
-        new = [found.curvatures[key] for block in blocks for key in block.keys]
-        torch._foreach_add_(averages, new, alpha=(1 - keep) / found.size)
-        each = iter(averages)
-        return {block: tuple(next(each) for _ in block.keys) for block in blocks}
+        keep, new = min(1 - 1 / (self._renewed + 1), self.curvature_decay), found.curvatures
+        found_here = [(getattr(b, n), k) for b in blocks for n, k in zip(b.averages, b.keys, strict=True) if k in new]
+        averages = torch._foreach_mul([old for old, _ in found_here], keep)
+        torch._foreach_add_(averages, [new[key] for _, key in found_here], alpha=(1 - keep) / found.size)
+        by_key = dict(zip((key for _, key in found_here), averages, strict=True))
+        return {b: tuple(by_key.get(k, getattr(b, n)) for n, k in zip(b.averages, b.keys, strict=True)) for b in blocks}
+
+    # -- inverses ----------------------------------------------------------------------------------------------
 
     def _inverts(self) -> bool:
         """Whether this step makes new inverses: the first batches' factors change fast, and an inverse of the very
@@ -241,15 +275,38 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         return self.steps < self.inverse_every or self.steps % self.inverse_every == 0 or not self.has_curvature
 
-    def _inverted(self, curvatures: Mapping[Block, Tensors], shift: float | Tensor) -> dict[Block, Tensors]:
-        """Inverses of all blocks, damped by γ + δ̃."""
-        blocks, by_name = self.blocks, self._by_parameter(shift, self.vector.random_layout)
+    def _delays(self) -> bool:
+        """Whether inverses that are made now are for a later step: not those of the first steps."""
+        return self.inverse_delay > 0 and self.has_curvature and self.steps >= self.inverse_every
+
+    def _dampings(self, shift: float | Tensor) -> list[float | Tensor]:
+        """γ + δ̃ of each block."""
+        by_name = self._by_parameter(shift, self.vector.random_layout)
         shifts = [
             0.0 if not block.is_random else block.matrix(by_name) if isinstance(shift, Tensor) else shift
-            for block in blocks
+            for block in self.blocks
         ]
-        current = [curvatures.get(block) or block.current(block.averages) for block in blocks]
-        return inverted(blocks, current, [self.damping + each for each in shifts])
+        return [self.damping + each for each in shifts]
+
+    def _made(self, curvatures: Mapping[Block, Tensors], dampings: list[float | Tensor]) -> dict[Block, Tensors]:
+        """`Block.inverted` of the inverses that this step is the first to use; nothing if it uses no new ones."""
+        if self._delayed is not None and self.steps >= self._delayed.step:
+            return dict(zip(self.blocks, self._delayed.result(), strict=True))
+        if not self._inverts() or self._delays():
+            return {}
+        return inverted(self.blocks, [curvatures.get(b) or b.current(b.averages) for b in self.blocks], dampings)
+
+    def _begun(self, curvatures: Mapping[Block, Tensors], dampings: list[float | Tensor]) -> Callable[[], Delayed]:
+        """What begins the inverses of a later step, of these curvatures, once nothing can fail."""
+        blocks, step = self.blocks, self.steps + self.inverse_delay
+        current = [curvatures.get(b) or tuple(c.clone() for c in b.current(b.averages)) for b in blocks]
+
+        def make() -> list[Tensors]:
+            found = inverted(blocks, current, dampings)
+            return [found[block] for block in blocks]
+
+        # An accelerator works beside Python anyhow.
+        return lambda: Delayed(step, make, threaded=self.device.type == "cpu")
 
     def _momenta(
         self, found: GradientAccumulator, offsets: Mapping[str, Tensor], shift: float | Tensor
@@ -275,9 +332,9 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         rates = self._by_block(self.rates)
         moves = torch._foreach_mul(steps, rates)
-        pairs = zip(moves, torch._foreach_mul(momenta, rates), strict=True)
+        given = moves, torch._foreach_mul(momenta, rates)
         # Of large steps only a double holds the square.
-        form = torch.stack([torch.dot(a.reshape(-1).double(), b.reshape(-1).double()) for a, b in pairs]).sum()
+        form = torch.dot(*(torch.cat([each.reshape(-1) for each in one]).double() for one in given))
         if not self._checks.is_open and not math.isfinite(float(form)):
             check_steps(self.blocks, steps, self.steps)
         factor: float | Tensor = self.lr_scale
@@ -288,37 +345,15 @@ class KroneckerStepper(NaturalStepper, ABC):
         torch._foreach_mul_(moves, factor)
         return list(moves)
 
-    def _kl(self, offsets: Mapping[str, Tensor], precision: float | Tensor, inverses: Mapping[Block, Tensors]) -> Later:
-        """KL(q ‖ p) in nats, q with these offsets from the prior's mean, and with these inverses or else its own."""
-        scale, layout = self.variance_scale, self.vector.random_layout
-        random = [block for block in self.blocks if block.is_random]
-        measured = [block.measure(inverses[block]) if block in inverses else block.measured for block in random]
-        if isinstance(precision, Tensor):
-            now = {block: inverses.get(block) or block.current(block.inverses) for block in random}
-            variances = layout.flatten({n: v for b, i in now.items() for n, v in b.split(b.variance(i)).items()})
-            whole = layout.flatten(offsets)
-            quadratic = (precision * (scale * variances + whole.square())).double().sum()
-            logs = precision.double().log().sum()
-        else:
-            norms = torch._foreach_norm([*offsets.values()])
-
-        def read() -> float:
-            pairs = [b.trace_and_log_determinant(m.tolist()) for b, m in zip(random, measured, strict=True)]
-            trace, log_determinant = (math.fsum(each) for each in zip(*pairs, strict=True))
-            if isinstance(precision, Tensor):
-                squares, log_precision = quadratic.item(), logs.item()
-            else:
-                squares = precision * (scale * trace + sum(norm * norm for norm in torch.stack(norms).tolist()))
-                log_precision = layout.size * math.log(precision)
-            return 0.5 * (squares - log_precision - layout.size * (1 + math.log(scale)) - log_determinant)
-
-        return Later(read)
-
     def _write(self, means: Mapping[str, nn.Parameter], update: Update) -> Number:
         torch._foreach_copy_([old for old, _ in update.buffers], [new for _, new in update.buffers])
         for block, measured in update.measured.items():
             block.measured = measured
         torch._foreach_sub_([means[name] for name in update.moves], [*update.moves.values()])
+        if self._delayed is not None and self.steps >= self._delayed.step:
+            self._delayed = None
+        if update.delayed is not None:
+            self._delayed = update.delayed()
         if self._gathered.curvatures:
             self.renewals += 1
             self._renewed += 1
@@ -327,6 +362,17 @@ class KroneckerStepper(NaturalStepper, ABC):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._renewed = int(self.renewals)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Also inverses that a later step takes."""
+        delayed = None if self._delayed is None else self._delayed.state()
+        return {**super().get_extra_state(), "delayed": delayed}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Continue exactly where `get_extra_state` was called."""
+        super().set_extra_state(state)
+        delayed = state.get("delayed")  # 0.2 had none
+        self._delayed = None if delayed is None else of_state(delayed, self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which have no private copy of the network yet."""
