@@ -210,13 +210,13 @@ def _check_inputs(model: nn.Module, keys: Sequence[str], inputs: Sequence[Tensor
             f"example has {', '.join(str(len(tensor)) for tensor in inputs)} rows: give at least two, as many of each "
             "input, so that the number of rows stays open in the file."
         )
-    signature = inspect.signature(model.forward)
+    signature, given = inspect.signature(model.forward), ", ".join(keys) or f"{len(inputs)} inputs"
     try:
         signature.bind(**dict(zip(keys, inputs, strict=True))) if keys else signature.bind(*inputs)
     except TypeError as error:
         raise TypeError(
-            f"{type(model).__name__}.forward takes {signature}, and example has {', '.join(keys) or f'{len(inputs)} inputs'}: give the inputs "
-            "of the network alone, without targets."
+            f"{type(model).__name__}.forward takes {signature}, and example has {given}: give the inputs of the network "
+            "alone, without targets."
         ) from error
 
 
