@@ -9,10 +9,8 @@ from pathlib import Path
 import forked
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import credo
-from credo.cli.app import app
 
 EPOCHS = 5
 # Small batches, so that an epoch takes long enough to be hit in the middle.
@@ -50,7 +48,7 @@ PATIENCE = 60.0  # seconds until a test on a very busy machine gives up
 
 def test_killed_at_several_moments(tmp_path: Path) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
-    _run_here([*TRAIN, str(reference)])
+    _run([*TRAIN, str(reference)], tmp_path)
     epoch = json.loads((reference / "result.json").read_text())["seconds"] / EPOCHS
     words = [*TRAIN, str(run)]
     # At once after a checkpoint; in the middle and late in an epoch; while the test set is measured.
@@ -58,8 +56,7 @@ def test_killed_at_several_moments(tmp_path: Path) -> None:
         assert _start_and_kill(words, tmp_path, _logged(run, done), wait=wait * epoch) == -signal.SIGKILL
         assert not (run / "result.json").exists()
     assert _start_and_kill(words, tmp_path, _logged(run, EPOCHS), wait=0.0) in (-signal.SIGKILL, 0)
-    last = forked.run(COMMAND, *words, folder=tmp_path)
-    assert last.returncode == 0, last.stdout
+    _run(words, tmp_path)
     assert _without_times(run) == _without_times(reference)
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
     assert set(tensors) == set(wanted)
@@ -69,7 +66,7 @@ def test_killed_at_several_moments(tmp_path: Path) -> None:
 def test_a_stream_killed_in_the_middle_of_its_tasks(tmp_path: Path) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
     words, checkpoint = [*STREAM, str(run)], run / "stream.pt"
-    _run_here([*STREAM, str(reference)])
+    _run([*STREAM, str(reference)], tmp_path)
     result = json.loads((reference / "result.json").read_text())
     batch = sum(result["seconds"]) / len(result["log_likelihoods"])
 
@@ -80,22 +77,17 @@ def test_a_stream_killed_in_the_middle_of_its_tasks(tmp_path: Path) -> None:
         last = checkpoint.stat().st_mtime if checkpoint.exists() else 0.0
         assert _start_and_kill(words, tmp_path, saved_since(last), wait=wait * batch) == -signal.SIGKILL
         assert not (run / "result.json").exists()
-    done = forked.run(COMMAND, *words, folder=tmp_path)
-    assert done.returncode == 0, done.stdout
+    _run(words, tmp_path)
     resumed = json.loads((run / "result.json").read_text())
     assert {key for key in result if result[key] != resumed[key]} == {"seconds"}
     tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
-def _run_here(words: list[str]) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        result = CliRunner().invoke(app, words)
-    finally:
-        torch.set_num_threads(before)
-    assert result.exit_code == 0, result.output
+def _run(words: list[str], folder: Path) -> None:
+    """To its end: a fork too, so that times measured in it hold for those that are killed."""
+    done = forked.run(COMMAND, *words, folder=folder)
+    assert done.returncode == 0, done.stdout
 
 
 def _start_and_kill(words: list[str], folder: Path, ready: Callable[[], bool], *, wait: float) -> int | None:
