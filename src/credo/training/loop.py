@@ -34,6 +34,7 @@ from credo.training.given_back import GivenBack
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
 from credo.training.loader_checks import check_loader, check_scale, check_shares, check_statistics, check_whole
+from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators
@@ -171,9 +172,12 @@ def train(
     for earlier in progress.records:
         yield EpochRecord(**earlier)
     loss = nll or likelihood_nll(posterior, read, None if examples is not None else weights)
-    if posterior.steps == 0:
-        for part in posterior.all_posteriors():
-            part.plan_training_(steps=given_back.steps if given_back else epochs * len(loader), epochs=epochs)
+    if posterior.steps == 0 and epochs > 0:
+        planned_loader, steps = (given_back.rest, given_back.steps) if given_back else (loader, epochs * len(loader))
+        own = nll is not None or examples is not None or weights is not None
+        reading = {"forward": forward, "target": target, "precision": precision, "stop": stop}
+        trials = None if own else train
+        plan_training(posterior, planned_loader, steps=steps, epochs=epochs, trials=trials, seed=seed, **reading)
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
     shared = (counts, checkpoints, timer, progress, seed, on_step, first, given_back, place)

@@ -45,7 +45,7 @@ from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, use
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
 from credo.methods.bbb.step_noise import NOISE_NAMES as NOISE_NAMES
 from credo.methods.bbb.step_noise import Noise, chosen_noise
-from credo.methods.planning import checked_temperature, planned_noise, planned_temperature
+from credo.methods.planning import COLDER, WARM, checked_temperature, planned_noise, planned_temperature
 
 # Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
 _MEAN_RATE = 1.5e-2
@@ -82,7 +82,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
-    can_defer_checks = True
+    can_defer_checks = tries_plans = True
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.01, 1.0)}
     _not_in_config = ("init",)
     _renamed_arguments: ClassVar[Renamed] = {
@@ -236,10 +236,19 @@ class BBB(GradientPosterior, GaussianPosterior):
         """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
         if self.arguments["temperature"] is not None:
             return
-        self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
+        self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """A tenth of the usual temperature, or one above 1, with as much more or less noise at the start."""
+        usual = planned_temperature(self.likelihood.task, epochs)
+        temperature = max(WARM, usual) if plan == "warm" else COLDER * usual
+        self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)
+
+    def _plan(self, temperature: float, first_noise: float) -> None:
+        self._set_planned("temperature", temperature)
         first = first_rho(self.rho)
         if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(planned_noise(steps))
+            self.scale_noise_(first_noise)
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)

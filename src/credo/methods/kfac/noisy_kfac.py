@@ -28,6 +28,7 @@ from credo.core.support.validate import checked_count
 from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
 from credo.methods.kfac.stepper import KroneckerStepper
 from credo.methods.natural.groups import Momentum, Warmup
+from credo.methods.planning import COLDER, RISING_PART, WARM
 
 # Of trainings of any length, where `fit` chooses it.
 _TEMPERATURES = {"regression": 0.75, "classification": 0.6}
@@ -63,6 +64,7 @@ class NoisyKFAC(KroneckerStepper):
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.05, 1.0)}
     # Of both factors it is part of the damping: VOGN's 5 would keep small data sets from being fitted.
     planned_prior_precision: ClassVar[float] = 1.0
+    tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = RENAMED
 
     def __init__(
@@ -91,6 +93,17 @@ class NoisyKFAC(KroneckerStepper):
     def _planned_temperature(self, steps: int, epochs: float) -> float:
         # It learns fast also in noise, and overfits fast without: warmer, and the same for short trainings.
         return _TEMPERATURES.get(self.likelihood.task, 1.0)
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """A temperature that rises to 1 throughout the training, or one above 1; constant in short trainings."""
+        usual = self._planned_temperature(steps, epochs)
+        planned: Any = WARM
+        if is_short:  # too short for a slow rise, and learns less of the noise
+            planned = COLDER * usual if plan == "cold" else usual
+        elif plan == "cold":
+            planned = {"start": 0.01, "steps": max(1, int(RISING_PART * steps)), "to": 1.0}
+        self._set_planned("temperature", planned)
+        self.plan_training_(steps=steps, epochs=epochs)
 
     def draw(self) -> dict[str, Tensor]:
         """Means plus correlated noise for every random parameter; the mean before the first step."""

@@ -47,7 +47,7 @@ from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
-from credo.methods.planning import planned_temperature
+from credo.methods.planning import COLDER, RISING_PART, WARM, planned_temperature
 
 
 class GaussNewton(DiagonalStepper, ABC):
@@ -183,7 +183,7 @@ class VOGN(GaussNewton, NaturalGaussian):
     """
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.02, 1.0)}
-
+    tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = {
         **RENAMED_MOMENTUM,
         **RENAMED_CURVATURE,
@@ -221,6 +221,17 @@ class VOGN(GaussNewton, NaturalGaussian):
         # already, and short trainings, are lost: it rises over the first half.
         to = planned_temperature(self.likelihood.task, epochs)
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """A temperature that rises slowly to a fifth of the usual one, with a weak prior, or quickly to one above 1."""
+        usual = planned_temperature(self.likelihood.task, epochs)
+        if plan == "cold":
+            to, part = 2 * COLDER * usual, RISING_PART
+            self._plan_prior(1.0)
+        else:  # a short training learns less of the noise
+            to, part = usual if is_short else max(WARM, usual), 0.5
+        self._set_planned("temperature", {"start": to / 100, "steps": max(1, int(part * steps)), "to": to})
+        self.plan_training_(steps=steps, epochs=epochs)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         assert self.attack is not None
