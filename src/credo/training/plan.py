@@ -18,11 +18,12 @@ from torch import Tensor
 
 from credo.core.errors import NonFiniteError
 from credo.core.likelihood import Categorical, GaussianNoise
-from credo.core.network.inputs import Forward, Target, read_batches
+from credo.core.network.inputs import read_batches
 from credo.core.posterior import Posterior
 from credo.methods.planning import LONG_TRAINING
 from credo.predict import predict
 from credo.training.epoch_batches import Loader, seeded_epoch
+from credo.training.given_back import GivenBack
 from credo.training.held_out import hold_out
 
 # Parts of the epochs and of the rows, and most steps. Trainings that are not long are cold by their plan.
@@ -38,13 +39,9 @@ Train = Callable[..., Iterable[Any]]
 def plan_training(
     posterior: Posterior,
     loader: Loader,
-    *,
-    steps: int,
+    given_back: GivenBack | None,
     epochs: int,
-    trials: Train | None,
-    seed: int,
-    forward: Forward | None,
-    target: Target | None,
+    train: Train | None,
     **options: Any,
 ) -> None:
     """Let every part of the posterior choose what was left open.
@@ -52,18 +49,15 @@ def plan_training(
     Args:
         posterior: Before its first step.
         loader: The training batches.
-        steps: Steps of the training.
+        given_back: Says which of them are held out at first; None: none are.
         epochs: Epochs of the training.
-        trials: `train`, by which two plans of the temperature are tried; None: they are not, as the loss is the user's.
-        seed: Seed of the training.
-        forward: As in `train`.
-        target: As in `train`.
-        options: Further options of `train` for short trainings.
+        train: The training loop, by which two plans of the temperature are tried; None: they are not.
+        options: Options of `train` for the short trainings: `seed`, `forward`, `target` and what else differs.
     """
     plan = None
-    if trials is not None and epochs >= LONG_TRAINING and _is_open(posterior):
-        options = {"seed": seed, "forward": forward, "target": target, **options}
-        plan = _tried(posterior, loader, epochs, trials, options)
+    if train is not None and epochs >= LONG_TRAINING and _is_open(posterior):
+        plan = _tried(posterior, given_back.rest if given_back else loader, epochs, train, options)
+    steps = given_back.steps if given_back else epochs * len(loader)
     for part in posterior.all_posteriors():
         if plan is None:
             part.plan_training_(steps=steps, epochs=epochs)

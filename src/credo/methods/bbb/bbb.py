@@ -39,7 +39,7 @@ from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import weight_gradients
 from credo.methods.bbb.activation_noise import noisy_loss
 from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
-from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean_
+from credo.methods.bbb.init import Init, initial_rho, initialise_mean_, scale_first_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
@@ -234,21 +234,19 @@ class BBB(GradientPosterior, GaussianPosterior):
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
         """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
-        if self.arguments["temperature"] is not None:
-            return
-        self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
+        if self.arguments["temperature"] is None:
+            self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A tenth of the usual temperature, or one above 1, with as much more or less noise at the start."""
+        """A tenth of the usual temperature, or one above 1, with as much less or more noise at the start."""
         usual = planned_temperature(self.likelihood.task, epochs)
         temperature = max(WARM, usual) if plan == "warm" else COLDER * usual
         self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)
 
     def _plan(self, temperature: float, first_noise: float) -> None:
         self._set_planned("temperature", temperature)
-        first = first_rho(self.rho)
-        if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(first_noise)
+        if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd):
+            scale_first_(self.rho, first_noise)
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
@@ -336,18 +334,10 @@ class BBB(GradientPosterior, GaussianPosterior):
         return TorchGradients(means, self.rho, self.spread, self.layout)
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
-        return noisy_loss(
-            nll,
-            net,
-            self.noise_name,
-            weights,
-            self.layout.split(std),
-            aliases=self._aliases,
-            by_weight=self._by_weight,
-            generator=self.generator,
-            rows=WHOLE if self.process_group is None else self.process_group.rows,
-            check_used=self.guard.check_used,
-        )
+        common: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
+        common["rows"] = WHOLE if self.process_group is None else self.process_group.rows
+        stds, check = self.layout.split(std), self.guard.check_used
+        return noisy_loss(nll, net, self.noise_name, weights, stds, check_used=check, **common)
 
     def _worst_noise(self, nll: Nll, net: nn.Module, gradients: GaussianGradients, index: int) -> Tensor:
         """The noise of a new draw after the ascent of adversarial sampling."""
