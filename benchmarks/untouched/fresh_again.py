@@ -1,6 +1,6 @@
 """A second set of tasks that no default was chosen on: written after `fit` had come to try temperatures, and run once.
 
-`python -m benchmarks.untouched.fresh_again` runs them. Whoever changes a default in view of these numbers writes others.
+`python -m benchmarks.untouched.fresh_again` runs them. Whoever changes a default in view of them writes new ones.
 """
 
 from __future__ import annotations

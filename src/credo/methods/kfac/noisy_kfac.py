@@ -28,10 +28,12 @@ from credo.core.support.validate import checked_count
 from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
 from credo.methods.kfac.stepper import KroneckerStepper
 from credo.methods.natural.groups import Momentum, Warmup
-from credo.methods.planning import COLDER, RISING_PART, WARM
+from credo.methods.planning import COLDER, RISING_PART
 
 # Of trainings of any length, where `fit` chooses it.
 _TEMPERATURES = {"regression": 0.75, "classification": 0.6}
+# Of noisy data: the damping makes its noise narrower than the posterior's.
+_WARM = 1.5
 
 
 class NoisyKFAC(KroneckerStepper):
@@ -95,9 +97,9 @@ class NoisyKFAC(KroneckerStepper):
         return _TEMPERATURES.get(self.likelihood.task, 1.0)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A temperature that rises to 1 throughout the training, or one above 1; constant in short trainings."""
+        """A temperature that rises to 1 throughout the training, or 1.5 from the start; constant in short trainings."""
         usual = self._planned_temperature(steps, epochs)
-        planned: Any = WARM
+        planned: Any = _WARM
         if is_short:  # too short for a slow rise, and learns less of the noise
             planned = COLDER * usual if plan == "cold" else usual
         elif plan == "cold":

@@ -223,7 +223,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A temperature that rises slowly to a fifth of the usual one, with a weak prior, or quickly to one above 1."""
+        """A temperature that rises slowly to a fifth of the usual one, with a weak prior, or faster to 1."""
         usual = planned_temperature(self.likelihood.task, epochs)
         if plan == "cold":
             to, part = 2 * COLDER * usual, RISING_PART
