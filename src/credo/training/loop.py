@@ -112,8 +112,8 @@ def train(
         calibrate: Choose the scale of the noise and the temperature (`credo.calibrate`): on `validation` after the last
             epoch. Without it, a tenth of the loader's rows is held out for half of the epochs, then chooses, and is
             trained on with all others in the second half.
-        try_temperatures: Where the method's `temperature` is open and epochs are 20 or more, choose a low or a high one
-            by two short trainings (27 % more passes); needs the likelihood's own loss and rows that can be divided.
+        try_temperatures: Where the method's `temperature` is open and epochs are 30 or more, choose a low or a high one
+            by two short trainings (22 % more passes); needs the likelihood's own loss and rows that can be divided.
         schedule: "cosine" (after a warm-up over a twentieth of the training), "constant", "plateau", or a function of
             the time in epochs (see `make_schedule`) that returns the factor on the learning rate.
         checkpoint: File for the whole state, written after each epoch.

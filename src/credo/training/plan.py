@@ -2,7 +2,7 @@
 
 Clean data of a sharp function need a low temperature, else the network stays flat; noisy data need a high one, else it
 learns the noise. Numbers of rows, inputs and weights do not tell them apart. So a cold and a warm plan are tried for a
-fifth of the epochs on two thirds of the rows; the one that is better on the other third is taken, if beyond chance.
+sixth of the epochs on two thirds of the rows; the one that is better on the other third is taken, if beyond chance.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from credo.core.errors import NonFiniteError
 from credo.core.likelihood import Categorical, GaussianNoise
 from credo.core.network.inputs import read_batches
 from credo.core.posterior import Posterior
-from credo.methods.planning import LONG_TRAINING
-from credo.predict import predict
+from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.epoch_batches import Loader, seeded_epoch
 from credo.training.given_back import GivenBack
 from credo.training.held_out import hold_out
 
-# Parts of the epochs and of the rows, and most steps. Trainings that are not long are cold by their plan.
-PART, HELD_OUT_PART, MOST_STEPS = 0.2, 1 / 3, 1000
+# Fewest epochs of a training that others precede (in fewer than five of their own they see nothing of the noise that a
+# network learns later), their parts of the epochs and of the rows, and most steps of one.
+FEWEST_EPOCHS, PART, HELD_OUT_PART, MOST_STEPS = 30, 1 / 6, 1 / 3, 1000
 # Standard errors by which a plan must be better. A short training has learned less noise than a long one will, which
 # favours the cold plan.
 COLD_BY, WARM_BY = 1.0, 0.5
-DRAWS = 32
+DRAWS = 8
 
 Train = Callable[..., Iterable[Any]]
 
@@ -55,7 +55,7 @@ def plan_training(
         options: Options of `train` for the short trainings: `seed`, `forward`, `target` and what else differs.
     """
     plan = None
-    if train is not None and epochs >= LONG_TRAINING and _is_open(posterior):
+    if train is not None and epochs >= FEWEST_EPOCHS and _is_open(posterior):
         plan = _tried(posterior, given_back.rest if given_back else loader, epochs, train, options)
     steps = given_back.steps if given_back else epochs * len(loader)
     for part in posterior.all_posteriors():
@@ -126,7 +126,12 @@ def _tried(posterior: Posterior, loader: Loader, epochs: int, train: Train, opti
             except NonFiniteError:
                 losses[plan] = torch.tensor([math.inf])
                 continue
-            assert prediction.log_likelihood is not None
-            assert prediction.targets is not None
-            losses[plan], constant = -prediction.log_likelihood, constant_loss(prediction.targets)
+            y, log_likelihood = prediction.targets, prediction.log_likelihood
+            if (
+                y is None
+                or log_likelihood is None
+                or not isinstance(prediction, ClassPrediction | RegressionPrediction)
+            ):
+                return None  # labels of positions
+            losses[plan], constant = -log_likelihood, constant_loss(y)
     return chosen(losses["cold"], losses["warm"], constant)
