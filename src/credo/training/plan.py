@@ -31,6 +31,8 @@ FEWEST_EPOCHS, PART, HELD_OUT_PART, MOST_STEPS = 30, 1 / 6, 1 / 3, 1000
 # Standard errors by which a plan must be better. A short training has learned less noise than a long one will, which
 # favours the cold plan.
 COLD_BY, WARM_BY = 1.0, 0.5
+# Nats between a network and a constant prediction.
+NOTHING_LEARNED = 0.02
 DRAWS = 8
 
 Train = Callable[..., Iterable[Any]]
@@ -66,7 +68,7 @@ def plan_training(
 
 
 def chosen(cold: Tensor, warm: Tensor, constant: float) -> str | None:
-    """The plan that is better beyond chance, if one is; None also if neither has learned anything.
+    """The plan that is better beyond chance, if one is; None also if the cold one learned neither function nor noise.
 
     Args:
         cold: NLL of each held-out row after the cold training.
@@ -77,7 +79,7 @@ def chosen(cold: Tensor, warm: Tensor, constant: float) -> str | None:
         return "cold" if torch.isfinite(cold).all() else None
     if not torch.isfinite(cold).all():
         return "warm"
-    if min(cold.mean(), warm.mean()) > constant:
+    if abs(float(cold.mean()) - constant) < NOTHING_LEARNED:
         return None
     difference = (cold - warm).double()
     error = float(difference.std()) / math.sqrt(len(difference))
