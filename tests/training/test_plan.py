@@ -65,18 +65,23 @@ def test_a_constant_prediction_has_the_loss_of_the_targets_own_distribution() ->
     assert constant_loss(torch.tensor([0, 0, 2, 0])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
 
 
+def planned_for(method: str, x: Tensor, y: Tensor, epochs: int) -> credo.Posterior:
+    """Stopped after its first step."""
+    posterior = credo.METHODS[method](network(x.shape[1]), data_size=len(x), likelihood="gaussian")
+    with pytest.raises(TrainingStopped):
+        train(posterior, epochs, loader=Batches(Split(x, y), batch_size=32), stop=lambda: posterior.steps == 1)
+    return posterior
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_noise_makes_it_warm_and_a_sharp_function_cold(method: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(160, 8, generator=generator)
-    y = 0.5 * x[:, :1] + torch.randn(160, 1, generator=generator)
-    noisy = credo.METHODS[method](network(8), data_size=160, likelihood="gaussian")
-    train(noisy, 60, loader=Batches(Split(x, y), batch_size=32))
+    x = torch.randn(160, 12, generator=generator)
+    noisy = planned_for(method, x, 0.5 * x[:, :1] + torch.randn(160, 1, generator=generator), 200)
     assert last(noisy) == (1.5 if method == "noisy-kfac" else 1.0)
     x = 3 * torch.rand(600, 2, generator=generator) - 1.5
     y = torch.sin(4 * x[:, :1] + 2 * x[:, 1:]) + 0.05 * torch.randn(600, 1, generator=generator)
-    sharp = credo.METHODS[method](network(), data_size=600, likelihood="gaussian")
-    train(sharp, 40, loader=Batches(Split(x, y), batch_size=32))
+    sharp = planned_for(method, x, y, 40)
     usual = planned_temperature("regression", 40)
     assert last(sharp) == pytest.approx({"bbb": 0.1 * usual, "vogn": 0.2 * usual, "noisy-kfac": 1.0}[method])
     if method == "noisy-kfac":
