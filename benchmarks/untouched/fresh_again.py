@@ -13,7 +13,7 @@ from sklearn import datasets
 from torch import nn
 
 from benchmarks.untouched.noisy import flipped, of_series
-from benchmarks.untouched.tasks import Problem, Task, made_table, small_convnet, some_images
+from benchmarks.untouched.tasks import Problem, Task, made_table, small_convnet
 from credo.data import Split
 
 
@@ -119,11 +119,6 @@ FRESH_AGAIN: dict[str, Task] = {
     "rare": Task("a rare class, 800 rows, MLP 50-50", made_table(800, _rare, 50, 50)),
     "noisy-pixels": Task("digits with noise and wrong labels, 700 images, convnet", _noisy_pixels),
     "motif": Task("two motifs in chains of letters, 700 chains, convnet", _motif),
-    "few-clothes": Task(
-        "Fashion-MNIST, 700 images, convnet",
-        some_images("fashion-mnist", 700, 20, lambda seed: small_convnet(1, 28, 10, seed)),
-        "fashion-mnist",
-    ),
 }
 
 
