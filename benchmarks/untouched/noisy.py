@@ -2,11 +2,13 @@
 
 Rules are tried on the tasks of `DEVELOPMENT`; those of `CHECK` are looked at once, with the rule that is left. All
 were written before any rule was tried. Test rows are as noisy as training rows.
+`python -m benchmarks.untouched.noisy` runs both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -257,4 +259,10 @@ CHECK: dict[str, Task] = {
     "few-mnist": Task("MNIST, 400 images, convnet", some_images("mnist", 400, 20, _convnet), "mnist"),
     "step-up": Task("a step in a noisy series, 600 series, convnet", _step_up),
 }
-HALVES = {"development": DEVELOPMENT, "check": CHECK}
+FOLDER = Path("results/benchmarks/untouched-noisy")
+
+
+if __name__ == "__main__":
+    from benchmarks.untouched.__main__ import main  # which imports this module
+
+    main(possible=CHECK | DEVELOPMENT, folder=FOLDER)

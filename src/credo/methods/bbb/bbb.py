@@ -67,7 +67,7 @@ class BBB(GradientPosterior, GaussianPosterior):
             `AdversarialSampling(...)` adds the worst weights near each draw.
         draws: Passes a step, averaged; more of them lower the gradient variance at their cost.
         temperature: Factor on the KL: 1 is the Bayes posterior, less is a cold one. None: `fit` chooses it for the task
-            and the number of epochs (`credo.methods.planning`); 1 in a loop of your own.
+            and the number of epochs, by two short trainings if these are many; 1 in a loop of your own.
         kl_term: How the KL is computed and weighted: a `KLTerm`, a mapping of its fields, or the name of an estimator
             (`"auto"`, `"closed"`, `"monte-carlo"`, `"ard"`).
         spread: `"free"`: σ = softplus(ρ). `"relative"`: σ = √α·|μ| with a learned α of each weight, `"relative-layer"`

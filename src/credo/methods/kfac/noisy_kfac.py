@@ -55,8 +55,8 @@ class NoisyKFAC(KroneckerStepper):
         clip: Bound on lr²·mᵀF⁻¹m, about twice the KL between a step's old and new predictions; None: no bound.
         draws: Draws a step, whose gradients are averaged.
         temperature: τ; below 1 the posterior is narrower, 1 is the exact one. None: `fit` chooses it for the task and
-            the number of epochs; 1 in a loop of your own. A `Warmup`, or a mapping of its fields,
-            rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
+            the number of epochs, by two short trainings if these are many; 1 in a loop of your own. A `Warmup`, or a
+            mapping of its fields, rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
         random: Which parameters are random: `"all"` but the affine ones of normalisation layers, `"weights"`, `"last"`,
             name globs, or a predicate of name and parameter.
         likelihood: How outputs are distributed, `"categorical"` by default.
