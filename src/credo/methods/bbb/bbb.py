@@ -238,7 +238,9 @@ class BBB(GradientPosterior, GaussianPosterior):
             self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A tenth of the usual temperature, or 1, with as much less or more noise at the start."""
+        """In a short training a tenth of the usual temperature or 1, with as much less or more noise at the start."""
+        if plan == "cold" and not is_short:
+            return self.plan_training_(steps=steps, epochs=epochs)
         usual = planned_temperature(self.likelihood.task, epochs)
         temperature = max(WARM, usual) if plan == "warm" else COLDER * usual
         self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)

@@ -223,13 +223,13 @@ class VOGN(GaussNewton, NaturalGaussian):
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A temperature that rises slowly to a fifth of the usual one, with a weak prior, or faster to 1."""
-        usual = planned_temperature(self.likelihood.task, epochs)
-        if plan == "cold":
-            to, part = 2 * COLDER * usual, RISING_PART
+        """A temperature that rises to 1; in a short training slowly to a fifth of the usual one, or to the usual one."""
+        to, part = planned_temperature(self.likelihood.task, epochs), 0.5
+        if plan == "cold" and is_short:
+            to, part = 2 * COLDER * to, RISING_PART
             self._plan_prior(1.0)
-        else:  # a short training learns less of the noise
-            to, part = usual if is_short else max(WARM, usual), 0.5
+        elif plan == "warm" and not is_short:
+            to = max(WARM, to)
         self._set_planned("temperature", {"start": to / 100, "steps": max(1, int(part * steps)), "to": to})
         self.plan_training_(steps=steps, epochs=epochs)
 
