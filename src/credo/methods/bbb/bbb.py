@@ -238,11 +238,9 @@ class BBB(GradientPosterior, GaussianPosterior):
             self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """In a short training a tenth of the usual temperature or 1, with as much less or more noise at the start."""
-        if plan == "cold" and not is_short:
-            return self.plan_training_(steps=steps, epochs=epochs)
+        """Cold: a tenth of the usual temperature in a short training, and the usual one. Warm: 1, with more first noise."""
         usual = planned_temperature(self.likelihood.task, epochs)
-        temperature = max(WARM, usual) if plan == "warm" else COLDER * usual
+        temperature = max(WARM, usual) if plan == "warm" else usual * (COLDER if is_short else 1)
         self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)
 
     def _plan(self, temperature: float, first_noise: float) -> None:

@@ -223,7 +223,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A temperature that rises to 1; in a short training slowly to a fifth of the usual one, or to the usual one."""
+        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one."""
         to, part = planned_temperature(self.likelihood.task, epochs), 0.5
         if plan == "cold" and is_short:
             to, part = 2 * COLDER * to, RISING_PART
