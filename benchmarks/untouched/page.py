@@ -24,13 +24,14 @@ def tables(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
         records: The numbers of every task's record.
     """
     plans = [name for name in _present(made) if name.removesuffix(USUAL) in JUDGED]
+    tried = {"plans": differences(made, plans)} if {*plans} - {*JUDGED} else {}
     calibrated = ["plain + temperature", *(name for name in _present(made) if name.endswith(CALIBRATED))]
     return {
         "aims": aims(made, records),
         "verdicts": verdicts(made),
         "differences": differences(made, [name for name in _present(made) if name in SHOWN]),
         "calibrated": differences(made, calibrated),
-        "plans": differences(made, plans),
+        **tried,
         "auto": of_auto(made),
         "auto-aims": aims_of_auto(made, records),
         "coverage": coverage(records, [name for name in _present(made) if name in ("plain", *SHOWN)]),
