@@ -12,7 +12,7 @@ from benchmarks.untouched.table import BASELINES, MARGIN, Difference, compared
 Records = Mapping[str, Mapping[str, Any]]  # by task, then by "contender, seed n"
 JUDGED = ("bbb", "vogn", "noisy-kfac")  # the methods whose defaults have aims
 SHOWN = ("map", "mc-dropout", "bbb", "vogn", "ivon", "noisy-kfac", "node-bnn", "swag", "laplace")
-CALIBRATED = " + calibrate"
+CALIBRATED, USUAL = " + calibrate", ", usual plan"
 WORSE = 0.01  # nats: what the interval of `credo.auto` must not lie wholly above
 
 
@@ -23,12 +23,15 @@ def tables(made: Mapping[str, Any], records: Records) -> dict[str, Any]:
         made: What `table.summary` returns.
         records: The numbers of every task's record.
     """
+    plans = [name for name in _present(made) if name.removesuffix(USUAL) in JUDGED]
+    tried = {"plans": differences(made, plans)} if {*plans} - {*JUDGED} else {}
     calibrated = ["plain + temperature", *(name for name in _present(made) if name.endswith(CALIBRATED))]
     return {
         "aims": aims(made, records),
         "verdicts": verdicts(made),
         "differences": differences(made, [name for name in _present(made) if name in SHOWN]),
         "calibrated": differences(made, calibrated),
+        **tried,
         "auto": of_auto(made),
         "auto-aims": aims_of_auto(made, records),
         "coverage": coverage(records, [name for name in _present(made) if name in ("plain", *SHOWN)]),

@@ -137,6 +137,7 @@ class Learner:
             checkpoint=checkpoint,
             schedule=self.schedule,
             seed=self.seed,
+            try_temperatures=False,
         )
 
     def _moments(self, posterior: Posterior, task: Task, train: Split) -> GaussianMoments | None:

@@ -22,6 +22,8 @@ class TrainingHooks:
     """Whether `loss_scale` may differ from 1: not where a step squares gradients inside the backward pass."""
     can_compile: bool = True
     """Whether its passes may run compiled: not where a step puts something of its own into single layers."""
+    tries_plans: ClassVar[bool] = False
+    """Whether `fit` tries a cold and a warm plan of an open temperature in short trainings: see `plan_as_`."""
     loss_scale: float = 1.0
     """Factor on the loss in the backward pass only, for float16: gradients are divided by it before they are read."""
     ledger: Ledger
@@ -46,6 +48,17 @@ class TrainingHooks:
             steps: Steps of the training.
             epochs: Times that every example is seen.
         """
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """As `plan_training_`, with a temperature for data with little noise, or with much.
+
+        Args:
+            plan: `"cold"` or `"warm"`.
+            steps: Steps of the training.
+            epochs: Times that every example is seen, in the whole training.
+            is_short: Whether the training is a short one, to compare the plans.
+        """
+        self.plan_training_(steps=steps, epochs=epochs)
 
     def end_epoch_(self, loader: Iterable[Any], *, epoch: int, epochs: int) -> None:
         """Do what needs a pass over the training data between epochs; `fit` calls it after each of them.

@@ -215,8 +215,8 @@ def _check_inputs(model: nn.Module, keys: Sequence[str], inputs: Sequence[Tensor
         signature.bind(**dict(zip(keys, inputs, strict=True))) if keys else signature.bind(*inputs)
     except TypeError as error:
         raise TypeError(
-            f"{type(model).__name__}.forward takes {signature}, and example has {given}: give the inputs of the network "
-            "alone, without targets."
+            f"{type(model).__name__}.forward takes {signature}, and example has {given}: give the inputs of the "
+            "network alone, without targets."
         ) from error
 
 

@@ -21,6 +21,12 @@ LONG_TRAINING = 20.0
 # Averages of the curvature span this part of the training, within bounds in steps.
 AVERAGED_PART = 1 / 20
 FEWEST_AVERAGED, MOST_AVERAGED = 20.0, 1000.0
+# For data with little noise a part of the usual temperature; for noisy data that of the Bayes posterior
+# (credo.training.plan).
+COLDER = 0.1
+WARM = 1.0
+# A temperature that rises does so over this part of the training.
+RISING_PART = 0.9
 # A long training begins with this part of the noise of a short one.
 LEAST_NOISE = 0.25
 

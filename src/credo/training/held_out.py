@@ -15,42 +15,47 @@ HELD_OUT, MOST_HELD_OUT, WANTED = 0.1, 0.2, 100
 _ADVICE = "give validation=, batches of rows that are not trained on."
 
 
-def held_out_count(rows: int, wanted: int = WANTED) -> int:
+def held_out_count(rows: int, wanted: int = WANTED, part: float | None = None) -> int:
     """How many of the training rows are held out: a tenth, at least `wanted` where these are no more than a fifth.
 
     Args:
         rows: Number of all rows.
         wanted: Number of rows to hold out of few.
+        part: This part of them instead.
     """
+    if part is not None:
+        return round(part * rows)
     return round(min(MOST_HELD_OUT * rows, max(HELD_OUT * rows, wanted)))
 
 
-def hold_out(loader: Any, seed: int, wanted: int = WANTED) -> tuple[Any, Iterable[Any]]:
+def hold_out(loader: Any, seed: int, wanted: int = WANTED, part: float | None = None) -> tuple[Any, Iterable[Any]]:
     """Training batches without some rows, and batches of these rows; raises ValueError if that is not possible.
 
-    Whole batches of a list are held out, a tenth of them.
+    Whole batches of a list are held out, a tenth of them or `part`.
 
     Args:
         loader: `Batches`, a `DataLoader` of a data set with a length, or a list of batches.
         seed: Seed of the choice.
         wanted: As in `held_out_count`.
+        part: As in `held_out_count`.
     """
     if isinstance(loader, Batches):
-        return _of_split(loader, seed, wanted)
+        return _of_split(loader, seed, held_out_count(len(loader.split), wanted, part))
     if isinstance(loader, DataLoader):
-        return _of_loader(loader, seed, wanted)
+        return _of_loader(loader, seed, wanted, part)
     if isinstance(loader, Sequence):
-        chosen = chosen_rows(len(loader), max(1, len(loader) // 10), seed)
+        count = len(loader) // 10 if part is None else round(part * len(loader))
+        chosen = chosen_rows(len(loader), max(1, count), seed)
         if len(loader) < 5:
             raise ValueError(f"Of {len(loader)} training batches none can be held out: {_ADVICE}")
         return [b for i, b in enumerate(loader) if i not in chosen], [b for i, b in enumerate(loader) if i in chosen]
     raise ValueError(f"No rows can be held out of a {type(loader).__name__}: {_ADVICE}")
 
 
-def _of_split(train: Batches, seed: int, wanted: int) -> tuple[Batches, Batches]:
+def _of_split(train: Batches, seed: int, count: int) -> tuple[Batches, Batches]:
     if train.world != 1:
         raise ValueError(f"These batches are the shard of one process, of which no rows can be held out: {_ADVICE}")
-    chosen = chosen_rows(len(train.split), held_out_count(len(train.split), wanted), seed)
+    chosen = chosen_rows(len(train.split), count, seed)
     mask = torch.tensor([row in chosen for row in range(len(train.split))])
     _check(len(train.split), len(chosen))
     rest = Batches(
@@ -66,12 +71,14 @@ def _of_split(train: Batches, seed: int, wanted: int) -> tuple[Batches, Batches]
     return rest, rows
 
 
-def _of_loader(train: DataLoader[Any], seed: int, wanted: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def _of_loader(
+    train: DataLoader[Any], seed: int, wanted: int, part: float | None
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
     usual = isinstance(train.sampler, RandomSampler | SequentialSampler) and train.batch_size is not None
     if not (usual and hasattr(train.dataset, "__len__")):
         raise ValueError(f"No rows can be held out of a DataLoader with a sampler of its own: {_ADVICE}")
     total = len(train.dataset)
-    chosen = chosen_rows(total, held_out_count(total, wanted), seed)
+    chosen = chosen_rows(total, held_out_count(total, wanted, part), seed)
     _check(total, len(chosen))
     common: dict[str, Any] = {"batch_size": train.batch_size, "collate_fn": train.collate_fn}
     common |= {"num_workers": train.num_workers, "pin_memory": train.pin_memory}

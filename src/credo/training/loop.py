@@ -40,6 +40,7 @@ from credo.training.loader_checks import (
     check_statistics,
     check_whole,
 )
+from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.seen_rows import SeenRows
@@ -79,6 +80,7 @@ def train(
     monitor: str = "nll",
     patience: int | None = None,
     calibrate: bool = False,
+    try_temperatures: bool = True,
     schedule: str | Schedule = "cosine",
     checkpoint: Path | str | None = None,
     checkpoint_every: int | None = None,
@@ -117,6 +119,8 @@ def train(
         calibrate: Choose the scale of the noise and the temperature (`credo.calibrate`): on `validation` after the last
             epoch. Without it, a tenth of the loader's rows is held out for half of the epochs, then chooses, and is
             trained on with all others in the second half.
+        try_temperatures: Where the method's `temperature` is open and epochs are 30 or more, choose a low or a high one
+            by two short trainings (22 % more passes); needs the likelihood's own loss and rows that can be divided.
         schedule: "cosine" (after a warm-up over a twentieth of the training), "constant", "plateau", or a function of
             the time in epochs (see `make_schedule`) that returns the factor on the learning rate.
         checkpoint: File for the whole state, written after each epoch.
@@ -179,8 +183,9 @@ def train(
         yield EpochRecord(**earlier)
     loss = nll or likelihood_nll(posterior, read, None if examples is not None else weights)
     if posterior.steps == 0:
-        for part in posterior.all_posteriors():
-            part.plan_training_(steps=given_back.steps if given_back else epochs * len(loader), epochs=epochs)
+        tried = try_temperatures and not (nll or examples or weights or compile)
+        reading = {"forward": forward, "target": target, "precision": precision, "stop": stop}
+        plan_training(posterior, loader, given_back, epochs, train if tried else None, seed=seed, **reading)
     whole = read_batches(loader, forward, target)
     first = None if nll is not None else read
     shared = (counts, checkpoints, timer, progress, seed, on_step, first, given_back, place)

@@ -220,7 +220,8 @@ class Trials:
                 raise NoTimeError
 
         options: dict[str, Any] = {"checkpoint": path, "keep": 1, "seed": self.seed + job.first, "on_step": on_step}
-        options |= {"forward": self.forward, "target": self.target}
+        # Passes of short trainings would not be those of the budget.
+        options |= {"forward": self.forward, "target": self.target, "try_temperatures": False}
         began = time.monotonic()
         for record in train(posterior, self.loader, epochs=epochs, **options):
             began, before = time.monotonic(), began

@@ -39,13 +39,13 @@ from credo.core.support.validate import checked_count
 from credo.methods.adversarial_sampling import weight_gradients
 from credo.methods.bbb.activation_noise import noisy_loss
 from credo.methods.bbb.gradient_buffers import GaussianGradients, TorchGradients
-from credo.methods.bbb.init import Init, first_rho, initial_rho, initialise_mean_
+from credo.methods.bbb.init import Init, initial_rho, initialise_mean_, scale_first_
 from credo.methods.bbb.kl import KL_NAMES as KL_NAMES
 from credo.methods.bbb.kl import monte_carlo_kl, prior_for, relative_ard_kl, uses_closed_form
 from credo.methods.bbb.std_parameterization import RelativeStd, SoftplusStd, make_spread
 from credo.methods.bbb.step_noise import NOISE_NAMES as NOISE_NAMES
 from credo.methods.bbb.step_noise import Noise, chosen_noise
-from credo.methods.planning import checked_temperature, planned_noise, planned_temperature
+from credo.methods.planning import COLDER, WARM, checked_temperature, planned_noise, planned_temperature
 
 # Default learning rates: σ changes more slowly than the means, which find the function before the noise grows.
 _MEAN_RATE = 1.5e-2
@@ -67,7 +67,7 @@ class BBB(GradientPosterior, GaussianPosterior):
             `AdversarialSampling(...)` adds the worst weights near each draw.
         draws: Passes a step, averaged; more of them lower the gradient variance at their cost.
         temperature: Factor on the KL: 1 is the Bayes posterior, less is a cold one. None: `fit` chooses it for the task
-            and the number of epochs (`credo.methods.planning`); 1 in a loop of your own.
+            and the number of epochs, by two short trainings if these are many; 1 in a loop of your own.
         kl_term: How the KL is computed and weighted: a `KLTerm`, a mapping of its fields, or the name of an estimator
             (`"auto"`, `"closed"`, `"monte-carlo"`, `"ard"`).
         spread: `"free"`: σ = softplus(ρ). `"relative"`: σ = √α·|μ| with a learned α of each weight, `"relative-layer"`
@@ -82,7 +82,7 @@ class BBB(GradientPosterior, GaussianPosterior):
         seed: Start of the posterior's own random numbers.
     """
 
-    can_defer_checks = True
+    can_defer_checks = tries_plans = True
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.01, 1.0)}
     _not_in_config = ("init",)
     _renamed_arguments: ClassVar[Renamed] = {
@@ -234,12 +234,19 @@ class BBB(GradientPosterior, GaussianPosterior):
 
     def plan_training_(self, *, steps: int, epochs: float) -> None:
         """Choose the temperature for `epochs` epochs and the first σ for `steps` steps, if both were left open."""
-        if self.arguments["temperature"] is not None:
-            return
-        self._set_planned("temperature", planned_temperature(self.likelihood.task, epochs))
-        first = first_rho(self.rho)
-        if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd) and torch.equal(self.rho, first):
-            self.scale_noise_(planned_noise(steps))
+        if self.arguments["temperature"] is None:
+            self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """Cold: a tenth of the usual temperature in a short training, and the usual one. Warm: 1, more first noise."""
+        usual = planned_temperature(self.likelihood.task, epochs)
+        temperature = max(WARM, usual) if plan == "warm" else usual * (COLDER if is_short else 1)
+        self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)
+
+    def _plan(self, temperature: float, first_noise: float) -> None:
+        self._set_planned("temperature", temperature)
+        if self.arguments["init"] == Init() and isinstance(self.spread, SoftplusStd):
+            scale_first_(self.rho, first_noise)
 
     def _set_planned(self, name: str, value: Any) -> None:
         super()._set_planned(name, value)
@@ -327,18 +334,10 @@ class BBB(GradientPosterior, GaussianPosterior):
         return TorchGradients(means, self.rho, self.spread, self.layout)
 
     def _noisy_nll(self, nll: Nll, net: nn.Module, weights: dict[str, Tensor], std: Tensor) -> Tensor:
-        return noisy_loss(
-            nll,
-            net,
-            self.noise_name,
-            weights,
-            self.layout.split(std),
-            aliases=self._aliases,
-            by_weight=self._by_weight,
-            generator=self.generator,
-            rows=WHOLE if self.process_group is None else self.process_group.rows,
-            check_used=self.guard.check_used,
-        )
+        common: dict[str, Any] = {"aliases": self._aliases, "by_weight": self._by_weight, "generator": self.generator}
+        common["rows"] = WHOLE if self.process_group is None else self.process_group.rows
+        stds, check = self.layout.split(std), self.guard.check_used
+        return noisy_loss(nll, net, self.noise_name, weights, stds, check_used=check, **common)
 
     def _worst_noise(self, nll: Nll, net: nn.Module, gradients: GaussianGradients, index: int) -> Tensor:
         """The noise of a new draw after the ascent of adversarial sampling."""

@@ -139,6 +139,18 @@ def initial_rho(
     return first_rho(mean) if init.std is None else inverse_softplus(torch.full_like(mean, init.std))
 
 
+@torch.no_grad()
+def scale_first_(rho: Tensor, factor: float) -> None:
+    """Multiply every σ by `factor`, if they are those of a start where nothing was given.
+
+    Args:
+        rho: ρ with σ = softplus(ρ).
+        factor: Of σ.
+    """
+    if torch.equal(rho, first_rho(rho)):
+        rho.copy_(inverse_softplus(factor * nn.functional.softplus(rho)))
+
+
 def first_rho(like: Tensor) -> Tensor:
     """ρ before training where nothing was given.
 

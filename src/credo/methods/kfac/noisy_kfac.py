@@ -28,9 +28,12 @@ from credo.core.support.validate import checked_count
 from credo.methods.kfac.groups import RENAMED, KroneckerCurvature
 from credo.methods.kfac.stepper import KroneckerStepper
 from credo.methods.natural.groups import Momentum, Warmup
+from credo.methods.planning import COLDER, RISING_PART
 
 # Of trainings of any length, where `fit` chooses it.
 _TEMPERATURES = {"regression": 0.75, "classification": 0.6}
+# Of noisy data: the damping makes its noise narrower than the posterior's.
+_WARM = 1.5
 
 
 class NoisyKFAC(KroneckerStepper):
@@ -52,8 +55,8 @@ class NoisyKFAC(KroneckerStepper):
         clip: Bound on lr²·mᵀF⁻¹m, about twice the KL between a step's old and new predictions; None: no bound.
         draws: Draws a step, whose gradients are averaged.
         temperature: τ; below 1 the posterior is narrower, 1 is the exact one. None: `fit` chooses it for the task and
-            the number of epochs; 1 in a loop of your own. A `Warmup`, or a mapping of its fields,
-            rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
+            the number of epochs, by two short trainings if these are many; 1 in a loop of your own. A `Warmup`, or a
+            mapping of its fields, rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
         random: Which parameters are random: `"all"` but the affine ones of normalisation layers, `"weights"`, `"last"`,
             name globs, or a predicate of name and parameter.
         likelihood: How outputs are distributed, `"categorical"` by default.
@@ -63,6 +66,7 @@ class NoisyKFAC(KroneckerStepper):
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.05, 1.0)}
     # Of both factors it is part of the damping: VOGN's 5 would keep small data sets from being fitted.
     planned_prior_precision: ClassVar[float] = 1.0
+    tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = RENAMED
 
     def __init__(
@@ -91,6 +95,17 @@ class NoisyKFAC(KroneckerStepper):
     def _planned_temperature(self, steps: int, epochs: float) -> float:
         # It learns fast also in noise, and overfits fast without: warmer, and the same for short trainings.
         return _TEMPERATURES.get(self.likelihood.task, 1.0)
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """A temperature that rises to 1 throughout the training, or 1.5 from the start; constant in short trainings."""
+        usual = self._planned_temperature(steps, epochs)
+        planned: Any = _WARM
+        if is_short:  # too short for a slow rise, and learns less of the noise
+            planned = COLDER * usual if plan == "cold" else usual
+        elif plan == "cold":
+            planned = {"start": 0.01, "steps": max(1, int(RISING_PART * steps)), "to": 1.0}
+        self._set_planned("temperature", planned)
+        self.plan_training_(steps=steps, epochs=epochs)
 
     def draw(self) -> dict[str, Tensor]:
         """Means plus correlated noise for every random parameter; the mean before the first step."""

@@ -58,8 +58,11 @@ class NaturalSettings(Posterior, ABC):
             self._set_planned("temperature", self._planned_temperature(steps, epochs))
         if given["curvature"].decay is None:
             self._set_planned("curvature.decay", self._planned_decay(steps))
-        if all(given.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
-            self._set_planned("prior_precision", self.planned_prior_precision)
+        self._plan_prior(self.planned_prior_precision)
+
+    def _plan_prior(self, precision: float) -> None:
+        if all(self.arguments.get(name) is None for name in ("prior", "prior_precision", "weight_decay")):
+            self._set_planned("prior_precision", precision)
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
         return planned_temperature(self.likelihood.task, epochs)

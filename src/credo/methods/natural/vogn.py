@@ -47,7 +47,7 @@ from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
-from credo.methods.planning import planned_temperature
+from credo.methods.planning import COLDER, RISING_PART, WARM, planned_temperature
 
 
 class GaussNewton(DiagonalStepper, ABC):
@@ -174,8 +174,8 @@ class VOGN(GaussNewton, NaturalGaussian):
         noise: `"weights"`, or an `AdversarialSampling`, which mixes the gradients at a draw with those at the worst
             weights near another (an experiment).
         temperature: τ; below 1 the posterior is narrower, 1 is the exact one. None: `fit` chooses it for the task and
-            the number of epochs; 1 in a loop of your own. A `Warmup`, or a mapping of its fields,
-            rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
+            the number of epochs, by two short trainings if these are many; 1 in a loop of your own. A `Warmup`, or a
+            mapping of its fields, rises linearly. Data augmentation that is worth k times the data: `temperature=1/k`.
         random: Which parameters are random: `"all"` but the affine ones of normalisation layers, `"weights"`, `"last"`,
             name globs, or a predicate of name and parameter.
         likelihood: How outputs are distributed, `"categorical"` by default.
@@ -183,7 +183,7 @@ class VOGN(GaussNewton, NaturalGaussian):
     """
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.02, 1.0)}
-
+    tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = {
         **RENAMED_MOMENTUM,
         **RENAMED_CURVATURE,
@@ -221,6 +221,17 @@ class VOGN(GaussNewton, NaturalGaussian):
         # already, and short trainings, are lost: it rises over the first half.
         to = planned_temperature(self.likelihood.task, epochs)
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
+
+    def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
+        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one."""
+        to, part = planned_temperature(self.likelihood.task, epochs), 0.5
+        if plan == "cold" and is_short:
+            to, part = 2 * COLDER * to, RISING_PART
+            self._plan_prior(1.0)
+        elif plan == "warm" and not is_short:
+            to = max(WARM, to)
+        self._set_planned("temperature", {"start": to / 100, "steps": max(1, int(part * steps)), "to": to})
+        self.plan_training_(steps=steps, epochs=epochs)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
         assert self.attack is not None
