@@ -118,6 +118,7 @@ SIZES: dict[str, tuple[Callable[[], Any], tuple[int, int] | None]] = {
     "set of batches": (lambda: DataLoader(SET, batch_size=None), None),
     "stream": (lambda: DataLoader(Stream(), batch_size=10), None),
     "list": (lambda: [(X, Y)], (100, 100)),
+    "list of one batch": (lambda: [(X, Y)] * 5, (100, 500)),
     "list of what cannot be counted": (lambda: [object()], None),
 }
 

@@ -143,6 +143,7 @@ def test_a_gradient_that_is_not_finite_names_its_parameter() -> None:
 # -- what it leaves alone ------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::credo.ReusedRowsWarning")
 @pytest.mark.parametrize("method", [credo.MAP, credo.MCDropout, credo.BBB])
 def test_the_global_generator_is_left_as_it_was(method: Callable[..., credo.Posterior], tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(X, Y), batch_size=6, shuffle=True)

@@ -179,8 +179,11 @@ def known_size(loader: Any) -> tuple[int, int] | None:
         return own, own
     if isinstance(loader, list | tuple):
         counts = [rows_of(batch) for batch in loader]
-        rows = 0 if None in counts else sum(count for count in counts if count is not None)
-        return (rows, rows * process_count()) if rows else None
+        if not counts or None in counts:
+            return None
+        once = {id(batch): count for batch, count in zip(loader, counts, strict=True)}  # [batch] * 100 repeats its rows
+        low, high = (sum(count or 0 for count in each) for each in (once.values(), counts))
+        return (low, high * process_count()) if low else None
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
