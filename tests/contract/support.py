@@ -111,7 +111,7 @@ def trains_and_predicts(method: str, target: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", credo.CredoWarning)
             credo.fit(posterior, batches, epochs=4, progress=False)
-        found = credo.predict(posterior, batches, draws=3)
+            found = credo.predict(posterior, batches, draws=3)
     except ValueError:
         return NO
     assert math.isfinite(float(found.log_likelihood.double().mean())), (method, target)

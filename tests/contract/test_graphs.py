@@ -55,6 +55,7 @@ def test_every_kind_of_method_trains_and_predicts_nodes(name: str) -> None:
     assert torch.equal(new.probs, prediction.probs)
 
 
+@pytest.mark.filterwarnings("ignore:Rows for calibration:credo.ReusedRowsWarning")
 def test_the_rows_are_those_of_the_targets_wherever_the_edges_are() -> None:
     posterior = credo.MAP(network(), data_size=NODES)
     credo.fit(posterior, graph(Y), epochs=5)

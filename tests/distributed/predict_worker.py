@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from credo.cli.app import app
 from credo.core.distributed.setup import distribute, join
+from credo.core.errors import PredictiveWarning
 from credo.core.likelihood import GaussianNoise
 from credo.core.posterior import Posterior
 from credo.methods import BBB, MAP, Ensemble, Laplace, MCDropout, NodeBNN, NoisyKFAC
@@ -98,7 +100,9 @@ def counted(posterior: Posterior, passes: list[int]) -> None:
 
 
 def asked(posterior: Posterior, option: str, shard: str) -> Any:
-    return predict(posterior, batches(posterior), **{"draws": DRAWS, **OPTIONS[option], "shard": shard})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PredictiveWarning)  # noisy K-FAC has made no step
+        return predict(posterior, batches(posterior), **{"draws": DRAWS, **OPTIONS[option], "shard": shard})
 
 
 def predicted(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -153,13 +153,15 @@ def test_loaders_that_do_not_know_their_length() -> None:
     with pytest.raises(TypeError, match=r"must be known.*give credo\.data\.WithLength\(loader, batches=…\)"):
         credo.fit(posterior, stream, epochs=1)
     credo.fit(posterior, credo.data.WithLength(stream, batches=4), epochs=1, validation=stream)
-    credo.calibrate(posterior, stream)  # one pass needs no length
+    with pytest.warns(credo.ReusedRowsWarning, match="training"):
+        credo.calibrate(posterior, stream)  # one pass needs no length
     assert len(credo.predict(credo.Laplace(network(), data_size=40).fit(stream), stream)) == 40
 
 
 def test_auto_takes_data_sets() -> None:
     data = TensorDataset(X, Y)
-    credo.auto(network(), data, data, passes=4, progress=False)
+    with pytest.warns(credo.ReusedRowsWarning, match="training"):
+        credo.auto(network(), data, data, passes=4, progress=False)
 
 
 TYPES: dict[str, tuple[torch.Tensor, str]] = {

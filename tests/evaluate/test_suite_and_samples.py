@@ -206,7 +206,7 @@ def test_predictions_that_cannot_be_measured(
     with pytest.raises(ValueError, match="not finite"):
         measure(replace(classes, log_likelihood=broken))
     plain = Prediction(classes.draws_used, classes.targets, classes.log_likelihood)
-    with pytest.raises(TypeError, match="No metrics for Prediction"):
+    with pytest.raises(TypeError, match="got a Prediction"):
         measure(plain)
 
 

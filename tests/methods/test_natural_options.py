@@ -71,7 +71,7 @@ def test_a_kl_that_fails_changes_nothing(steps: int, kind: Any, monkeypatch: pyt
         raise ArithmeticError("no KL")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kind, "measure", fail)
+        patched.setattr(kind, "trace_and_log_determinant", fail)
         with pytest.raises(ArithmeticError, match="no KL"):
             posterior.step(nll)
     assert all(torch.equal(posterior.state_dict()[key], tensor) for key, tensor in before.items())

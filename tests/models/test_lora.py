@@ -1,5 +1,6 @@
 """Adapters: the same outputs at first, every method over them, one draw for a sequence, merging, small files."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,9 @@ METHODS: dict[str, Callable[[Callable[[], nn.Module]], credo.Posterior]] = {
 
 
 def predicted(posterior: credo.Posterior) -> Tensor:
-    result = credo.predict(posterior, X, draws=4, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", credo.PredictiveWarning)  # the ensemble's members begin alike
+        result = credo.predict(posterior, X, draws=4, seed=3)
     assert isinstance(result, credo.ClassPrediction)
     return result.probs
 

@@ -117,6 +117,7 @@ def test_labels_have_entropies_of_their_own_and_a_joint_likelihood() -> None:
     torch.testing.assert_close(found.log_likelihood, each.mean(0).log())
 
 
+@pytest.mark.filterwarnings("ignore:Rows for calibration:credo.ReusedRowsWarning")
 @pytest.mark.parametrize("method", ["bbb", "ivon", "vogn", "noisy-kfac", "laplace"])
 def test_labels_that_are_not_known_are_as_if_they_were_not_there(method: str) -> None:
     """Of two labels one is never known, which leaves a network with one label."""

@@ -21,6 +21,8 @@ from credo.data import Batches
 
 # Dropped last batches, held-out data and repeats should not warn; counting batches instead of examples should.
 _FACTOR = 2
+# Torch's `ignore_index`, and that of credo.Categorical: such a row has no loss.
+_NO_LABEL = -100
 
 
 def check_loader(loader: Any) -> None:
@@ -157,13 +159,15 @@ def check_statistics(posterior: Posterior, loader: Any) -> None:
 
 
 def rows_of(batch: Any) -> int | None:
-    """Number of rows of a batch; None if they cannot be counted.
+    """Number of rows of a batch that have a label (other than -100); None if they cannot be counted.
 
     Args:
         batch: As a loader gives it, or its inputs and targets.
     """
     try:
         x, y = split_batch(batch)
+        if isinstance(y, Tensor) and not y.is_floating_point() and y.dim():
+            return int((y != _NO_LABEL).flatten(1).any(1).sum()) if y.dim() > 1 else int((y != _NO_LABEL).sum())
         return len(x) if y is None else len(y)
     except TypeError:
         return None

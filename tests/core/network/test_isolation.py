@@ -122,6 +122,7 @@ def test_other_threads_wait_for_a_network_that_is_used_itself(posterior: credo.P
     assert all(torch.equal(probs, wanted) for probs in found)
 
 
+@pytest.mark.filterwarnings("ignore::credo.PredictiveWarning")  # some come before the first step
 def test_predictions_wait_while_an_optimiser_holds_a_draw() -> None:
     net = plain().model
     optimizer = credo.optim.VOGN(net, data_size=6)
@@ -224,6 +225,7 @@ def test_the_owner_of_a_hook_hears_of_predictions_also_if_it_knows_the_network()
     assert recorder.count == 1
 
 
+@pytest.mark.filterwarnings("ignore::credo.DataSizeWarning")
 def test_labels_that_are_left_out_count_for_nothing() -> None:
     y = Y.clone()
     y[:4] = -100

@@ -145,7 +145,7 @@ class Categorical(ClassLikelihood):
         as its class does; with positions, as the mean over its positions.
         """
         labelled = y != self.ignore_index
-        if not bool(labelled.any()):
+        if len(y) and not bool(labelled.any()):
             raise ValueError(
                 f"All labels of a batch are {self.ignore_index}, which means that they are to be ignored: leave such "
                 "batches out of the loader."
