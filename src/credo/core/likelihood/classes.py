@@ -145,7 +145,8 @@ class Categorical(ClassLikelihood):
         as its class does; with positions, as the mean over its positions.
         """
         labelled = y != self.ignore_index
-        if len(y) and not bool(labelled.any()):
+        rows = int((labelled.flatten(1).any(1) if y.dim() > 1 else labelled).sum())
+        if len(y) and not rows:
             raise ValueError(
                 f"All labels of a batch are {self.ignore_index}, which means that they are to be ignored: leave such "
                 "batches out of the loader."
@@ -156,7 +157,6 @@ class Categorical(ClassLikelihood):
             if y.dim() > 1:
                 each = each.flatten(1).sum(1) / labelled.flatten(1).sum(1).clamp_min(1)
             return Counted(None, each)
-        rows = int((labelled.flatten(1).any(1) if y.dim() > 1 else labelled).sum())
         return EVERY if rows == len(y) else Counted(rows)
 
     def curvature_factors(self, outputs: Tensor) -> Tensor:
