@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood
-from credo.core.network.jacobians import jacobian_chunks, jacobians, projected_jacobians
+from credo.methods.laplace.jacobians import jacobian_chunks, jacobians, projected_jacobians
 
 
 class Recurrent(nn.Module):

@@ -177,7 +177,7 @@ def test_batches_and_chunks_change_nothing(structure: str, monkeypatch: pytest.M
     net, x, y = made("conv")
     whole = fitted(net, x, y, structure=structure, rank=200)
     moments = whole.function_moments(x)
-    for module in ("methods.laplace.sources", "core.network.jacobians"):
+    for module in ("methods.laplace.sources", "methods.laplace.jacobians"):
         monkeypatch.setattr(f"credo.{module}.CHUNK_BYTES", 1)
     parts = fitted(net, x, y, batch=4, structure=structure, rank=200)
     torch.testing.assert_close(covariance(whole), covariance(parts))

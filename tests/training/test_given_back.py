@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.data import Batches, Split
-from credo.training.held_out import hold_out
+from credo.training.rows.held_out import hold_out
 
 ROWS, EPOCHS, SEED = 120, 10, 3
 METHODS = (credo.MAP, credo.BBB, credo.VOGN, credo.NoisyKFAC)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import credo
 from credo.core.held_out.ledger import row_digests
 from credo.data import Batches, Split
-from credo.training.held_out import held_out_count
+from credo.training.rows.held_out import held_out_count
 from credo.tuning.budget import Budget, seconds_of
 from credo.tuning.jobs import Job
 from credo.tuning.portfolio import DRAWS, ONE, OUTPUTS, Candidate

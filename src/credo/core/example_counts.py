@@ -128,13 +128,12 @@ def weighed(
     return loss
 
 
-def check_loss(nll: object) -> None:
-    """Raise TypeError unless a step was given a function of the network."""
-    if not callable(nll):
-        raise TypeError(
-            "step needs a function of the network, step(lambda net: F.cross_entropy(net(x), y)), which it calls with "
-            f"drawn weights; got a {type(nll).__name__}."
-        )
+def not_a_loss(given: object) -> TypeError:
+    """The error of a step that was given something else than a function of the network."""
+    return TypeError(
+        "step needs a function of the network, step(lambda net: F.cross_entropy(net(x), y)), which it calls with "
+        f"drawn weights; got a {type(given).__name__}."
+    )
 
 
 def scalar_loss(value: object) -> Tensor:

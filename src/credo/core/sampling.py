@@ -54,8 +54,7 @@ class Sampling(ThreadSafe):
     @property
     def uncertainty_needs(self) -> str:
         """What draws lack that would make them differ, and how to get it; empty if they are what they should be."""
-        me: Any = self
-        return "" if me.describe().has_curvature else "a training step: credo.fit(posterior, loader, epochs=…)"
+        return ""
 
     def whole_draws(self, wanted: int) -> int:
         """How many draws to make where `wanted` are asked for: the same number from every part, one if not random."""

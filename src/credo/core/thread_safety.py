@@ -16,7 +16,7 @@ from torch import nn
 from credo.core.deferred import DeferredChecks, LaterTerms, Terms
 from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped
 from credo.core.divergence import TrainingWatch
-from credo.core.example_counts import check_loss
+from credo.core.example_counts import not_a_loss
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
@@ -265,8 +265,8 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def checked(self: Posterior, *args: Any, **options: Any) -> Any:
-        if method.__name__ == "step" and args:
-            check_loss(args[0])
+        if method.__name__ == "step" and args and not callable(args[0]):
+            raise not_a_loss(args[0])
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if self.guard.checked_for != processes:
             check_alone(self)

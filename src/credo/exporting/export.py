@@ -27,8 +27,8 @@ from credo.exporting.closed_form import ClosedFormGraph, closed_form_graph
 from credo.exporting.graph import FixedDraws
 from credo.exporting.int8 import TOLERANCE as INT8_TOLERANCE
 from credo.exporting.int8 import quantize_
+from credo.predict.draw_warnings import warn_if_unfitted
 from credo.predict.run import check_posterior
-from credo.predict.unfitted import warn_if_unfitted
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")

@@ -20,12 +20,12 @@ from credo.core.sampling import noise_scaled
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import make_moments, run_draws
+from credo.predict.draw_warnings import warn_if_unfitted
 from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, checked_predictive, predict
-from credo.predict.unfitted import warn_if_unfitted
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.

@@ -30,13 +30,12 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
 from credo.predict.draw_loop import Loop, averaged, draw_loop, make_moments, run_draws
+from credo.predict.draw_warnings import WeightsCheck, warn_if_unfitted
 from credo.predict.linear import check_linearisable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
-from credo.predict.unfitted import warn_if_unfitted
-from credo.predict.weights_check import WeightsCheck
 
 STRATEGIES = ("auto", "loop", "activation")
 PREDICTIVES = ("weights", "linear")

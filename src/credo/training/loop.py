@@ -29,7 +29,6 @@ from credo.training.batch_loss import (
 )
 from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
-from credo.training.given_back import GivenBack
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
 from credo.training.loader_checks import (
@@ -42,8 +41,9 @@ from credo.training.loader_checks import (
 )
 from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike
+from credo.training.rows.given_back import GivenBack
+from credo.training.rows.seen_rows import SeenRows
 from credo.training.schedule import Plateau, Schedule, make_schedule
-from credo.training.seen_rows import SeenRows
 from credo.training.state import Checkpoints, Progress, set_global_generators
 from credo.training.stopping import StopRequest, TrainingStopped
 from credo.training.validation import MONITORS, scores, update_best, validate

@@ -22,8 +22,8 @@ from credo.core.network.inputs import read_batches
 from credo.core.posterior import Posterior
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.epoch_batches import Loader, seeded_epoch
-from credo.training.given_back import GivenBack
-from credo.training.held_out import hold_out
+from credo.training.rows.given_back import GivenBack
+from credo.training.rows.held_out import hold_out
 
 # Fewest epochs of a training that others precede (in fewer than five of their own they see nothing of the noise that a
 # network learns later), their parts of the epochs and of the rows, and most steps of one.

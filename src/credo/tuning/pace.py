@@ -10,7 +10,7 @@ from typing import Any
 from credo.calibration.choose import calibration_passes
 from credo.core.posterior import Posterior
 from credo.predict import predict
-from credo.predict.unfitted import while_training
+from credo.predict.draw_warnings import while_training
 from credo.training.loop import train
 from credo.tuning.rows import Pairs, count_rows
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.data import Batches, Split
-from credo.training.held_out import chosen_rows, hold_out
+from credo.training.rows.held_out import chosen_rows, hold_out
 
 Pairs = list[tuple[AnyInputs, Tensor]]
 # With fewer held-out rows all take part in the choice, and the report is cross-fitted; else a third only reports.

@@ -17,7 +17,7 @@ from credo.core.network.inputs import (
     run_network,
     split_batch,
 )
-from credo.core.network.jacobians import jacobians, projected_jacobians
+from credo.methods.laplace.jacobians import jacobians, projected_jacobians
 
 X, Z, Y = torch.arange(12.0).view(4, 3), torch.arange(4.0).view(4, 1), torch.tensor([0, 1, 0, 1])
 

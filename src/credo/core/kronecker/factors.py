@@ -134,7 +134,14 @@ def patches(layer: nn.Module, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def weight_order(channels: int, kernel: int, size: int, device: torch.device) -> Tensor:
-    """Indices of the weight's entries, and of the bias after them, in `patches`."""
+    """Indices of the weight's entries, and of the bias after them, in `patches`.
+
+    Args:
+        channels: Of the input.
+        kernel: Positions of the kernel.
+        size: Columns of `patches`.
+        device: Where they are made.
+    """
     with torch.inference_mode(False):
         order = torch.arange(channels * kernel, device=device).view(-1, channels).t().flatten()
         return torch.cat([order, torch.arange(len(order), size, device=device)])

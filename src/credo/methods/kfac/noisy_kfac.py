@@ -97,7 +97,14 @@ class NoisyKFAC(KroneckerStepper):
         return _TEMPERATURES.get(self.likelihood.task, 1.0)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """A temperature that rises to 1 throughout the training, or 1.5 from the start; constant in short trainings."""
+        """A temperature that rises to 1 throughout the training, or 1.5 from the start; constant in short trainings.
+
+        Args:
+            plan: `"cold"` or `"warm"`.
+            steps: Steps of the training.
+            epochs: Times that every example is seen, in the whole training.
+            is_short: Whether the training is a short one, to compare the plans.
+        """
         usual = self._planned_temperature(steps, epochs)
         planned: Any = _WARM
         if is_short:  # too short for a slow rise, and learns less of the noise

@@ -23,7 +23,6 @@ from credo.core.errors import UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
-from credo.core.network.jacobians import jacobian_chunks
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import OptimizerStep, trainable
@@ -34,6 +33,7 @@ from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
 from credo.methods.laplace.data_pass import Totals, pass_over
 from credo.methods.laplace.evidence import Evidence
+from credo.methods.laplace.jacobians import jacobian_chunks
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.laplace.make import check_choices, make_structure
 from credo.methods.laplace.prior_choice import PriorChoice

@@ -21,7 +21,6 @@ from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.likelihood import Categorical, Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import AnyInputs, as_positional, run_network
-from credo.core.network.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.core.network.substitute import aliases, parameters_at
 from credo.core.per_example.first_pass_checks import FirstPassChecks, rows_interact
 from credo.core.per_example.hook_plan import PlanChangedError
@@ -29,6 +28,7 @@ from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.output_rows import Call
 from credo.core.per_example.plan import PerExamplePlan
 from credo.core.support.user_warnings import warn
+from credo.methods.laplace.jacobians import CHUNK_BYTES, projected_jacobians
 from credo.methods.laplace.last_layer import LastLayer
 from credo.methods.laplace.output_curvature import OutputCurvature, Targets, counted_targets, output_curvature
 

@@ -178,6 +178,13 @@ class NaturalStepper(NaturalSettings, ABC):
         """Whether draws differ from the mean."""
         return self.has_curvature and self.noisy
 
+    @property
+    def uncertainty_needs(self) -> str:
+        """A step, before which there is no curvature; points need nothing."""
+        return (
+            "a training step: credo.fit(posterior, loader, epochs=…)" if self.noisy and not self.has_curvature else ""
+        )
+
     def _set_up(self, *args: Any, **options: Any) -> torch.device:
         self._gathered = GradientAccumulator()
         return super()._set_up(*args, **options)

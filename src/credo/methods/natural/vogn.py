@@ -223,7 +223,14 @@ class VOGN(GaussNewton, NaturalGaussian):
         return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one."""
+        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one.
+
+        Args:
+            plan: `"cold"` or `"warm"`.
+            steps: Steps of the training.
+            epochs: Times that every example is seen, in the whole training.
+            is_short: Whether the training is a short one, to compare the plans.
+        """
         to, part = planned_temperature(self.likelihood.task, epochs), 0.5
         if plan == "cold" and is_short:
             to, part = 2 * COLDER * to, RISING_PART

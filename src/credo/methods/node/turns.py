@@ -11,7 +11,14 @@ from torch import Tensor
 
 @lru_cache(maxsize=16)
 def by_turns(rows: int, components: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Entry [s, k, r] is 1 where row r has component k if row 0 has component s, else 0; nobody may change it."""
+    """Entry [s, k, r] is 1 where row r has component k if row 0 has component s, else 0; nobody may change it.
+
+    Args:
+        rows: Rows of a batch.
+        components: Number of components.
+        device: Where it is made.
+        dtype: Its type.
+    """
     with torch.inference_mode(False):
         start, component, row = (torch.arange(n, device=device) for n in (components, components, rows))
         return ((start.view(-1, 1, 1) + row - component.view(-1, 1)) % components == 0).to(dtype)

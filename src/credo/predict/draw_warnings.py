@@ -1,6 +1,10 @@
-"""Drawn weights of a method whose network was not trained under noise: do they predict worse than the mean network?"""
+"""Warnings of draws: none that differ, for want of a pass or samples; or worse predictions than the mean network's."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -12,6 +16,35 @@ from credo.predict.result import ClassPrediction, Prediction
 
 # A loss of this much, in nats or as a fraction of the inputs, that is not chance, which is three standard errors.
 _NATS, _ACCURACY, _ERRORS = 0.1, 0.02, 3.0
+_IS_TRAINING = ContextVar("is_training", default=False)
+
+
+@contextmanager
+def while_training() -> Iterator[None]:
+    """While open, in this thread, nothing is warned of: what a method finds after training is not there yet."""
+    token = _IS_TRAINING.set(True)
+    try:
+        yield
+    finally:
+        _IS_TRAINING.reset(token)
+
+
+def warn_if_unfitted(posterior: Posterior) -> None:
+    """Warn if a method that has draws would predict with the network at the mean alone.
+
+    Args:
+        posterior: What predicts.
+    """
+    if _IS_TRAINING.get():
+        return
+    for part in dict.fromkeys((posterior, *posterior.parts)):
+        if part.uncertainty_needs:
+            warn(
+                f"This {type(part).__name__} predicts with the network as it is, without any uncertainty of its "
+                f"weights. It needs {part.uncertainty_needs}. For a point estimate use credo.MAP.",
+                PredictiveWarning,
+            )
+            return
 
 
 class WeightsCheck:

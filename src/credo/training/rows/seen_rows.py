@@ -15,8 +15,8 @@ from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.data import AUGMENTATIONS, Batches, as_float
 from credo.training.batch_loss import ReadBatch
-from credo.training.given_back import GivenBack
 from credo.training.loader_checks import check_data_size, known_size, rows_of
+from credo.training.rows.given_back import GivenBack
 
 # Rows that tell whether a checkpoint is of the same data.
 _MOST_ROWS = 256

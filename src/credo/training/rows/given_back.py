@@ -13,7 +13,7 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.training.epoch_batches import Loader, seeded_epoch
-from credo.training.held_out import hold_out
+from credo.training.rows.held_out import hold_out
 from credo.training.state import Progress
 
 # The part of the epochs that is trained on all rows.
