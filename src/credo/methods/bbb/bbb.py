@@ -238,14 +238,7 @@ class BBB(GradientPosterior, GaussianPosterior):
             self._plan(planned_temperature(self.likelihood.task, epochs), planned_noise(steps))
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """Cold: a tenth of the usual temperature in a short training, and the usual one. Warm: 1, more first noise.
-
-        Args:
-            plan: `"cold"` or `"warm"`.
-            steps: Steps of the training.
-            epochs: Times that every example is seen, in the whole training.
-            is_short: Whether the training is a short one, to compare the plans.
-        """
+        """Cold: a tenth of the usual temperature in a short training, and the usual one. Warm: 1, more first noise."""
         usual = planned_temperature(self.likelihood.task, epochs)
         temperature = max(WARM, usual) if plan == "warm" else usual * (COLDER if is_short else 1)
         self._plan(temperature, planned_noise(steps) * (temperature / usual) ** 0.5)
