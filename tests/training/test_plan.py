@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.data import Batches, Split
@@ -149,3 +150,42 @@ def test_a_plan_whose_training_fails_is_not_taken(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(credo.BBB, "plan_as_", broken)
     assert last(train(make("bbb"))) == 1.0
+
+
+@pytest.mark.parametrize("labels", ["of positions", "ignored"])
+def test_labels_of_positions_and_labels_that_are_ignored_have_the_usual_plan(labels: str) -> None:
+    x = torch.randint(0, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    y = (
+        (x > 9).long()
+        if labels == "of positions"
+        else torch.where(torch.arange(40) % 3 == 0, -100, (x[:, 0] > 9).long())
+    )
+    pool = nn.Identity() if labels == "of positions" else nn.Flatten()
+    width = 4 if labels == "of positions" else 24
+    net = nn.Sequential(nn.Embedding(20, 4), pool, nn.Linear(width, 2))
+    posterior = credo.BBB(net, data_size=40)
+    credo.fit(posterior, list(zip(x.split(10), y.split(10), strict=True)), epochs=30, progress=False)
+    assert posterior.steps == 120
+
+
+def test_a_file_of_noisy_kfac_has_the_noise_at_the_end_of_a_rising_temperature(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    rising = {"start": 0.01, "steps": 10, "to": 1.0}
+    posterior = credo.NoisyKFAC(network(), data_size=40, temperature=rising)
+    credo.fit(posterior, [(x, (x[:, 0] > 0).long())], epochs=20, progress=False)
+    loaded = credo.load(credo.save(posterior, tmp_path / "noisy.safetensors"), model=network())
+    assert isinstance(loaded, credo.NoisyKFAC)
+    assert loaded.temperature == posterior.temperature == 1.0
+    for name, std in posterior.std().items():
+        torch.testing.assert_close(loaded.std()[name], std)
+
+
+def test_rows_without_a_label_are_not_counted_in_a_loader() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.where(torch.arange(60) < 20, (x[:, 0] > 0).long(), -100)
+    loader = DataLoader(TensorDataset(x, y), batch_size=60)
+    credo.fit(credo.BBB(nn.Linear(3, 2), data_size=20), loader, epochs=1, progress=False)  # no DataSizeWarning

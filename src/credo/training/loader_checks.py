@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
@@ -194,6 +194,8 @@ def known_size(loader: Any) -> tuple[int, int] | None:
     if loader.batch_sampler is None:
         return None  # the data set gives whole batches
     sizes = [len(dataset)]
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        sizes.append(rows_of(dataset.tensors) or len(dataset))  # of which some may have no label
     if loader.batch_size is None:
         sizes.append(len(loader))  # a custom batch sampler: at least one example each
     elif isinstance(loader.sampler, Sized):

@@ -96,6 +96,11 @@ def constant_loss(y: Tensor) -> float:
     return float(-torch.special.xlogy(shares, shares).sum())
 
 
+def _is_plain(y: Any) -> bool:
+    """Whether targets are values, or one label for each row."""
+    return isinstance(y, Tensor) and (y.is_floating_point() or (y.dim() == 1 and not bool((y < 0).any())))
+
+
 def _is_open(posterior: Posterior) -> bool:
     """Whether plans can be tried: one posterior in one process, of labels or values, with an open temperature."""
     if len(posterior.all_posteriors()) != 1 or posterior.process_group is not None or not posterior.tries_plans:
@@ -117,6 +122,8 @@ def _tried(posterior: Posterior, loader: Loader, epochs: int, train: Train, opti
     with seeded_epoch(loader, seed, 0, posterior.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is wrong with a plan that is not taken is of no use
         rows = read_batches(list(held_out), options["forward"], options["target"])
+        if not all(_is_plain(y) for _, y in rows):
+            return None  # labels of positions, or that are to be ignored
         short = max(1, min(round(PART * epochs), math.ceil(MOST_STEPS / len(rest))))
         for plan in ("cold", "warm"):
             copied = copy.deepcopy(posterior)

@@ -59,6 +59,7 @@ class KroneckerStepper(NaturalStepper, ABC):
     """The update rule of noisy K-FAC and of K-FAC, which has no noise."""
 
     checks_first_draw = False
+    _is_read = False  # from a file or checkpoint, after a training
     can_scale_loss = can_compile = False
     renewals: Tensor
     _renewed = 0  # as `renewals`, which may be on an accelerator
@@ -359,9 +360,17 @@ class KroneckerStepper(NaturalStepper, ABC):
             self._renewed += 1
         return update.kl
 
+    @property
+    def temperature(self) -> float:
+        """τ at the current step; of a file, which has no step count, that at the end of the rise."""
+        given = self._temperature
+        is_file = self._is_read and self.steps == 0
+        return float(given.to) if is_file and isinstance(given, Warmup) else super().temperature
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._renewed = int(self.renewals)
+        self._is_read = self.has_curvature
 
     def get_extra_state(self) -> dict[str, Any]:
         """Also inverses that a later step takes."""
