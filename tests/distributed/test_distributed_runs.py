@@ -171,7 +171,6 @@ def test_killed_workers_are_restarted_and_nothing_is_lost(reference: Path, tmp_p
             os.kill(workers(launcher)[rank], signal.SIGKILL)
         code, output = launcher.ended()
         assert code == 0, output
-    assert "another process was lost" in output
     assert re.search(r"torchrun restarts all processes from the last checkpoint \(restart [12] of 2\)", output)
     assert_same_run(folder, reference)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from credo.core.errors import NonFiniteError
 from credo.core.likelihood import Categorical, GaussianNoise
-from credo.core.network.inputs import read_batches
+from credo.core.network.inputs import read_batches, split_batch
 from credo.core.posterior import Posterior
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.epoch_batches import Loader, seeded_epoch
@@ -96,9 +96,13 @@ def constant_loss(y: Tensor) -> float:
     return float(-torch.special.xlogy(shares, shares).sum())
 
 
-def _is_plain(y: Any) -> bool:
-    """Whether targets are values, or one label for each row."""
-    return isinstance(y, Tensor) and (y.is_floating_point() or (y.dim() == 1 and not bool((y < 0).any())))
+def _is_plain(batch: Any) -> bool:
+    """Whether the targets of a batch are values, or one label for each row; True where its form does not say."""
+    try:
+        y = split_batch(batch)[1]
+    except (TypeError, ValueError):
+        return True
+    return not isinstance(y, Tensor) or y.is_floating_point() or (y.dim() == 1 and not bool((y < 0).any()))
 
 
 def _is_open(posterior: Posterior) -> bool:
@@ -122,7 +126,7 @@ def _tried(posterior: Posterior, loader: Loader, epochs: int, train: Train, opti
     with seeded_epoch(loader, seed, 0, posterior.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is wrong with a plan that is not taken is of no use
         rows = read_batches(list(held_out), options["forward"], options["target"])
-        if not all(_is_plain(y) for _, y in rows):
+        if not all(map(_is_plain, held_out)):
             return None  # labels of positions, or that are to be ignored
         short = max(1, min(round(PART * epochs), math.ceil(MOST_STEPS / len(rest))))
         for plan in ("cold", "warm"):
