@@ -122,6 +122,7 @@ def test_the_choice_is_the_minimum_of_a_brute_force_search(case: str) -> None:
 
 
 @pytest.mark.part(3)
+@pytest.mark.filterwarnings("ignore:Nothing has learned")
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_apply_it_and_have_the_nll_that_it_was_chosen_by(case: str, tmp_path: Path) -> None:
     posterior, rows = posterior_of(case), [(inputs(), CASES[case][2]())]

@@ -83,6 +83,7 @@ def test_function_draws_average_to_predictions() -> None:
     assert not drawn.is_class
 
 
+@pytest.mark.filterwarnings("ignore:Nothing has learned")
 @pytest.mark.parametrize(
     ("likelihood", "outputs", "expected"),
     [

@@ -181,7 +181,9 @@ def test_predictions_and_arrays_give_the_same() -> None:
     x, y = torch.randn(120, 3), torch.randint(4, (120,))
     prediction = credo.predict(credo.MAP(network, data_size=10), [(x, y)])
     assert credo.conformal(prediction) == credo.conformal(prediction.probs.numpy(), y.numpy())
-    values = credo.predict(credo.MAP(network, data_size=10, likelihood="gaussian"), [(x, torch.randn(120, 4))])
+    values = credo.predict(
+        credo.MAP(network, data_size=10, likelihood=credo.GaussianNoise(1.0)), [(x, torch.randn(120, 4))]
+    )
     targets = values.targets
     normalised = credo.conformal(values)
     assert normalised == credo.conformal((values.mean, values.total), targets, kind="normalised")

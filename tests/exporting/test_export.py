@@ -26,7 +26,7 @@ def mlp(outputs: int = 3) -> nn.Module:
 
 
 def posteriors() -> dict[str, credo.Posterior]:
-    ivon = credo.IVON(mlp(2), data_size=20, likelihood="gaussian")
+    ivon = credo.IVON(mlp(2), data_size=20, likelihood=credo.GaussianNoise(0.7))
     ensemble = credo.Ensemble([credo.BBB(mlp(), data_size=20, seed=i, init=0.1) for i in range(2)])
     laplace = credo.Laplace(mlp(), data_size=6).fit([(X, torch.tensor([0, 1, 2, 0, 1, 2]))])
     return {

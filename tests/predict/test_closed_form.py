@@ -182,6 +182,7 @@ def test_calibrated_gaussian_targets() -> None:
     std = (0.25 * covariance[:, 0] + 0.8**2).sqrt()
     torch.testing.assert_close(found.log_likelihood, torch.distributions.Normal(f, std).log_prob(y).squeeze(-1))
     torch.testing.assert_close(found.total, std)
+    torch.testing.assert_close(found.std, std)
 
 
 def test_a_mixture_of_gaussian_members() -> None:
@@ -246,7 +247,7 @@ def test_a_narrow_noise_beside_a_singular_covariance() -> None:
 
 
 def test_targets_of_another_shape_are_an_error() -> None:
-    posterior = dense_linear(1, likelihood="gaussian")
+    posterior = dense_linear(1, likelihood=credo.GaussianNoise(1.0))
     with pytest.raises(ValueError, match=r"\[5\] for means of shape \[5, 1\]"):
         credo.predict(posterior, [(rows(5), torch.zeros(5))])
 

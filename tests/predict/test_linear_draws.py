@@ -253,7 +253,11 @@ def test_attacks_differentiate_the_linearised_network() -> None:
         (lambda: credo.BBB(network(), data_size=5), {"link": "probit"}, "link='probit' is for predictive='linear'"),
         (lambda: dense_linear(), {"link": "probitt"}, "Did you mean 'probit'"),
         (lambda: dense_linear(), {"strategy": "activation"}, "leave it out"),
-        (lambda: dense_linear(likelihood="gaussian"), {"link": "bridge"}, "GaussianNoise: leave link out"),
+        (
+            lambda: dense_linear(likelihood=credo.GaussianNoise(1.0)),
+            {"link": "bridge"},
+            "GaussianNoise: leave link out",
+        ),
         (
             lambda: credo.BBB(network(), data_size=5),
             {"predictive": "linear", "link": "probit"},

@@ -81,7 +81,7 @@ def test_large_means_do_not_cancel(x: Tensor, slow_outputs: Slow) -> None:
     with torch.no_grad():
         network.weight.zero_()
         network.bias.fill_(1e4)
-    posterior = credo.BBB(network, data_size=10, likelihood="gaussian", init=0.05, random="bias")
+    posterior = credo.BBB(network, data_size=10, likelihood=credo.GaussianNoise(1.0), init=0.05, random="bias")
     means = slow_outputs(posterior, x, draws=40).double()
     prediction = credo.predict(posterior, x, draws=40, strategy="loop")
     close(prediction.mean, means.mean(0), 1e-6)
@@ -110,7 +110,7 @@ def test_networks_with_one_number_per_input(target_dtype: torch.dtype, x: Tensor
 
 def test_targets_of_another_shape_are_refused(x: Tensor, mlp: Network) -> None:
     """[batch] against [batch, 1] would compare every input with every other."""
-    posterior = credo.BBB(mlp(3, 1), data_size=10, likelihood="gaussian")
+    posterior = credo.BBB(mlp(3, 1), data_size=10, likelihood=credo.GaussianNoise(1.0))
     with pytest.raises(ValueError, match=r"\[23\] for means of shape \[23, 1\]"):
         credo.predict(posterior, [(x, torch.zeros(23))], draws=2)
 
@@ -153,7 +153,7 @@ def test_means_that_differ_by_more_than_float32_can_square() -> None:
 
         is_random = True  # type: ignore[assignment]
 
-    posterior = Far(nn.Linear(2, 1), data_size=10, likelihood="gaussian")
+    posterior = Far(nn.Linear(2, 1), data_size=10, likelihood=credo.GaussianNoise(1.0))
     found = credo.predict(posterior, torch.zeros(3, 2), draws=100)
     assert bool(torch.isfinite(found.total).all())
     assert 0.8e25 < float(found.epistemic.min()) <= float(found.epistemic.max()) < 1.01e25

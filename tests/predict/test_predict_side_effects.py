@@ -229,8 +229,10 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.part(2)
 @pytest.mark.parametrize("strategy", ["loop", "activation"])
-@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
-def test_no_tensor_grows_with_draws_times_data(strategy: str, likelihood: str, mlp: Network) -> None:
+@pytest.mark.parametrize(
+    "likelihood", ["categorical", {"kind": "gaussian", "std": 1.0}], ids=["categorical", "gaussian"]
+)
+def test_no_tensor_grows_with_draws_times_data(strategy: str, likelihood: Any, mlp: Network) -> None:
     data, draws, batch, classes, hidden = 300, 60, 10, 4, 8
     posterior = credo.BBB(mlp(3, classes, hidden=hidden), data_size=10, likelihood=likelihood)
     x = torch.randn(data, 3)

@@ -357,6 +357,7 @@ def test_likelihoods_that_a_function_does_not_support_are_named() -> None:
         credo.diagnose(quantiles, batches(cases()["quantiles"][1]))
 
 
+@pytest.mark.filterwarnings("ignore:Nothing has learned")
 @pytest.mark.parametrize("kind", cases())
 def test_predictions_print_as_tables(kind: str) -> None:
     likelihood, y, outputs = cases()[kind]

@@ -157,7 +157,7 @@ def calibrated_losses(
     if not (is_number(prior) and 0 <= prior < math.inf):
         raise ValueError(f"prior={prior!r:.40} must be a number, 0 or more: about so many rows outweigh it.")
     check_calibratable(posterior)
-    warn_if_unfitted(posterior)
+    warn_if_unfitted(posterior, calibrates=True)
     validation = list(validation) if isinstance(validation, Iterator) else as_batches(validation)
     batches = read_batches(validation, forward, target)
     digests = row_digests(batches)

@@ -24,7 +24,7 @@ from credo.core.description import Description
 from credo.core.errors import CredoError, NonFiniteError, UnsupportedModelError
 from credo.core.likelihood import Likelihood
 from credo.core.network.flat_layout import Layout
-from credo.core.network.inputs import AnyInputs, Forward, Target, run_network
+from credo.core.network.inputs import Forward, Target, run_network
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.selection import Random, all_names, one_device, random_names
 from credo.core.network.substitute import parameters_at
@@ -34,11 +34,9 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import checked_pair
 from credo.methods.noise_directions import adapter_factors, basis_of, largest_width
-from credo.methods.training_pass import training_pass
+from credo.methods.training_pass import Example, first_rows, learn_scale_, training_pass
 
-Example = tuple[AnyInputs, Tensor]
 # Draws for each width that is tried.
 _DRAWS = 4
 
@@ -225,7 +223,8 @@ class LowRankNoise(GradientPosterior):
     @checked_once
     @torch.no_grad()
     def _find(self, batches: Iterable[Any]) -> None:
-        rows, steps = self._first_examples(batches), self.steps
+        rows, steps = first_rows(self, batches, self.search_examples), self.steps
+        learn_scale_(self, rows)
         try:
             found = self._searched(rows)
         except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
@@ -235,19 +234,6 @@ class LowRankNoise(GradientPosterior):
                 raise CredoError("A training step was made during the search: its width is that of other weights.")
             self.basis.copy_(found[0])
             self.width.fill_(found[1])
-
-    def _first_examples(self, batches: Iterable[Any]) -> list[Example]:
-        rows: list[Example] = []
-        count = 0
-        for batch in batches:
-            x, y = checked_pair(batch, self.device)
-            rows.append((x, y))
-            count += len(y)
-            if count >= self.search_examples:
-                break
-        if not rows:
-            raise CredoError("The loader gave no batch.")
-        return rows
 
     def _searched(self, rows: Sequence[Example]) -> tuple[Tensor, float]:
         """The basis of the weights as they are, and the width."""

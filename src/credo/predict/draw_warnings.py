@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import PredictiveWarning
+from credo.core.likelihood import Quantiles
 from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.predict.result import ClassPrediction, Prediction
@@ -29,19 +30,32 @@ def while_training() -> Iterator[None]:
         _IS_TRAINING.reset(token)
 
 
-def warn_if_unfitted(posterior: Posterior) -> None:
-    """Warn if a method that has draws would predict with the network at the mean alone.
+def warn_if_unfitted(posterior: Posterior, *, calibrates: bool = False) -> None:
+    """Warn if a method that has draws would predict with the network at the mean alone, or with a scale by chance.
 
     Args:
         posterior: What predicts.
+        calibrates: Whether it is about to be calibrated, which mends a scale.
     """
     if _IS_TRAINING.get():
         return
     for part in dict.fromkeys((posterior, *posterior.parts)):
+        settled = part.steps or calibrates or posterior.calibration or isinstance(part.likelihood, Quantiles)
+        unlearned = [] if settled else part.likelihood.unlearned
         if part.uncertainty_needs:
             warn(
                 f"This {type(part).__name__} predicts with the network as it is, without any uncertainty of its "
                 f"weights. It needs {part.uncertainty_needs}. For a point estimate use credo.MAP.",
+                PredictiveWarning,
+            )
+            return
+        if unlearned:
+            name = type(part.likelihood).__name__
+            warn(
+                f"Nothing has learned {', '.join(unlearned)} of {name} yet: predictions assume the value that it "
+                "was made with. For a network that is trained already, credo.Laplace(model, …).fit(loader) finds it, "
+                "and credo.calibrate(posterior, held_out) corrects the width of predictions; credo.fit learns it in "
+                f"training; if you know the value, give it to credo.{name}.",
                 PredictiveWarning,
             )
             return

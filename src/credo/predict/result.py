@@ -200,6 +200,11 @@ class RegressionPrediction(Prediction):
         return torch.hypot(self.aleatoric, self.epistemic)  # whose squares may be 0 or infinite in float32
 
     @property
+    def std(self) -> Tensor:
+        """The same as `total`, by the name that it has elsewhere."""
+        return self.total
+
+    @property
     def is_discrete(self) -> bool:
         """Whether targets are counts."""
         return False

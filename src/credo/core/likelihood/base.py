@@ -30,6 +30,22 @@ class Likelihood(nn.Module, ABC):
     task: str
     kind: ClassVar[str] = "custom"
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As any module's; the first value is remembered, to tell whether training has changed it."""
+        super().register_parameter(name, param)
+        if param is not None:
+            self.__dict__.setdefault("_made_with", {}).setdefault(name, param.detach().clone())
+
+    @property
+    def unlearned(self) -> list[str]:
+        """Names of its own learned parameters that still have the values that it was made with."""
+        made_with = self.__dict__.get("_made_with", {})
+        return [
+            name
+            for name, parameter in self.named_parameters(recurse=False)
+            if parameter.requires_grad and torch.equal(parameter.detach().to(made_with[name]), made_with[name])
+        ]
+
     def nll_each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Negative log-likelihood of each example in nats, [batch], summed over the entries of its target.
 

@@ -63,6 +63,11 @@ class GaussianNoise(Likelihood):
         self._entries = 0  # of one example's target, as last seen
         self.noise_rho = nn.Parameter(_first_rho(std, outputs), requires_grad=self.learn)
 
+    @property
+    def unlearned(self) -> list[str]:
+        """Those of the base class; none if a standard deviation was given to start from."""
+        return [] if self._is_given else super().unlearned
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the target, each [..., targets]."""
         if not self.heteroscedastic:

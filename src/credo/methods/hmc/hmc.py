@@ -41,8 +41,7 @@ from credo.methods.hmc.chains import Chains, Plan, RunSummary, Saver, digest, re
 from credo.methods.hmc.groups import RENAMED_SETTINGS, ChainSettings
 from credo.methods.hmc.potential import Data, Potential
 from credo.methods.hmc.starts import fresh_weights, trained, without_fresh_start
-from credo.methods.laplace.data_pass import checked_pair
-from credo.methods.training_pass import training_pass, warn_of_data_size
+from credo.methods.training_pass import checked_pair, training_pass, warn_of_data_size
 
 # A chain that accepts less than this part of its transitions is stuck.
 _LEAST_ACCEPTANCE = 0.2

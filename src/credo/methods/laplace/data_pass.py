@@ -8,14 +8,13 @@ from dataclasses import astuple, dataclass
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
-from credo.core.network.inputs import AnyInputs, split_batch
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
+from credo.methods.training_pass import checked_pair
 
 
 @dataclass
@@ -87,17 +86,3 @@ def pass_over(
     if bad:
         raise NonFiniteError(f"The curvature is NaN or infinite ({', '.join(bad[:3])}): check the network's weights.")
     return sums, totals
-
-
-def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
-    """Inputs and targets of a batch of the pass, on the device; raises TypeError or ValueError for other batches."""
-    x, y = split_batch(batch)
-    if y is None:
-        raise TypeError(
-            "The pass needs batches with targets, such as (inputs, targets); got inputs alone. The weights are as they "
-            "were: call posterior.fit(loader) with such batches, or name the targets by target=lambda batch: …"
-        )
-    x, y = x.to(device), y.to(device)
-    if not len(x) or len(x) != len(y):
-        raise ValueError(f"A batch has {len(x)} inputs and {len(y)} targets: it needs as many, one at least.")
-    return x, y

@@ -31,7 +31,7 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import Totals, pass_over
+from credo.methods.laplace.data_pass import Totals, has_one_noise, pass_over
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.jacobians import jacobian_chunks
 from credo.methods.laplace.last_layer import find_last_layer
@@ -39,7 +39,7 @@ from credo.methods.laplace.make import check_choices, make_structure
 from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal, Structure
-from credo.methods.training_pass import found_in_pass, training_pass, warn_of_data_size
+from credo.methods.training_pass import after_learning_scale, found_in_pass, training_pass, warn_of_data_size
 
 
 class Laplace(PriorChoice):
@@ -232,7 +232,8 @@ class Laplace(PriorChoice):
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
         with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
-            self._find(batches)
+            # A noise that is one for all outputs is found by the evidence, with the prior.
+            self._find(batches if has_one_noise(self.likelihood) else after_learning_scale(self, batches))
         seen = float(self.totals[0])
         advice = (
             f"the curvature is scaled to that of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples "

@@ -28,12 +28,11 @@ from credo.core.optimizers import RENAMED_OPTIMIZER, Optimizer, OptimizerFunctio
 from credo.core.posterior import Terms
 from credo.core.prior import Gaussian, Prior, Value, make_prior, one_prior
 from credo.core.thread_safety import changes_weights, checked_once
-from credo.methods.laplace.data_pass import checked_pair
 from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.last_layer.conjugate import LayerPrior
 from credo.methods.last_layer.layer_posterior import ClassPosterior, ConjugatePosterior, LayerPosterior
-from credo.methods.training_pass import found_in_pass, training_pass, warn_of_data_size
+from credo.methods.training_pass import checked_pair, found_in_pass, training_pass, warn_of_data_size
 
 
 class LastLayer(GradientPosterior):

@@ -94,7 +94,7 @@ def _full_names(bases: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor for prefix, base in bases.items() for name, tensor in base.items()}
 
 
-def load(path: Path | str, *, model: nn.Module | None = None, **changes: Any) -> Posterior:
+def load(path: Path | str, model: nn.Module | None = None, **changes: Any) -> Posterior:
     """Return the posterior in a file that `save` wrote, in eval mode.
 
     An optimiser or a weight of the KL that was a function is not in the file: training needs it again, prediction does
