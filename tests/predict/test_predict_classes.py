@@ -258,3 +258,9 @@ def test_a_likelihood_that_predict_does_not_know(x: Tensor, mlp: Callable[..., n
 def test_impossible_options(options: dict[str, float], message: str, bbb: credo.BBB, x: Tensor) -> None:
     with pytest.raises(ValueError, match=message):
         credo.predict(bbb, x, **options)
+
+
+def test_rows_without_a_label_are_named_with_the_way_out() -> None:
+    posterior = credo.MAP(torch.nn.Linear(3, 2), data_size=4)
+    with pytest.raises(ValueError, match=r"-100 marks rows without a label: leave these out"):
+        credo.predict(posterior, [(torch.zeros(3, 3), torch.tensor([0, -100, 1]))])

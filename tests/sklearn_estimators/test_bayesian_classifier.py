@@ -38,9 +38,7 @@ def test_is_what_the_library_does_by_hand() -> None:
     seed = seed_of(0)
     scaled = torch.from_numpy((X - X.mean(0)) / X.std(0))
     model = build_model("mlp", inputs=[4], classes=3, hidden=[10], seed=seed).double()
-    posterior = credo.BBB(
-        model, data_size=150, prior=0.5, temperature=0.3, noise="lrt", lr=0.02, kl_term={"batches": 5}, seed=seed
-    )
+    posterior = credo.BBB(model, data_size=150, prior=0.5, temperature=0.3, lr=0.02, kl_term={"batches": 5}, seed=seed)
     loader = Batches(Split(scaled, torch.from_numpy(Y)), batch_size=32, seed=seed)
     credo.fit(posterior, loader, epochs=20, schedule="cosine", seed=seed, progress=False)
     by_hand = credo.predict(posterior, scaled, draws=16, shared_draws=True, seed=seed)

@@ -87,7 +87,7 @@ def test_temperature_weighs_the_prior_also_of_a_point_estimate() -> None:
 
 
 def test_options_of_the_method_win() -> None:
-    options = {"prior": {"kind": "laplace", "b": 0.2}, "init": {"rho": -4.0}, "lr": 0.03}
+    options = {"prior": {"kind": "laplace", "b": 0.2}, "init": {"rho": -4.0}, "lr": 0.03, "noise": "lrt"}
     posterior: Any = quick(epochs=1, method_options=options).fit(X, Y).posterior_
     assert isinstance(posterior.prior, credo.priors.Laplace)
     assert posterior.config()["lr"] == 0.03

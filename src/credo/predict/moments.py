@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood.classes import IGNORED
 from credo.predict.result import ClassPrediction, Prediction, RegressionPrediction
 
 
@@ -336,10 +337,11 @@ def class_labels(targets: Tensor, batch: int, classes: int) -> Tensor:
     if not bool((labels == targets.reshape(-1)).all()):
         raise ValueError("Labels must be whole numbers.")
     if bool(((labels < 0) | (labels >= classes)).any()):
-        raise ValueError(
-            f"Labels run from {int(labels.min())} to {int(labels.max())}, but there are {classes} classes; "
-            "predict inputs of other classes without labels."
-        )
+        low = int(labels.min())
+        way = "predict inputs of other classes without labels."
+        if low == IGNORED:
+            way = f"{low} marks rows without a label: leave these out, as (x[y != {low}], y[y != {low}])."
+        raise ValueError(f"Labels run from {low} to {int(labels.max())}, but there are {classes} classes; {way}")
     return labels
 
 

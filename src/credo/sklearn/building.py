@@ -26,8 +26,6 @@ from credo.models.blocks import init_from
 
 Model = nn.Module | Callable[[int, int], nn.Module] | None
 RandomState = int | np.random.RandomState | None
-# Options that suit tables better than the defaults.
-_PREFERRED: dict[str, dict[str, Any]] = {"bbb": {"noise": "lrt"}}
 _DROPOUT_RATE = 0.1
 
 
@@ -102,7 +100,7 @@ def make_posterior(
         return Ensemble([build(seed=one) for one in seeds])
     model = network(seed)
     options = with_batches(METHODS[name], options, common.batches)
-    arguments = {**_PREFERRED.get(name, {}), **_common_options(name, common), **_dropout_rate(name, model)}
+    arguments = {**_common_options(name, common), **_dropout_rate(name, model)}
     if any(key in options for key in ("prior", "prior_precision", "weight_decay")):  # each replaces the others
         arguments = {key: value for key, value in arguments.items() if key not in ("prior", "prior_precision")}
     return METHODS[name](model, **{**arguments, "seed": seed, "likelihood": likelihood(), **options})
