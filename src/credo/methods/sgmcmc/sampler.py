@@ -196,7 +196,8 @@ class StochasticGradientSampler(GradientPosterior):
         if self._prior_numbers is None:
             loss = scalar_loss(data_term) + self._penalty()
         self.optimizer_step.clear()  # what the loss itself may have left
-        total, data = float(self.optimizer_step.backward(loss, at=self.steps)), data_term.item()
+        total = float(self.optimizer_step.backward(loss, at=self.steps))
+        data = total if loss is data_term else data_term.item()
         del loss, data_term  # and the graph with them
         total, data = self._ready((total, data))
         return Terms(loss=total, nll=data, penalty=total - data)
