@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
-from credo.methods import MAP, SWAG, Ensemble, Laplace, LastLayer
+from credo.methods import MAP, SGHMC, SWAG, Ensemble, Laplace, LastLayer
 from credo.optim import PosteriorOptimizer
 
 
@@ -88,6 +88,13 @@ def swag_statistics(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {"statistics": statistics, "network": dict(posterior.model.state_dict()), "draw": posterior.draw()}
     group.close()
     return found
+
+
+def samples_in_files(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A sampler whose samples are in one folder of all processes, each with running statistics of its own rows."""
+    posterior = SGHMC(normed(0), data_size=100, lr=1e-4, samples=3, burn_in=1, samples_dir=folder / "samples")
+    found = trained(posterior)
+    return {"digests": posterior.sampled_weights.digests, "draws": list(posterior.iter_draws(3)), **found}
 
 
 def last_layer_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -92,6 +92,16 @@ def test_a_pass_of_several_processes_finds_the_spread_of_one(folder: Path, job: 
         assert distance(first[case], one[case]) < tolerance, case
 
 
+def test_processes_write_the_same_samples(folder: Path) -> None:
+    first, second = load(folder, "samples_in_files", 2)
+    assert torch.equal(first["digests"], second["digests"])
+    for one, other in zip(first["draws"], second["draws"], strict=True):
+        assert differing(one, other) == set()
+    names = {file.name for file in (folder / "samples").iterdir()}
+    assert names >= {f"{bytes(digest.tolist()).hex()}.safetensors" for digest in first["digests"]}
+    assert all(name.endswith(".safetensors") for name in names)
+
+
 def test_in_single_precision_only_roundings_differ(folder: Path) -> None:
     one = load(folder, "same_as_one", 1)[0]
     check_same(load(folder, "same_as_one", 2), one, [f"{name} single" for name in SINGLE], tolerance=5e-6)

@@ -20,6 +20,7 @@ from jobs_training import (
     own_buffers,
     own_noise,
     same_as_one,
+    samples_in_files,
     stopped_halfway,
     swag_statistics,
 )
@@ -29,6 +30,7 @@ JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (laplace_pass, (1, 2)),
     (last_layer_pass, (1, 2)),
     (swag_statistics, (1, 2)),
+    (samples_in_files, (2,)),
     (stopped_halfway, (2,)),
     (gone_on, (1, 4)),
     (own_noise, (2,)),

@@ -219,6 +219,8 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
         options[group] = {**options[group], field: None} if field else None
     if all(posterior.arguments.get(name, 0) is None for name in ("prior", "prior_precision")):
         options["prior"] = None  # may be chosen
+    for name in posterior._folders:  # may be moved
+        options[name] = None if options[name] is None else "given"
     likelihood = options.get("likelihood") or {}
     if likelihood.get("learn"):
         del likelihood["std"]  # moves with training

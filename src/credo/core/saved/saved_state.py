@@ -38,6 +38,8 @@ class Saved(Sampling):
     _checks: DeferredChecks
     _not_in_config: ClassVar[tuple[str, ...]] = ()
     """Arguments that only initialise: what they gave is in the tensors."""
+    _folders: ClassVar[tuple[str, ...]] = ()
+    """Arguments that are folders which the state refers to: saved files name them relative to themselves."""
     _renamed_arguments: ClassVar[Renamed] = {}
     """What became of old arguments of the constructor."""
 

@@ -67,7 +67,7 @@ def digest_of(tensors: Mapping[str, Tensor], about: str = "") -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
         digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().data)  # no copy: it may be large
     return digest.hexdigest()
 
 

@@ -79,7 +79,7 @@ class LangevinStep(nn.Module):
             adapts: Whether the mean square of the gradients follows them. It does in the very first step.
             generator: Gives the noise.
         """
-        weights = [p.detach() for p in parameters.values()]
+        weights = [*parameters.values()]
         gradients = [p.grad for p in parameters.values()]
         roots = self._roots(squared_norms, rate, variance, adapts)
         noise = math.sqrt(2 * self.friction * variance) if noisy else 0.0

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,7 @@ from credo.core.support.validate import checked_count, is_count, is_number
 from credo.methods.kept_samples import KeptSamples
 from credo.methods.natural.parameter_vector import ParameterVector
 from credo.methods.planning import LONG_TRAINING, planned_temperature
+from credo.methods.sample_files import checked_folder
 from credo.methods.sgmcmc.langevin import LangevinStep, squared_norms
 from credo.methods.sgmcmc.schedules import SCHEDULES, Stages
 
@@ -59,11 +61,13 @@ class StochasticGradientSampler(GradientPosterior):
     is_linearisable = False  # its samples do not lie around the network's own weights
     has_noise_scale = False  # a sample that is moved towards the mean of the others is no sample
     _not_in_config: ClassVar[tuple[str, ...]] = ("prior_precision",)
+    _folders: ClassVar[tuple[str, ...]] = ("samples_dir",)
 
     def _set_up(
         self,
         *,
         samples: int,
+        samples_dir: Path | str | None,
         every: int | None,
         burn_in: float | None,
         schedule: str | None,
@@ -91,7 +95,9 @@ class StochasticGradientSampler(GradientPosterior):
         bound = make_prior(one_prior(prior, prior_precision))
         self.prior = bound.bind(self.layout, data_size=self.data_size, device=device)
         self.langevin = LangevinStep(self.vector, lr, friction=friction, precondition=precondition, device=device)
-        self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device)
+        folder = None if samples_dir is None else checked_folder(samples_dir)
+        self.arguments["samples_dir"] = None if folder is None else str(folder)
+        self.sampled_weights = KeptSamples(self.model, self.vector.layout, samples, device=device, folder=folder)
         self.optimizer_step = OptimizerStep(trainable(self), "adam", _LIKELIHOOD_LR)
         self._moving: dict[str, nn.Parameter] = {}  # what a step moves, while it does
         self._squared_norms: list[float] = []
@@ -103,6 +109,11 @@ class StochasticGradientSampler(GradientPosterior):
     def collected(self) -> int:
         """Number of samples that are kept."""
         return len(self.sampled_weights)
+
+    @property
+    def sample_files(self) -> list[Path]:
+        """The files of the samples that are kept, in the order of the chain; none without `samples_dir`."""
+        return self.sampled_weights.paths()
 
     @property
     def is_random(self) -> bool:
@@ -196,7 +207,8 @@ class StochasticGradientSampler(GradientPosterior):
         if self._prior_numbers is None:
             loss = scalar_loss(data_term) + self._penalty()
         self.optimizer_step.clear()  # what the loss itself may have left
-        total, data = float(self.optimizer_step.backward(loss, at=self.steps)), data_term.item()
+        total = float(self.optimizer_step.backward(loss, at=self.steps))
+        data = total if loss is data_term else data_term.item()
         del loss, data_term  # and the graph with them
         total, data = self._ready((total, data))
         return Terms(loss=total, nll=data, penalty=total - data)

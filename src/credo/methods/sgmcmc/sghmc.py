@@ -6,6 +6,7 @@ The rule is in `sampler.py`; the velocity v is kept from step to step, with fric
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
@@ -32,6 +33,8 @@ class SGHMC(StochasticGradientSampler):
         data_size: Number of training examples, N.
         samples: Largest number of samples to keep, each as large as the trainable parameters. If more come, every
             second is dropped and the interval doubles, so that they stay evenly spaced.
+        samples_dir: A folder that each sample is written to when it is kept, as a safetensors file, and read from when
+            it is drawn: memory then holds one or two of them. Chains may share it. None: all are in memory.
         every: Steps from one sample to the next; None: planned by `fit` to give `samples` of them, otherwise 1.
         burn_in: Steps before samples are kept, or the fraction of the training that they are; with cycles, of each of
             them. None: 0.8 of each cycle, or 0.5 of a training without cycles. The preconditioner adapts in it alone.
@@ -62,6 +65,7 @@ class SGHMC(StochasticGradientSampler):
         *,
         data_size: int,
         samples: int = 12,
+        samples_dir: Path | str | None = None,
         every: int | None = None,
         burn_in: float | None = None,
         schedule: str | None = "cyclical",
@@ -81,6 +85,7 @@ class SGHMC(StochasticGradientSampler):
             raise ValueError(f"friction={friction!r:.80} must be above 0 and at most 1, which is SGLD.")
         self._set_up(
             samples=samples,
+            samples_dir=samples_dir,
             every=every,
             burn_in=burn_in,
             schedule=schedule,

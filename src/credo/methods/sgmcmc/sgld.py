@@ -6,6 +6,7 @@ The rule is in `sampler.py` with friction 1: no velocity is kept from step to st
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
@@ -31,6 +32,8 @@ class SGLD(StochasticGradientSampler):
         data_size: Number of training examples, N.
         samples: Largest number of samples to keep, each as large as the trainable parameters. If more come, every
             second is dropped and the interval doubles, so that they stay evenly spaced.
+        samples_dir: A folder that each sample is written to when it is kept, as a safetensors file, and read from when
+            it is drawn: memory then holds one or two of them. Chains may share it. None: all are in memory.
         every: Steps from one sample to the next; None: planned by `fit` to give `samples` of them, otherwise 1.
         burn_in: Steps before samples are kept, or the fraction of the training that they are; with cycles, of each of
             them. None: 0.8 of each cycle, or 0.5 of a training without cycles. The preconditioner adapts in it alone.
@@ -60,6 +63,7 @@ class SGLD(StochasticGradientSampler):
         *,
         data_size: int,
         samples: int = 12,
+        samples_dir: Path | str | None = None,
         every: int | None = None,
         burn_in: float | None = None,
         schedule: str | None = "cyclical",
@@ -76,6 +80,7 @@ class SGLD(StochasticGradientSampler):
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
         self._set_up(
             samples=samples,
+            samples_dir=samples_dir,
             every=every,
             burn_in=burn_in,
             schedule=schedule,

@@ -24,8 +24,10 @@ from credo.core.likelihood import LIKELIHOODS
 from credo.core.posterior import Posterior
 from credo.core.support.user_warnings import warn
 from credo.methods import METHODS, Ensemble
+from credo.methods.sample_files import DIGEST
 from credo.models import build_model
 from credo.models.own import OWN, is_own
+from credo.training.files.sample_folders import folders_found
 
 # Of a pruned weight one bit is stored.
 _PER_ENTRY = 8
@@ -96,7 +98,8 @@ def _matrices(about: dict[str, Any], sizes: Mapping[str, int]) -> list[float]:
     tracked = sum(size for name, size in sizes.items() if name.endswith(("running_mean", "running_var")))
     has_rank = options.get("structure", "low-rank") == "low-rank"  # Laplace's other structures have none
     rank, samples = (options.get("rank", 0) if has_rank else 0), options.get("samples", 0)
-    return [rank * chosen, options.get("batchnorm_draws", 0) * tracked, samples * chosen]
+    row = chosen if options.get("samples_dir") is None else DIGEST  # in files of their own
+    return [rank * chosen, options.get("batchnorm_draws", 0) * tracked, samples * row]
 
 
 def rebuild(
@@ -121,7 +124,9 @@ def rebuild(
         return Ensemble(parts)
     network = _network(architecture, model, path)
     method = METHODS[about["method"]]
-    options = merged(method, current_arguments(method, about["options"])[0], _current_changes(method, changes))
+    changes = _current_changes(method, changes)
+    found = folders_found(path, method, current_arguments(method, about["options"])[0], changes)
+    options = merged(method, found, changes)
     kind = (about["options"].get("likelihood") or {}).get("kind", "categorical")
     if "likelihood" not in changes and kind not in LIKELIHOODS:
         raise FileFormatError(

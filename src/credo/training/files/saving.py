@@ -25,6 +25,7 @@ from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names
 from credo.models.lora import base_tensors
 from credo.training.files.rebuilding import adopt_dtypes_, check_sizes, damage_named, rebuild
+from credo.training.files.sample_folders import folders_beside
 from credo.training.files.sparse_format import pack, unpack_
 from credo.version import __version__
 
@@ -41,7 +42,8 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     Of a network with adapters (`credo.lora`, PEFT) the frozen parameters are left out, and only their digest is
     written: `load` needs the same base. Optimizer and generator states belong to checkpoints, not here. Equal
     posteriors give equal bytes, with the same versions of Credo and torch. Beside a training in another thread, the
-    file holds the state between two steps.
+    file holds the state between two steps. Samples that are in files of their own (`samples_dir`) stay there: this one
+    has their digests, and the path of the folder relative to itself.
 
     Args:
         posterior: Of a method in `METHODS`.
@@ -52,14 +54,14 @@ def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | N
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file, such as {path / 'model.safetensors'}.")
     with posterior.guard.exclusive(posterior):  # as it is between two steps of a training in another thread
-        tensors, about = _contents(posterior)
+        tensors, about = _contents(posterior, path)
     text = json.dumps({**about, "extra": dict(extra or {})})  # unsorted: the first glob for a rate or prior wins
     header = {"credo": text, "digest": digest_of(tensors, text)}
     write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, header))
     return path
 
 
-def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _contents(posterior: Posterior, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Copies of its tensors, and its description."""
     check_unwrapped(posterior)
     whole = tensors_of(posterior)
@@ -70,7 +72,7 @@ def _contents(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "format": PRUNED_FORMAT if _is_smaller(posterior) else FORMAT,
         "credo": __version__,
         "torch": torch.__version__,
-        "posterior": _description(posterior),
+        "posterior": _description(posterior, path),
         "architecture": _architecture(posterior.model),
         **_from_held_out(posterior),
     }
@@ -164,13 +166,14 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
 
 
-def _description(posterior: Posterior) -> dict[str, Any]:
+def _description(posterior: Posterior, path: Path) -> dict[str, Any]:
     names = [name for name, cls in METHODS.items() if type(posterior) is cls]
     if not names:
         raise ValueError(f"{type(posterior).__name__} is not in METHODS: add it there to save it.")
-    about: dict[str, Any] = {"method": names[0], "options": posterior.config(), "data_size": posterior.data_size}
+    options = folders_beside(path, posterior, posterior.config())
+    about: dict[str, Any] = {"method": names[0], "options": options, "data_size": posterior.data_size}
     if isinstance(posterior, Ensemble):
-        about["members"] = [_description(part) for part in posterior.parts]
+        about["members"] = [_description(part, path) for part in posterior.parts]
     return about
 
 
