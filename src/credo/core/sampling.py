@@ -18,6 +18,7 @@ from credo.core.errors import CalibrationWarning, PredictiveWarning
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
 from credo.core.likelihood import Quantiles
+from credo.core.network.batchnorm import modes_restored
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import NOTHING, Draw, substituted
 from credo.core.support.user_warnings import warn
@@ -168,9 +169,9 @@ class Sampling(ThreadSafe):
     def _under_lock(self, seed: int | None) -> Iterator[None]:
         """`snapshot` where there can be no copy: modes and generators are restored afterwards."""
         me: Any = self
-        with self.guard.exclusive(me):
+        with self.guard.exclusive(me), modes_restored(self):
             parts = self.all_posteriors()
-            generators, modes = [part._generator for part in parts], [(m, m.training) for m in self.modules()]
+            generators = [part._generator for part in parts]
             if seed is not None:
                 self.reseed_(seed)
             try:
@@ -178,8 +179,6 @@ class Sampling(ThreadSafe):
             finally:
                 for part, generator in zip(parts, generators, strict=True):
                     part._generator = generator
-                for module, training in modes:
-                    module.training = training
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy as of any module, of the state between two steps. A pickle has no lock: take it of such a copy."""
