@@ -18,8 +18,7 @@ from credo.core.errors import UnsupportedModelError
 from credo.methods import NodeBNN
 from credo.methods.node.elbo_terms import entropy_bound
 from credo.methods.node.layers import folded, node_layers
-from credo.methods.node.noise import ExampleNoise
-from credo.methods.node.turns import by_turns, values_by_turns
+from credo.methods.node.noise import ExampleNoise, by_turns, values_by_turns
 from credo.models import build_model
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
+from credo.core.network.batchnorm import modes_restored
 from credo.core.posterior import Posterior
 
 # Returns [batch, classes], or [draws, batch, classes] for several networks: their losses are averaged, and the label is
@@ -54,15 +55,13 @@ def attackable(logits: Logits) -> Iterator[None]:
             f"{type(logits).__name__} is a posterior, which can be attacked in several ways: pass for instance "
             "posterior_logits(posterior, 'fresh', draws=10)."
         )
-    modules = list(logits.modules()) if isinstance(logits, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
+    if not isinstance(logits, nn.Module):
+        yield
+        return
+    with modes_restored(logits):
+        for module in logits.modules():
             module.training = False
         yield
-    finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.training = training
 
 
 def answers(logits: Logits, x: Tensor) -> Tensor:

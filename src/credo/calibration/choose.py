@@ -31,11 +31,10 @@ from credo.core.held_out.ledger import Digests, row_digests
 from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
-from credo.core.sampling import evaluating
+from credo.core.sampling import evaluating, warn_if_unfitted
 from credo.core.support.loader_checks import as_batches, batch_count
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
-from credo.predict.draw_warnings import warn_if_unfitted
 from credo.predict.run import check_posterior
 
 SCALES = (0.0, 0.25, 0.5, 1.0, math.sqrt(2), 2.0, 3.0)

@@ -51,7 +51,7 @@ def connections(model: nn.Module) -> list[Connection]:
     """All connections of a network, in order; outputs that are added, returned or used twice have none."""
     try:
         graph = fx.Tracer().trace(model)
-    except Exception as error:  # anything that tracing cannot follow
+    except Exception as error:  # the user's forward runs inside, on proxies, and raises what it likes
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be traced ({error}), so its units cannot be removed. "
             "Prune single weights and keep the network's size."

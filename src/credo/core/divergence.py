@@ -171,7 +171,7 @@ def _loss_at(
             value = float(nll(net))
     except NotIsolatedError:
         raise
-    except Exception:  # the loss needs gradients, or a pass has changed the inputs
+    except Exception:  # the user's loss, which may need gradients or have changed its inputs
         return None
     return value if all(copy._version == 0 for copy in copies) else None
 

@@ -1,4 +1,4 @@
-"""Draws from a posterior, and the private copies of it that they are used in while others train it."""
+"""Draws from a posterior, the private copies of it that they are used in, and a warning where they lack something."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from credo.core.errors import CalibrationWarning
+from credo.core.errors import CalibrationWarning, PredictiveWarning
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
+from credo.core.likelihood import Quantiles
+from credo.core.network.batchnorm import modes_restored
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import NOTHING, Draw, substituted
 from credo.core.support.user_warnings import warn
@@ -23,6 +26,8 @@ from credo.core.thread_safety import Guard, ThreadSafe
 
 if TYPE_CHECKING:
     from credo.core.posterior import Posterior
+
+_IS_TRAINING = ContextVar("is_training", default=False)
 
 
 class Sampling(ThreadSafe):
@@ -164,9 +169,9 @@ class Sampling(ThreadSafe):
     def _under_lock(self, seed: int | None) -> Iterator[None]:
         """`snapshot` where there can be no copy: modes and generators are restored afterwards."""
         me: Any = self
-        with self.guard.exclusive(me):
+        with self.guard.exclusive(me), modes_restored(self):
             parts = self.all_posteriors()
-            generators, modes = [part._generator for part in parts], [(m, m.training) for m in self.modules()]
+            generators = [part._generator for part in parts]
             if seed is not None:
                 self.reseed_(seed)
             try:
@@ -174,8 +179,6 @@ class Sampling(ThreadSafe):
             finally:
                 for part, generator in zip(parts, generators, strict=True):
                     part._generator = generator
-                for module, training in modes:
-                    module.training = training
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy as of any module, of the state between two steps. A pickle has no lock: take it of such a copy."""
@@ -287,3 +290,44 @@ def noise_scaled(frozen: Posterior, scale: float | None = None) -> Iterator[None
     finally:
         for part, own in zip(parts, before, strict=True):
             part.noise_scale = own
+
+
+@contextmanager
+def while_training() -> Iterator[None]:
+    """While open, in this thread, nothing is warned of: what a method finds after training is not there yet."""
+    token = _IS_TRAINING.set(True)
+    try:
+        yield
+    finally:
+        _IS_TRAINING.reset(token)
+
+
+def warn_if_unfitted(posterior: Posterior, *, calibrates: bool = False) -> None:
+    """Warn if a method that has draws would predict with the network at the mean alone, or with a scale by chance.
+
+    Args:
+        posterior: What predicts.
+        calibrates: Whether it is about to be calibrated, which mends a scale.
+    """
+    if _IS_TRAINING.get():
+        return
+    for part in dict.fromkeys((posterior, *posterior.parts)):
+        if part.uncertainty_needs:
+            warn(
+                f"This {type(part).__name__} predicts with the network as it is, without any uncertainty of its "
+                f"weights. It needs {part.uncertainty_needs}. For a point estimate use credo.MAP.",
+                PredictiveWarning,
+            )
+            return
+        settled = part.steps or calibrates or posterior.calibration or isinstance(part.likelihood, Quantiles)
+        unlearned = [] if settled else part.likelihood.unlearned
+        if unlearned:
+            name = type(part.likelihood).__name__
+            warn(
+                f"Nothing has learned {', '.join(unlearned)} of {name} yet: predictions assume the value that it "
+                "was made with. For a network that is trained already, credo.Laplace(model, …).fit(loader) finds it, "
+                "and credo.calibrate(posterior, held_out) corrects the width of predictions; credo.fit learns it in "
+                f"training; if you know the value, give it to credo.{name}.",
+                PredictiveWarning,
+            )
+            return

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from credo.core.network.batchnorm import modes_restored
 from credo.core.network.substitute import substituted
 from credo.core.posterior import Posterior
 
@@ -28,7 +29,8 @@ def without_side_effects(posterior: Posterior, seed: int, *, training: bool = Fa
     """
     cuda = [posterior.device] if posterior.device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.enter_context(_eval_mode(posterior))
+        stack.enter_context(modes_restored(posterior))
+        posterior.eval()
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         torch.default_generator.manual_seed(seed)  # torch's own dropout uses the global generator
         stack.enter_context(posterior.seeded(seed))
@@ -37,18 +39,6 @@ def without_side_effects(posterior: Posterior, seed: int, *, training: bool = Fa
             for leaf in leaves(posterior):
                 stack.enter_context(substituted(leaf.model, copied_buffers(leaf.model)))
         yield
-
-
-@contextmanager
-def _eval_mode(posterior: Posterior) -> Iterator[None]:
-    """Eval mode inside; every module's own mode is restored on exit."""
-    modes = [(module, module.training) for module in posterior.modules()]
-    posterior.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def copied_buffers(model: nn.Module) -> dict[str, Tensor]:

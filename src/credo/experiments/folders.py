@@ -161,7 +161,7 @@ def claimed(folder: Path, experiment: Experiment, process_group: ProcessGroup | 
     first_does(process_group, claim)
     try:
         yield
-    except Exception:  # not an interrupt: that run is to be resumed
+    except Exception:  # raised again; not an interrupt: that run is to be resumed
         if is_first(process_group) and not (folder / CHECKPOINT).exists():
             (folder / CONFIG).unlink(missing_ok=True)
         raise

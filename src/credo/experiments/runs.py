@@ -288,7 +288,7 @@ class Run:
             )
         except LostProcessError:
             raise
-        except Exception as error:  # an error in one process fails all: was any of them asked to stop?
+        except Exception as error:  # raised again, unless it came of a stop: an error in one process fails all
             if process_group is not None and process_group.agree(stop()):
                 raise stopped() from error
             raise

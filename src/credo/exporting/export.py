@@ -19,7 +19,7 @@ from credo.core.likelihood import ClassLikelihood, DistributionLikelihood, Gauss
 from credo.core.network.failed_pass import explain_failed_pass
 from credo.core.network.inputs import TARGET_KEYS
 from credo.core.posterior import Posterior
-from credo.core.sampling import noise_scaled
+from credo.core.sampling import noise_scaled, warn_if_unfitted
 from credo.core.support.extras import needs
 from credo.core.support.files import write_atomically
 from credo.core.support.validate import checked_count, checked_seed
@@ -27,7 +27,6 @@ from credo.exporting.closed_form import ClosedFormGraph, closed_form_graph
 from credo.exporting.graph import FixedDraws
 from credo.exporting.int8 import TOLERANCE as INT8_TOLERANCE
 from credo.exporting.int8 import quantize_
-from credo.predict.draw_warnings import warn_if_unfitted
 from credo.predict.run import check_posterior
 from credo.version import __version__
 

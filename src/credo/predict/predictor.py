@@ -16,11 +16,10 @@ from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, 
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
-from credo.core.sampling import noise_scaled
+from credo.core.sampling import noise_scaled, warn_if_unfitted
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import make_moments, run_draws
-from credo.predict.draw_warnings import warn_if_unfitted
 from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated

@@ -17,25 +17,24 @@ from torch import Tensor
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import unknown
-from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
 from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
-from credo.core.sampling import evaluating, noise_scaled
+from credo.core.sampling import evaluating, warn_if_unfitted
 from credo.core.support.loader_checks import check_batches, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
-from credo.predict.draw_loop import Loop, averaged, draw_loop, make_moments, run_draws
-from credo.predict.draw_warnings import WeightsCheck, warn_if_unfitted
+from credo.predict.draw_loop import Loop, averaged, draw_loop
 from credo.predict.linear import check_linearisable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
+from credo.predict.weights_check import WeightsCheck
 
 STRATEGIES = ("auto", "loop", "activation")
 PREDICTIVES = ("weights", "linear")
@@ -164,8 +163,7 @@ class _Task:
         group = posterior.process_group
         shard = DataShard(group) if self.shard == "data" else None
         with evaluating(posterior, self.seed) as frozen, shard or nullcontext():
-            calibration, conformal = frozen.calibration, frozen.conformal
-            predicted = _Batches(self.on(frozen), frozen, group, calibration)
+            conformal, predicted = frozen.conformal, _Batches(self, frozen, group)
             for index, (x, y) in enumerate(batches):
                 predicted.add(index, x, y, is_ours=shard is None or shard.is_ours(index))
         if shard is not None:
@@ -175,8 +173,8 @@ class _Task:
         if conformal is not None:
             self._warn_of_other_predictions(frozen, conformal)
         prediction = predicted.joined()
-        if calibration is not None:
-            prediction = recalibrated(prediction, calibration)
+        if predicted.calibration is not None:
+            prediction = recalibrated(prediction, predicted.calibration)
         return prediction if conformal is None else conformed(prediction, conformal)
 
     def on(self, frozen: Posterior) -> _Task:
@@ -208,23 +206,20 @@ class _Batches:
     """The predictions of one batch after another, and the rows among them whose inputs are not finite.
 
     Args:
-        task: What to do, on this snapshot.
+        task: What to do.
         frozen: A snapshot of the posterior.
         group: The processes of the posterior, if there are several.
-        calibration: Of the posterior, if there is one.
     """
 
-    def __init__(
-        self, task: _Task, frozen: Posterior, group: ProcessGroup | None, calibration: Calibration | None
-    ) -> None:
-        self.task, self.frozen, self.group = task, frozen, group
+    def __init__(self, task: _Task, frozen: Posterior, group: ProcessGroup | None) -> None:
+        self.frozen, self.group, self._device = frozen, group, frozen.device
+        self.task = task = task.on(frozen)
+        self.calibration, self._likelihoods = frozen.calibration, [part.likelihood for part in frozen.parts]
         self.parts: list[Prediction] = []
         self.bad_inputs: set[int] = set()  # rows, counted over all batches
         self.check: WeightsCheck | None = None
-        self._device = frozen.device
         if task.predictive == "weights" and task.is_random and frozen.default_predictive == "linear":
-            self.check = WeightsCheck(frozen)
-        self._likelihoods, self._calibration = [part.likelihood for part in frozen.parts], calibration
+            self.check = WeightsCheck(frozen, task.seed)
         self._loop: Loop | NumberedDraws | None = None
         self._closed: ClosedForm | None = None
         self._row = 0
@@ -250,11 +245,11 @@ class _Batches:
             look(None)
         with self.frozen.seeded(self.task.seed) if self.task.shared_draws else nullcontext():
             loop.begin(index)
-            by_draws = partial(averaged, loop, self._likelihoods, x, y, calibration=self._calibration, **self._way)
+            by_draws = partial(averaged, loop, self._likelihoods, x, y, calibration=self.calibration, **self._way)
             part = by_draws(look=look) if self._closed is None else self._closed.prediction(x, y, by_draws)
         self.parts.append(part)
         if self.check is not None and y is not None:
-            self.check.add(part, self._at_mean(x, y))
+            self.check.add(part, x, y)
         finite = part.finite
         if not bool(finite.all()):
             self.bad_inputs |= nonfinite_inputs(x, finite, self._row)
@@ -289,12 +284,6 @@ class _Batches:
         self._way: dict[str, Any] = {"draws": task.draws, "chunk": chunk, "tolerance": task.tolerance, "agreed": agreed}
         self._way["single"] = task.draws == 1 and not task.is_random
         return loop
-
-    def _at_mean(self, x: AnyInputs, y: Tensor) -> Prediction:
-        """The prediction without noise."""
-        with self.frozen.seeded(self.task.seed), noise_scaled(self.frozen, 0.0):
-            outputs = run_draws(self.frozen, self.frozen.iter_draws(len(self.frozen.parts)), x)
-        return make_moments(self._likelihoods, outputs, y, calibration=self._calibration).result()
 
 
 def _check_choices(strategy: str, tolerance: float | None, shard: str | None, on_nonfinite: str) -> None:

@@ -1,8 +1,8 @@
-"""Validate loaders: number of examples against `data_size`, shards of several processes."""
+"""Validate the arguments of a training: loaders against `data_size`, shards of several processes, validation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,18 +11,64 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
 from credo.core.distributed.wrapped_networks import process_count
-from credo.core.errors import DataSizeWarning
+from credo.core.errors import DataSizeWarning, unknown
 from credo.core.kl_schedule import KLTerm
 from credo.core.network.inputs import split_batch
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import batch_count, check_batches
 from credo.core.support.user_warnings import warn
+from credo.core.support.validate import checked_count
 from credo.data import Batches
+from credo.training.epoch_batches import Loader
+from credo.training.schedule import Plateau, Schedule
+from credo.training.validation import MONITORS
 
 # Dropped last batches, held-out data and repeats should not warn; counting batches instead of examples should.
 _FACTOR = 2
 # Torch's `ignore_index`, and that of credo.Categorical: such a row has no loss.
 _NO_LABEL = -100
+
+
+def check_training(
+    posterior: Posterior,
+    loader: Loader,
+    epochs: int,
+    validation: Iterable[Any] | None,
+    monitor: str,
+    patience: int | None,
+    schedule: str | Schedule,
+    *,
+    counted: bool,
+) -> None:
+    """Validate the arguments of `train`.
+
+    Args:
+        posterior: As in `train`.
+        loader: As in `train`.
+        epochs: As in `train`.
+        validation: As in `train`.
+        monitor: As in `train`.
+        patience: As in `train`.
+        schedule: As in `train`.
+        counted: Whether the examples of a batch are counted, and not its rows.
+    """
+    check_loader(loader)
+    if monitor not in MONITORS:
+        raise ValueError(unknown("monitor", monitor, MONITORS))
+    if patience is not None and validation is None:
+        raise ValueError("patience needs validation data: without it nothing says when to stop.")
+    if (schedule == "plateau" or isinstance(schedule, Plateau)) and validation is None:
+        raise ValueError("schedule='plateau' needs validation data: without it nothing says when the rate must fall.")
+    if patience is not None:
+        checked_count("patience", patience, what="epochs without a gain to wait for")
+    checked_count("epochs", epochs, least=0)
+    check_not_empty(loader, validation)
+    if schedule == "steps":
+        raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
+    check_scale(posterior, loader, counted=counted)
+    check_shares(posterior.process_group, loader)
+    check_whole(posterior.process_group, validation)
+    check_statistics(posterior, loader)
 
 
 def check_loader(loader: Any) -> None:

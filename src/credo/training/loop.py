@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from credo.calibration import calibrate as calibrated
 from credo.core.divergence import reduce_first_noise
-from credo.core.errors import CredoError, unknown
+from credo.core.errors import CredoError
 from credo.core.likelihood import Categorical
 from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches
 from credo.core.posterior import Posterior, Terms
@@ -31,14 +31,7 @@ from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
-from credo.training.loader_checks import (
-    check_loader,
-    check_not_empty,
-    check_scale,
-    check_shares,
-    check_statistics,
-    check_whole,
-)
+from credo.training.loader_checks import check_training
 from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike
 from credo.training.rows.given_back import GivenBack
@@ -46,7 +39,7 @@ from credo.training.rows.seen_rows import SeenRows
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators
 from credo.training.stopping import StopRequest, TrainingStopped
-from credo.training.validation import MONITORS, scores, update_best, validate
+from credo.training.validation import scores, update_best, validate
 
 # Called with the epoch (from 1), the steps done of it, the steps it has, and the terms of the last step.
 OnStep = Callable[[int, int, int, Terms], None]
@@ -155,10 +148,8 @@ def train(
     # Ignored labels are few, so the number of rows still tells what data_size should be about.
     counted = counts is not None and type(posterior.likelihood) is not Categorical
     counted = counted or examples is not None or weights is not None
-    all_do(
-        process_group,
-        lambda: _check(posterior, loader, epochs, validation, monitor, patience, schedule, counted),
-    )
+    arguments = (loader, epochs, validation, monitor, patience, schedule)
+    all_do(process_group, partial(check_training, posterior, *arguments, counted=counted))
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
@@ -199,15 +190,7 @@ def train(
         metrics = validate(posterior, validation, validation_draws, progress.epoch)
         best = update_best(posterior, progress, metrics, monitor, keep=patience is not None)
         yield training.recorded(terms, metrics, best)
-    if progress.best_state is not None:
-        posterior.load_state_dict(progress.best_state)
-    posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
-    if epochs > 0:
-        training.run_hook("end_training_")
-    if given_back is not None:
-        given_back.apply(progress)
-    elif calibrate and validation is not None:
-        calibrated(posterior, validation, progress=False)
+    training.finish(epochs, validation if calibrate else None)
 
 
 def _given(**arguments: object) -> dict[str, str]:
@@ -342,6 +325,23 @@ class _Training:
         self.save()
         return record
 
+    def finish(self, epochs: int, validation: Iterable[Any] | None) -> None:
+        """After the last epoch: the best state, what methods find of the trained weights, and a calibration.
+
+        Args:
+            epochs: Epochs of the training; 0 makes no pass.
+            validation: What to calibrate on where no rows of the training were held out for it; None: nothing.
+        """
+        if self.progress.best_state is not None:
+            self.posterior.load_state_dict(self.progress.best_state)
+        self.posterior.lr_scale = 1.0  # the last factor of a schedule is not meant for later steps
+        if epochs > 0:
+            self.run_hook("end_training_")
+        if self.given_back is not None:
+            self.given_back.apply(self.progress)
+        elif validation is not None:
+            calibrated(self.posterior, validation, progress=False)
+
     def seconds(self) -> float:
         """Return the seconds since the epoch began, with those before it was interrupted."""
         return time.perf_counter() - self._start
@@ -366,33 +366,3 @@ def check_posterior(given: object) -> None:
         raise ValueError(
             f"fit and train need a posterior, such as credo.BBB(model, data_size=N); got a {type(given).__name__}."
         )
-
-
-def _check(
-    posterior: Posterior,
-    loader: Loader,
-    epochs: int,
-    validation: Iterable[Any] | None,
-    monitor: str,
-    patience: int | None,
-    schedule: str | Schedule,
-    counted: bool,
-) -> None:
-    """Validate the arguments of `train`."""
-    check_loader(loader)
-    if monitor not in MONITORS:
-        raise ValueError(unknown("monitor", monitor, MONITORS))
-    if patience is not None and validation is None:
-        raise ValueError("patience needs validation data: without it nothing says when to stop.")
-    if (schedule == "plateau" or isinstance(schedule, Plateau)) and validation is None:
-        raise ValueError("schedule='plateau' needs validation data: without it nothing says when the rate must fall.")
-    if patience is not None:
-        checked_count("patience", patience, what="epochs without a gain to wait for")
-    checked_count("epochs", epochs, least=0)
-    check_not_empty(loader, validation)
-    if schedule == "steps":
-        raise ValueError("schedule='steps' needs milestones: give make_schedule('steps', epochs=…, milestones=[…]).")
-    check_scale(posterior, loader, counted=counted)
-    check_shares(posterior.process_group, loader)
-    check_whole(posterior.process_group, validation)
-    check_statistics(posterior, loader)

@@ -54,7 +54,7 @@ def all_do(process_group: ProcessGroup | None, action: Callable[[], None]) -> No
     failure: Exception | None = None
     try:
         action()
-    except Exception as error:  # as in `first_does`
+    except Exception as error:  # whatever it is, as in `first_does`
         failure = error
     if process_group.agree(failure is not None):
         raise failure or CredoError("Another process failed, see its error; this one stops with it.")

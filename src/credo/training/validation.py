@@ -10,9 +10,9 @@ from torch import Tensor
 
 from credo.core.errors import unknown
 from credo.core.posterior import Posterior
+from credo.core.sampling import while_training
 from credo.evaluate.suite import quick_metrics
 from credo.predict import predict
-from credo.predict.draw_warnings import while_training
 from credo.training.rank_zero import from_first
 from credo.training.state import Progress
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from credo.calibration.choose import calibration_passes
 from credo.core.posterior import Posterior
+from credo.core.sampling import while_training
 from credo.predict import predict
-from credo.predict.draw_warnings import while_training
 from credo.training.loop import train
 from credo.tuning.rows import Pairs, count_rows
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.continual.tasks import Splits, Task
+from credo.core.network.batchnorm import modes_restored
 from credo.core.posterior import Posterior
 from credo.data import Split
 from credo.data.batches import as_float
@@ -63,13 +64,9 @@ def features_of(network: Network, x: Tensor, *, layer: str | None = None, batch_
         return torch.cat([_features(frozen, rows, name) for rows in batches])
     if layer is not None:
         raise ValueError(f"layer={layer!r} needs a posterior; the features of a module are its outputs.")
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
+    with modes_restored(network):
+        network.eval()
         return torch.cat([network(rows).flatten(1) for rows in batches])
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _features(frozen: Posterior, x: Tensor, layer: str) -> Tensor:

@@ -111,7 +111,7 @@ def rows_interact(model: nn.Module, call: Call, size: int) -> bool | None:
             return _interact(_shadow(model), call, size)
     except NotIsolatedError:
         raise
-    except Exception:  # a network that cannot be copied or run once more trains all the same
+    except Exception:  # the user's network runs inside; one that cannot run once more trains all the same
         return None
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.kernels.attention import plain_attention
+from credo.core.network.batchnorm import modes_restored
 from credo.core.network.inplace_inputs import first_size
 from credo.core.network.substitute import substituted
 from credo.core.per_example.example_sums import unexplained
@@ -250,7 +251,8 @@ class ModuleCall:
             self.tensors = {name: t.clone() if name in buffers else t for name, t in tensors.items()}
             stack.callback(setattr, self, "tensors", tensors)
             if mode == "eval":
-                stack.enter_context(_evaluating(module))
+                stack.enter_context(modes_restored(module))
+                module.eval()
             yield
 
     def _agree(self, outputs: list[Tensor], part: slice) -> bool:
@@ -367,17 +369,6 @@ def _size(tensor: Tensor, dim: int) -> int | None:
 
 def _part(tensor: Tensor, dim: int, part: slice) -> Tensor:
     return tensor.narrow(dim, part.start, part.stop - part.start)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    before = [(inner, inner.training) for inner in module.modules()]
-    try:
-        module.eval()
-        yield
-    finally:
-        for inner, training in before:
-            inner.training = training
 
 
 @contextmanager

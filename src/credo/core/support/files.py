@@ -114,7 +114,7 @@ def _rotate(path: Path, keep: int) -> None:
 def _full_disk_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # compiled writers raise types of their own where the disk is full
+    except Exception as error:  # raised again; compiled writers have types of their own for a full disk
         if not _is_full(error):
             raise
         free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0

@@ -25,7 +25,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # also dtypes that this torch does not have
+    except Exception as error:  # damaged files raise errors of many types, and so do dtypes unknown to this torch
         pickled = ""
         if zipfile.is_zipfile(path):
             pickled = (

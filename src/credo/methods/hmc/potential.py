@@ -85,7 +85,7 @@ class Potential:
             graph.graph.eliminate_dead_code()
             graph.recompile()
             found = graph(other)
-        except Exception:  # recording fails in many ways, and nothing depends on it
+        except Exception:  # the user's network and likelihood run inside, and without a record all is as it was
             return
         if all(torch.equal(one, two) for one, two in zip(found, wanted, strict=True)):
             self._run = graph

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from credo.core.deferred import Later
 from credo.core.prior import HALF_LOG_2PI
 
 KINDS = ("bound", "layer-bound", "mean", "full")
@@ -69,8 +69,10 @@ def bound_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans
 
 def add_bound_gradients_(
     mean: Tensor, std: Tensor, prior_std: float, gamma: float, weight: float, by_mean: Tensor, by_std: Tensor
-) -> tuple[Later, Later]:
-    """`bound_terms` of one span of all nodes, and `weight` times its gradients, in a quarter of autograd's operators.
+) -> Callable[[], tuple[float, float]]:
+    """Add `weight` times the gradients of `bound_terms` of all nodes, in a quarter of autograd's operators.
+
+    Returns a function that gives the two terms; on an accelerator it waits for them.
 
     Args:
         mean: Means, [components, nodes].
@@ -99,12 +101,16 @@ def add_bound_gradients_(
     spread = torch.baddbmm(own, pairs, bracket - own, beta=2).squeeze(1)
     by_std.addcmul_(std, spread, value=away).add_(std, alpha=toward)
 
-    constant = nodes * (HALF_LOG_2PI + math.log(prior_std))
-    cross = Later(lambda: sum(norm.item() ** 2 for norm in norms) / count / (2 * prior_std**2) + constant)
-    overlaps = Later(lambda: -sum(map(math.log, chosen.diagonal().tolist())))  # Σ_k log Σ_r exp(−D_kr)
-    entropy = (Later(logs) - overlaps) / count + (nodes * (HALF_LOG_2PI + 0.5) + math.log(count))
-    kl = cross - entropy
-    return kl - entropy * gamma, kl
+    @cache
+    def values() -> tuple[float, float]:
+        constant = nodes * (HALF_LOG_2PI + math.log(prior_std))
+        cross = sum(norm.item() ** 2 for norm in norms) / count / (2 * prior_std**2) + constant
+        overlaps = -sum(map(math.log, chosen.diagonal().tolist()))  # Σ_k log Σ_r exp(−D_kr)
+        entropy = (logs.item() - overlaps) / count + (nodes * (HALF_LOG_2PI + 0.5) + math.log(count))
+        kl = cross - entropy
+        return kl - entropy * gamma, kl
+
+    return values
 
 
 def mean_terms(mean: Tensor, std: Tensor, prior_std: float, gamma: float, spans: Spans) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo.core.arguments import Renamed, Replaced
-from credo.core.deferred import Number
+from credo.core.deferred import Later, Number
 from credo.core.description import Description
 from credo.core.divergence import compare_draw
 from credo.core.errors import unknown
@@ -44,9 +44,8 @@ from credo.core.support.validate import checked_count, is_count
 from credo.methods.node.elbo_terms import TERMS, add_bound_gradients_, bound_terms
 from credo.methods.node.groups import NodeInit, NodeKLTerm, Nodes, check_number
 from credo.methods.node.layers import folded, node_layers
-from credo.methods.node.noise import ExampleNoise
+from credo.methods.node.noise import ExampleNoise, by_turns, values_by_turns
 from credo.methods.node.setup import initial_nodes, node_optimizer_step
-from credo.methods.node.turns import by_turns, values_by_turns
 
 NOISES = ("example", "batch")
 _PRIOR_STD = 0.3
@@ -286,8 +285,10 @@ class NodeBNN(GradientPosterior):
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert self.loc.grad is not None
         assert std.grad is not None
-        found = add_bound_gradients_(self.loc, std, self.prior_std, self.gamma, weight, self.loc.grad, std.grad)
-        minimised, kl = found if self._checks.is_open else map(float, found)
+        values = add_bound_gradients_(self.loc, std, self.prior_std, self.gamma, weight, self.loc.grad, std.grad)
+        if self._checks.is_open:
+            return Later(lambda: values()[0] * weight), Later(lambda: values()[1])
+        minimised, kl = values()
         return minimised * weight, kl
 
     def _example_values(self, rows: int, *, std: Tensor, first: Tensor, index: int) -> Tensor:
