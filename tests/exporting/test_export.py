@@ -279,6 +279,7 @@ def test_inputs_by_name(method: str, suffix: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, wanted.probs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Nothing has learned")
 @pytest.mark.part(2)
 @pytest.mark.parametrize("kind", ["poisson", "student-t", "mixture-density", "multi-label", "ordinal", "pixels"])
 def test_targets_of_other_kinds(kind: str, tmp_path: Path) -> None:
