@@ -189,3 +189,28 @@ def test_all_rows_are_those_of_training_and_of_the_choice(form: str, count: int)
     assert keys(found.whole) == sorted(keys(found.whole.rest) + keys(found.selection))
     assert keys(found.whole.rows) == keys(found.selection)
     assert keys(found.whole.rest) == keys(found.loader)
+
+
+def test_batches_of_any_form_are_given_back_too() -> None:
+    split = _classes()
+    train = [{"features": x, "answer": y} for x, y in zip(split.x.split(16), split.y.split(16), strict=True)]
+    found = credo.auto(
+        _net(),
+        train,
+        passes=16,
+        progress=False,
+        forward=lambda net, batch: net(batch["features"]),
+        target=lambda batch: batch["answer"],
+    )
+    assert _evidence(found).given_back_rows == 16  # a batch of the list
+    assert found.calibration is not None
+    assert found.calibration.rows == 16
+
+
+def test_what_has_no_calibration_is_not_given_rows_back() -> None:
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    counts = torch.poisson(x[:, :1].exp(), generator=torch.Generator().manual_seed(1))
+    found = credo.auto(
+        nn.Linear(2, 1), Batches(Split(x, counts), batch_size=50), passes=8, likelihood="poisson", progress=False
+    )
+    assert _evidence(found).given_back_rows == 0
