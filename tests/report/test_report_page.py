@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from credo.core.held_out.evidence import AutoEvidence, Tried
 from credo.report import Content, gather, render, write_report
 from credo.report.examples import confidently_wrong, least_certain, most_certain
 
@@ -190,3 +191,17 @@ def test_the_file_is_small_and_written_whole(digits: Content, tmp_path: Path) ->
     assert path.read_text(encoding="utf-8") == render(digits)
     assert path.stat().st_size < 500_000
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_auto_tried_is_a_table(digits: Content, parsed: Callable) -> None:
+    assert "How the method was chosen" not in render(digits)
+    row = Tried("<plain>", "chosen", nll=0.3, interval=(0.2, 0.4), scores={"accuracy": 0.9})
+    evidence = AutoEvidence(
+        "Nothing beat it.", "plain", (row, Tried("swag", "dropped", "worse")), 9, 8, 0, (0.3, 0.2, 0.4), 5
+    )
+    run = replace(digits.runs[0], result={**digits.runs[0].result, "evidence": evidence.to_dict()})
+    page = render(replace(digits, runs=[run]))
+    assert "How the method was chosen" in [heading.text for heading in parsed(page).all("h2")]
+    assert all(
+        text in page for text in ("Nothing beat it.", "&lt;plain&gt;", "0.3000 [0.2000, 0.4000]", "dropped: worse")
+    )

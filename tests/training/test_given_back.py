@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.data import Batches, Split
-from credo.training.rows.held_out import hold_out
+from credo.training.rows.held_out import Divided, choose, divide, hold_out
 
 ROWS, EPOCHS, SEED = 120, 10, 3
 METHODS = (credo.MAP, credo.BBB, credo.VOGN, credo.NoisyKFAC)
@@ -179,3 +179,17 @@ def test_loaders_without_rows_to_hold_out_say_so(network: Make, split: Split) ->
         fitted(credo.MAP(network(), data_size=ROWS), loader)
     with pytest.raises(ValueError, match="Of 1 training batches none can be held out"):
         fitted(credo.MAP(network(), data_size=ROWS), [(split.x, split.y)])
+
+
+@pytest.mark.parametrize("kind", ["batches", "list", "loader"])
+def test_divided_batches_say_which_rows_are_held_out(network: Make, split: Split, kind: str) -> None:
+    loader = batches(split, kind)
+    rest, rows = divide(loader, choose(loader, SEED, wanted=0))
+    divided = Divided(loader, rest, list(rows))
+    assert hold_out(divided, seed=7) == (rest, divided.rows)
+    posterior, expected = (fitted(credo.BBB(network(), data_size=ROWS), each) for each in (divided, loader))
+    assert posterior.calibration == expected.calibration
+    state = posterior.state_dict()
+    for name, value in expected.state_dict().items():
+        if isinstance(value, Tensor):
+            assert torch.equal(state[name], value), name

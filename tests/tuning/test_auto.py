@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import credo
 from credo.data import Batches, Split
-from credo.tuning import race, trials
+from credo.evaluate import ood_detection
+from credo.tuning import race, scoring
 from credo.tuning.portfolio import TRAINED, UNTRAINED, Candidate
+from credo.tuning.rows import nested
 
 
 def _net(inputs: int = 2, outputs: int = 2) -> nn.Sequential:
@@ -93,16 +96,16 @@ def test_the_same_seed_gives_the_same_choice_also_after_a_kill(
     validation = _batches(_classes(180, seed=1))
 
     scored: list[int] = []
-    score = trials.Trials._score
+    score = scoring.Scoring.score
 
-    def dies(self: trials.Trials, posterior: credo.Posterior) -> dict[str, Any]:
+    def dies(self: scoring.Scoring, posterior: credo.Posterior, **given: Any) -> dict[str, Any]:
         scored.append(1)
         if len(scored) == 6:
             raise KeyboardInterrupt
-        return score(self, posterior)
+        return score(self, posterior, **given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trials.Trials, "_score", dies)
+        patch.setattr(scoring.Scoring, "score", dies)
         with pytest.raises(KeyboardInterrupt):
             _auto(validation=validation, run=tmp_path)
     again: list[str] = []
@@ -326,3 +329,36 @@ def test_from_another_thread() -> None:
 def test_impossible_arguments(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _auto(**given)
+
+
+def test_ood_inputs_are_a_column_and_choose_nothing() -> None:
+    validation, far = _batches(_classes(180, seed=1)), 20 * _classes(50, seed=2).x
+    without, found = (_auto(validation=validation, passes=10, ood=ood) for ood in (None, far))
+    assert found.evidence is not None
+    assert without.evidence is not None
+    assert [row.nll for row in found.evidence.rows] == [row.nll for row in without.evidence.rows]
+    measured = [row for row in found.evidence.rows if row.nll is not None]
+    assert all(0 <= row.scores["ood_auroc"] <= 1 for row in measured)
+    assert "ood_auroc" in found.evidence.rows[0].report
+    assert "ood_auroc" in str(found.evidence)
+    assert not any("ood_auroc" in row.scores for row in without.evidence.rows)
+    assert found.ledger.served([(far, None)]) == {}
+    inside = credo.predict(found, nested(validation, 0)[0], draws=32, seed=0)
+    outside = credo.predict(found, far.split(512), draws=32, seed=0)
+    expected = ood_detection(inside.total, outside.total).auroc
+    assert found.evidence.rows[0].scores["ood_auroc"] == pytest.approx(expected)
+    pairs = Split(far, torch.zeros(50, dtype=torch.long))
+    for given in (pairs, [(far, None)], TensorDataset(far, pairs.y)):
+        again = _auto(validation=validation, passes=10, ood=given).evidence
+        assert again is not None
+        assert again.rows[0].scores["ood_auroc"] == pytest.approx(expected, abs=0.02)
+    with pytest.raises(ValueError, match=r"ood has no batch"):
+        _auto(validation=validation, passes=10, ood=[])
+
+
+def test_a_data_set_of_held_out_rows_is_divided_alike_each_time() -> None:
+    rows = _classes(180, seed=1)
+    one, other = (_auto(validation=TensorDataset(rows.x, rows.y), passes=4).evidence for _ in range(2))
+    assert one is not None
+    assert other is not None
+    assert one.rows == other.rows

@@ -40,4 +40,5 @@ def test_two_processes_choose_what_one_chooses(tmp_path: Path) -> None:
     assert both[0] == both[1]
     # Noise is drawn otherwise in a group of processes, also of one, so only the plain network is the same to the bit.
     assert repr(next(row for row in alone.rows if row.name == "plain")) in both[0]
+    assert "before it was trained on all rows" in both[0]
     assert both[0].startswith(f"(Tried(name={alone.chosen!r}, state='chosen'")

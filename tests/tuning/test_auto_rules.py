@@ -71,7 +71,8 @@ def test_held_out_rows_are_not_trained_on(form: str) -> None:
         "loader": DataLoader(TensorDataset(split.x, split.y), batch_size=16, shuffle=True),
         "list": [*zip(split.x.split(16), split.y.split(16), strict=True)],
     }[form]
-    rest, rows = held_out(train, seed=0)
+    found = held_out(train, seed=0)
+    rest, rows = found.loader, found.selection
     kept, out = row_digests(rest).tolist(), row_digests(rows).tolist()
     assert sorted([*kept, *out]) == sorted(row_digests([(split.x, split.y)]).tolist())
     assert not set(kept) & set(out)

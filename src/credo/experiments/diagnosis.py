@@ -57,7 +57,7 @@ def diagnose_run(
         draws=draws,
         examples=examples,
         history=read_log(run),
-        ood={name: in_order(ood_split(run, name, prepared.dataset)) for name in ood},
+        ood={name: in_order(ood_split(run.experiment(), name, prepared.dataset)) for name in ood},
         on_stage=on_stage,
     )
     try:

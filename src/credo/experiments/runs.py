@@ -295,15 +295,15 @@ class Run:
         return prediction
 
 
-def ood_split(run: Run, name: str, dataset: Dataset) -> Split:
+def ood_split(experiment: Experiment, name: str, dataset: Dataset) -> Split:
     """Test inputs of an out-of-distribution data set.
 
     Args:
-        run: The run, whose data folder is searched.
+        experiment: That of the run, whose data folder is searched.
         name: Name of the data set; raises ValueError if its inputs have another shape.
         dataset: The run's own data.
     """
-    other = load_dataset(name, root=run.experiment().data.get("root"))
+    other = load_dataset(name, root=experiment.data.get("root"))
     if other.input_shape != dataset.input_shape:
         raise ValueError(
             f"{name} has inputs of shape {other.input_shape}, the run was trained on {dataset.input_shape}: "
@@ -350,7 +350,7 @@ def evaluate_run(
     inside = run_on(dataset.test)
     outside, inputs = {}, {}
     for name in ood:
-        other = ood_split(run, name, dataset)
+        other = ood_split(run.experiment(), name, dataset)
         outside[name], inputs[name] = run_on(other, is_ood=True), in_order(other, batch_size)
     metrics = measure(inside, bins=bins, outside=outside)
     if inputs and ood_scores:

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from credo.core.held_out.evidence import HEADER, AutoEvidence, table_row
 from credo.core.held_out.recalibration import Recalibration
 from credo.core.support.files import write_text
 from credo.experiments.diagnosis import command_options
@@ -59,12 +60,15 @@ def render(content: Content, *, examples: int = 8) -> str:
             about=[_about(run) for run in content.runs],
             alarms=[_alarms(run) for run in content.runs],
             columns=columns_of(content),
+            choice_columns=HEADER,
+            choice_row=table_row,
             rows=runs_table(content),
             differences=differences,
             summary=summary(content, differences),
             sections=sections_of(content),
             galleries=[_groups(content, run, examples) for run in content.runs] if examples else [],
             diagnoses=[(i, run, _diagnosis(run)) for i, run in enumerate(content.runs) if run.diagnosis is not None],
+            choices=[(i, run, found) for i, run in enumerate(content.runs) if (found := _choice(run)) is not None],
             glossary=_glossary(content),
         )
     )
@@ -146,6 +150,12 @@ def _groups(content: Content, run: RunContent, size: int) -> list[Group]:
     assert isinstance(run.prediction, ClassPrediction)
     ood = {name: (content.ood[name].x, prediction) for name, prediction in run.ood.items()}
     return class_groups(run.prediction, content.dataset, ood, size)
+
+
+def _choice(run: RunContent) -> AutoEvidence | None:
+    """What `credo auto` tried for a run; None of others."""
+    found = run.result.get("evidence")
+    return None if found is None else AutoEvidence.from_dict(found)
 
 
 def _diagnosis(run: RunContent) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def train(
     given_back = None
     if calibrate and validation is None:
         given_back = GivenBack(posterior, loader, epochs=epochs, seed=seed, forward=forward, target=target)
+        loader = given_back.loader
     held_out = None if given_back is None else len(loader) - len(given_back.rest)
     keep = checked_count("keep", keep)
     checkpoints = Checkpoints(path, posterior, loader, seed=seed, keep=keep, precision=precision, held_out=held_out)

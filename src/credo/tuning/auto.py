@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import unknown
@@ -21,16 +20,17 @@ from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
-from credo.data import Split
 from credo.methods import MAP
+from credo.training.epoch_batches import seeded_epoch
 from credo.tuning.budget import Budget, seconds_of
 from credo.tuning.jobs import Job
 from credo.tuning.portfolio import PLAIN, TRAINED, UNTRAINED, Candidate
 from credo.tuning.race import Constraints, Race
-from credo.tuning.rows import as_loader, count_rows, held_out, nested, read_rows
+from credo.tuning.rows import Rows, count_rows, given_rows, held_out, read_inputs, read_rows
+from credo.tuning.scoring import Scoring, calibrated_by
 from credo.tuning.starts import NetworkOrFactory, Starts, likelihood_of, outputs_of
 from credo.tuning.table import evidence_of
-from credo.tuning.trials import Trials, agreed, calibrated_by, search_file
+from credo.tuning.trials import Trials, agreed, search_file
 
 GOALS = ("nll",)
 DRAWS = 32
@@ -45,6 +45,7 @@ def auto(
     train: Any,
     validation: Iterable[Any] | None = None,
     *,
+    ood: Any = None,
     budget: str | float = "10min",
     passes: float | None = None,
     trained: bool = False,
@@ -63,8 +64,9 @@ def auto(
 
     The plain network with calibration is always a candidate, and is what is returned unless another has a lower NLL on
     the held-out rows beyond noise, row by row (the 80 % interval of the difference), and by at least 0.001 nats.
-    `posterior.evidence` is the table of all that was tried; `print(posterior.evidence)`. The choice holds for data like
-    the held-out rows, not for inputs from elsewhere.
+    A method that was measured halfway through its training, before held-out rows return to it, is returned unless the
+    plain network is better beyond chance. `posterior.evidence` is the table of all that was tried;
+    `print(posterior.evidence)`. The choice holds for data like the held-out rows, not for inputs from elsewhere.
 
     Args:
         model: The network, or a function without arguments that makes one. Ensembles need several initial weights:
@@ -73,7 +75,10 @@ def auto(
         train: Training batches with a length (a DataLoader, `credo.data.Batches`, a list), or a data set.
         validation: Batches of held-out rows, or a data set of them, read once. None: a tenth of the training rows (of
             fewer than 1,000 rows 100, but at most a fifth) is held out, which a trained network has seen: there it is
-            needed. Of 150 rows or more a third decides nothing and is reported on.
+            needed. Of 150 rows or more a third decides nothing and is reported on. Rows that `auto` held out and that
+            chose are trained on in the end, those of `validation` are not.
+        ood: Out-of-distribution inputs: a tensor, batches, or a data set; targets are not looked at. The table then has
+            the AUROC of telling them from held-out rows by the total uncertainty. They choose nothing.
         budget: Wall time, such as "90s", "10min" or "2h". Trainings are planned from the time of a few steps, and the
             clock is checked after each epoch.
         passes: The budget as a number of passes over the training rows, forward and backward, instead: that of all
@@ -98,21 +103,22 @@ def auto(
     _check(model, goals, latency, memory, passes, run)
     seed, seconds = checked_seed(seed), None if passes is not None else seconds_of(budget)
     starts = Starts(model, seed, trained)
-    loader, rows = _rows(train, validation, seed, trained)
-    selection, report = nested(read_rows(rows, forward, target), seed)
-    data_size = _data_size(loader, forward, target)
-    made = likelihood_of(likelihood, starts, _some_rows(loader, forward, target))
+    with seeded_epoch(train, seed, 0, torch.device("cpu")):  # data sets may shuffle, or draw
+        rows = _rows(train, validation, trained, seed, forward, target)
+        loader, selection, report, outside = rows.loader, rows.selection, rows.report, read_inputs(ood, forward)
+        data_size = _data_size(loader, forward, target)
+        made = likelihood_of(likelihood, starts, _some_rows(loader, forward, target))
     outputs = outputs_of(starts.network(), selection[:1])[0]
     constraints = Constraints(latency, _bytes(memory, starts))
     with _folder(run) as folder:
         trials = Trials(
             starts,
             loader,
+            rows.whole,
             data_size,
             outputs[0].numel(),
             made,
-            selection,
-            DRAWS if latency is None else min(DRAWS, latency),
+            Scoring(selection, outside, DRAWS if latency is None else min(DRAWS, latency), seed),
             seed,
             folder,
             Budget(passes or 0.0, seconds, start=start),
@@ -121,17 +127,20 @@ def auto(
         )
         if seconds is not None:
             trials.budget.passes = agreed(_passes_in(trials, seconds))
-        digest = int(row_digests(selection).astype("uint64").sum())
         settings = {"seed": seed, "passes": passes, "budget": seconds, "trained": trained, "rows": data_size}
-        search_file(folder, {**settings, "selection": digest, "latency": latency, "memory": memory})
+        settings |= {"latency": latency, "memory": memory, "selection": _digest(selection), "ood": _digest(outside)}
+        search_file(folder, settings)
         with _shown(progress, on_trial) as on_job:
             race = Race(trials, constraints, on_job)
             chosen = race.run(TRAINED if trained else UNTRAINED)
-        posterior = calibrated_by(trials.posterior(chosen), race.results[chosen])
-        posterior.evidence = evidence_of(race, chosen, posterior, report, seconds=time.monotonic() - start)
+            last = race.returned(chosen)
+        posterior = calibrated_by(trials.posterior(last), race.results[chosen])
+        posterior.evidence = evidence_of(race, chosen, last, posterior, report, seconds=time.monotonic() - start)
         write_json(folder / "evidence.json", finite(posterior.evidence.to_dict()))
     posterior.ledger.record("calibration", selection)
     posterior.ledger.record("selection", selection)
+    if last != chosen:
+        posterior.ledger.record("training", selection)
     if report:
         posterior.ledger.record("report", report)
     return posterior.eval()
@@ -155,16 +164,17 @@ def _check(model: Any, goals: Sequence[str], latency: Any, memory: Any, passes: 
         raise ValueError("Several processes share their candidates in a folder that all of them see: give run=.")
 
 
-def _rows(train: Any, validation: Iterable[Any] | None, seed: int, trained: bool) -> tuple[Any, Iterable[Any]]:
-    if validation is None and trained:
+def _rows(
+    train: Any, validation: Any, trained: bool, seed: int, forward: Forward | None, target: Target | None
+) -> Rows:
+    if validation is not None:
+        return given_rows(train, validation, seed, forward, target)
+    if trained:
         raise ValueError(
             "trained=True needs validation=, batches of rows that the network was not trained on: held out of train, "
             "they would have been."
         )
-    if validation is None:
-        return held_out(train, seed)
-    is_data_set = isinstance(validation, Dataset | Split) and not isinstance(validation, IterableDataset)
-    return as_loader(train, seed), as_loader(validation, seed) if is_data_set else validation
+    return held_out(train, seed, forward, target)
 
 
 def _data_size(loader: Any, forward: Forward | None, target: Target | None) -> int:
@@ -182,6 +192,10 @@ def _some_rows(loader: Any, forward: Forward | None, target: Target | None) -> A
         if count_rows(found) >= _RESIDUAL_ROWS:
             break
     return found
+
+
+def _digest(batches: list[Any]) -> int | None:
+    return int(row_digests(batches).astype("uint64").sum()) if batches else None
 
 
 def _bytes(memory: float | None, starts: Starts) -> float | None:

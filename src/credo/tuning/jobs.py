@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from credo.training.rows.given_back import epochs_before
 from credo.tuning.portfolio import Candidate
+
+# Which rows a job trains on: never the held-out ones; these after half of its epochs, but scored before that; the same
+# to its end.
+REST, HALF, WHOLE = "", "half", "whole"
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Job:
         first: Number of the first network; 0 starts from the given weights.
         members: Number of networks; of more than one an ensemble is scored.
         is_scored: Whether held-out rows are looked at; not for a single member of an ensemble.
+        stage: `REST`, `HALF` or `WHOLE`.
     """
 
     candidate: Candidate
@@ -27,6 +33,7 @@ class Job:
     first: int = 0
     members: int = 1
     is_scored: bool = True
+    stage: str = REST
 
     @property
     def name(self) -> str:
@@ -37,12 +44,31 @@ class Job:
     def key(self) -> str:
         """Name of its files."""
         scored = "" if self.is_scored else "-member"
-        return f"{self.candidate.name}-{self.first}-{self.members}-{self.epochs}{scored}"
+        stage = f"-{self.stage}" if self.stage else ""
+        return f"{self.candidate.name}-{self.first}-{self.members}-{self.epochs}{stage}{scored}"
+
+    @property
+    def last_epoch(self) -> int:
+        """Epochs after which it ends."""
+        return epochs_before(self.epochs) if self.stage == HALF else self.epochs
+
+    @property
+    def returned(self) -> Job:
+        """The training of as many epochs that ends with all rows: goes on from one that was scored halfway."""
+        before = self.last_epoch if self.stage == HALF else 0
+        return Job(self.candidate, self.epochs, before, self.first, is_scored=False, stage=WHOLE)
+
+    @property
+    def before(self) -> Job:
+        """The job whose training this one continues."""
+        if self.stage == WHOLE:
+            return Job(self.candidate, self.epochs, first=self.first, stage=HALF)
+        return Job(self.candidate, self.continues, first=self.first, is_scored=self.is_scored)
 
     @property
     def new_epochs(self) -> int:
         """Epochs to train; the members of an ensemble have been trained by jobs of their own."""
-        return self.epochs - self.continues if self.members == 1 else 0
+        return self.last_epoch - self.continues if self.members == 1 else 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from credo.core.posterior import Posterior
 from credo.core.sampling import while_training
 from credo.predict import predict
 from credo.training.loop import train
-from credo.tuning.rows import Pairs, count_rows
+from credo.tuning.rows import count_inputs, count_rows
+from credo.tuning.scoring import Scoring
 
 MOST_STEPS = 20
 
@@ -46,17 +47,18 @@ def epoch_seconds(posterior: Posterior, loader: Any, options: Mapping[str, Any],
     return max(gaps[len(gaps) // 2] * len(loader), 1e-6)
 
 
-def scoring_seconds(posterior: Posterior, selection: Pairs, draws: int) -> float:
+def scoring_seconds(posterior: Posterior, scoring: Scoring) -> float:
     """Wall time of choosing a calibration and measuring, by a prediction of the first batch.
 
     Args:
         posterior: Perhaps before its training.
-        selection: The rows that are scored.
-        draws: Networks that scoring averages over.
+        scoring: The rows that are scored, and OOD inputs.
     """
+    first = scoring.selection[:1]
     with while_training():
-        predict(posterior, selection[:1], draws=1)  # the first call sets things up
+        predict(posterior, first, draws=1)  # the first call sets things up
         start = time.monotonic()
-        predict(posterior, selection[:1], draws=draws)
-    batches = count_rows(selection) / max(1, len(selection[0][1]))
-    return (time.monotonic() - start) * batches * (calibration_passes(posterior) + 1)
+        predict(posterior, first, draws=scoring.draws)
+    each = (time.monotonic() - start) / max(1, len(first[0][1]))
+    rows = count_rows(scoring.selection)
+    return each * (rows * (calibration_passes(posterior) + 1) + count_inputs(scoring.outside))

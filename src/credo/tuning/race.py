@@ -1,10 +1,11 @@
 """Successive halving of `auto`: short trainings of all candidates, longer ones of the better, then the rest for one.
 
 Short trainings tell little about long ones, so a budget without room for rounds of enough steps has none: an eighth of
-it goes to the plain network, and the rest to the first other method of the portfolio. Otherwise, with passes P and four
-methods, all are trained for P/25 epochs, the plain network and the best two others go on to
-three times as many. One method is left then. It is trained twice as long, and beside that a second network of it is
-trained as long as the first: the same cost, and what is better of the two gets all that is left.
+it goes to the plain network, and the rest to the first other method of the portfolio, which is compared with it when
+half of this is spent, and then trained on all rows. Otherwise, with passes P and four methods, all are trained for P/25
+epochs, the plain network and the best two others go on to three times as many. One method is left then. It is trained
+twice as long, and beside that a second network of it is trained as long as the first: the same cost, and what is better
+of the two gets all that is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from credo.tuning.jobs import Entry, Job
+from credo.tuning.jobs import HALF, REST, Entry, Job
 from credo.tuning.portfolio import DRAWS, PLAIN, Candidate
 from credo.tuning.rules import choose, is_worse, lowest
 from credo.tuning.trials import REFUSALS, Trials, agreed
@@ -114,10 +115,13 @@ class Race:
         plain = self.plain()
         if plain is None:
             return lowest(losses)
-        return choose(losses, plain.key, self.trials.seed, needs_proof=not plain.candidate.trains)
+        unfinished = [job.key for job in self.results if job.stage == HALF]
+        return choose(
+            losses, plain.key, self.trials.seed, needs_proof=not plain.candidate.trains, unfinished=unfinished
+        )
 
     def plain(self) -> Job | None:
-        """The plain network with the lowest NLL of those that were trained for different numbers of epochs."""
+        """The plain network with the lowest NLL of those that were trained to different ends."""
         own = {job: entry for job, entry in self.alive().items() if job.name == PLAIN}
         return min(own, key=lambda job: own[job].nll) if own else None
 
@@ -135,20 +139,51 @@ class Race:
 
     def _straight(self, training: Sequence[Candidate]) -> None:
         """Without time for rounds: part of the budget for the plain network, the rest for the first other candidate."""
-        budget, plain = self.trials.budget, training[0]
+        budget, plain, others = self.trials.budget, training[0], training[1:]
         first = max(1, int(budget.left / PLAIN_PART))
-        self._try([Job(plain, first)])
-        others = list(training[1:])
-        while others:
-            method = others.pop(0)
-            epochs = self._room(method)
+        if others:
+            self._try([Job(plain, first)])
+        is_tried = False
+        for method in others:
+            epochs = 0 if is_tried else self._room(method)
             if epochs < first:
                 self._leave_out(method)
                 continue
-            self._try([Job(method, epochs)])
-        longer = self._room(plain)
-        if longer >= 1:
-            self._try([Job(plain, first + longer, first)])
+            job = self._planned(method, epochs)
+            self._try([job])
+            is_tried = job in self.results
+        if not is_tried or self.choice().name == PLAIN:
+            self._lengthen(plain, first if others else 0)
+
+    def _lengthen(self, method: Candidate, before: int) -> None:
+        """Spend what is left on one network: with the held-out rows from the start, else on from before."""
+        epochs = self._room(method)
+        if epochs > before and self.trials.gives_back(method, epochs):
+            self._try([self._planned(method, epochs)])
+        elif epochs >= 1:
+            self._try([Job(method, before + epochs, before)])
+
+    def _planned(self, method: Candidate, epochs: int) -> Job:
+        """A training from the start, scored when its held-out rows are given back, if they are."""
+        return Job(method, epochs, stage=HALF if self.trials.gives_back(method, epochs) else REST)
+
+    def returned(self, chosen: Job) -> Job:
+        """Train what is chosen on all rows; the job that ends its training, which is the same if that cannot be.
+
+        What was scored halfway goes on, at no more cost; all else is trained anew, if the budget has room for that.
+
+        Args:
+            chosen: The choice.
+        """
+        job = chosen.returned
+        if chosen.stage != HALF:
+            method, epochs = chosen.candidate, chosen.epochs
+            is_single = method.trains and chosen.members == 1
+            if not (is_single and self.trials.gives_back(method, epochs) and self._room(method) >= epochs):
+                return chosen
+        self._try([job])
+        entry = self.trials.done(job)
+        return chosen if entry is None or entry.failed is not None else job
 
     def _spend(self, method: Candidate, epochs: int) -> None:
         """Spend what is left on one method: twice the epochs against twice the networks, then all on the better."""
@@ -195,10 +230,10 @@ class Race:
             self.out[candidate.name] = "not possible", text if len(text) <= 160 else f"{text[:157]}..."
             return False
         size = sum(t.numel() * t.element_size() for t in [*posterior.parameters(), *posterior.buffers()])
-        if candidate.prediction == DRAWS and trials.draws < LEAST_DRAWS:
+        if candidate.prediction == DRAWS and trials.scoring.draws < LEAST_DRAWS:
             reason: str | None = f"it averages over draws, and latency={self.constraints.networks} allows no average"
         else:
-            reason = self.constraints.broken_by(candidate.networks(trials.outputs, trials.draws), size)
+            reason = self.constraints.broken_by(candidate.networks(trials.outputs, trials.scoring.draws), size)
         if reason is not None:
             self.out[candidate.name] = "left out", reason
         return reason is None
@@ -236,7 +271,7 @@ class Race:
             return 1
         most = MOST_MEMBERS
         while most > 1:
-            reason = limits.broken_by(method.networks(trials.outputs, trials.draws, most), most * size)
+            reason = limits.broken_by(method.networks(trials.outputs, trials.scoring.draws, most), most * size)
             if reason is None:
                 return most
             self.out["ensemble"] = "left out", f"{most} x {method.name}: {reason}"

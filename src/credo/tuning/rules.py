@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -57,7 +57,14 @@ def beats(losses: Tensor, plain: Tensor, level: float | None = CHOICE_LEVEL) -> 
     return found.high < 0 and found.value <= -LEAST_GAIN
 
 
-def choose(losses: Mapping[str, Tensor], plain: str = PLAIN, seed: int = 0, *, needs_proof: bool = True) -> str:
+def choose(
+    losses: Mapping[str, Tensor],
+    plain: str = PLAIN,
+    seed: int = 0,
+    *,
+    needs_proof: bool = True,
+    unfinished: Collection[str] = (),
+) -> str:
     """The candidate with the lowest mean, if taking the lowest beats the plain network; else the plain network.
 
     The lowest of many is lower than it should be. What is compared with the plain network is therefore the loss of the
@@ -68,10 +75,15 @@ def choose(losses: Mapping[str, Tensor], plain: str = PLAIN, seed: int = 0, *, n
         plain: Which of them is the plain network.
         seed: Seed of the folds.
         needs_proof: Whether the gain must be beyond noise; otherwise its mean must be large enough.
+        unfinished: Candidates that were measured in the middle of their training: the best of these is chosen, unless
+            the best of the others is better beyond chance.
     """
-    best = lowest(losses)
-    level = CHOICE_LEVEL if needs_proof else None
-    return best if best == plain or beats(cross_fitted(losses, lowest, seed), losses[plain], level) else plain
+    halfway, ended = ({n: losses[n] for n in losses if (n in unfinished) is half} for half in (True, False))
+    if halfway and ended and not is_worse(losses[lowest(halfway)], losses[lowest(ended)]):
+        return lowest(halfway)
+    ended = ended or dict(losses)
+    best, level = lowest(ended), CHOICE_LEVEL if needs_proof else None
+    return best if best == plain or beats(cross_fitted(ended, lowest, seed), losses[plain], level) else plain
 
 
 def lowest(losses: Mapping[str, Tensor]) -> str:

@@ -8,39 +8,42 @@ from typing import Any
 from credo.core.held_out.evidence import AutoEvidence, Tried
 from credo.core.posterior import Posterior
 from credo.evaluate.intervals import bootstrap
-from credo.predict import predict
-from credo.tuning.jobs import Entry, Job
+from credo.tuning.jobs import HALF, Entry, Job
 from credo.tuning.portfolio import PLAIN
 from credo.tuning.race import Race, losses_of
 from credo.tuning.rows import Pairs, count_rows
-from credo.tuning.rules import DROP_LEVEL, cross_fitted, difference
-from credo.tuning.trials import calibrated_by, scores_of
-from credo.tuning.trials import losses_of as losses_of_prediction
+from credo.tuning.rules import DROP_LEVEL, LEAST_GAIN, cross_fitted, difference
+from credo.tuning.scoring import calibrated_by
 
 _ORDER = ("chosen", "kept", "dropped", "not possible", "left out")
 
 
-def evidence_of(race: Race, chosen: Job, posterior: Posterior, report: Pairs, *, seconds: float) -> AutoEvidence:
+def evidence_of(
+    race: Race, chosen: Job, last: Job, posterior: Posterior, report: Pairs, *, seconds: float
+) -> AutoEvidence:
     """The table behind a choice.
 
     Args:
         race: After its rounds.
         chosen: What was chosen.
+        last: The job that ended its training.
         posterior: Its posterior, calibrated.
         report: Rows that decided nothing.
         seconds: Wall time.
     """
-    plain, alive = race.plain(), race.alive()
+    plain, alive, scoring = race.plain(), race.alive(), race.trials.scoring
     rows = [_row(race, job, race.results[job], plain, chosen) for job in race.results if _is_shown(race, job, chosen)]
     names = {row.name for row in rows}
     rows += [Tried(name, state, why) for name, (state, why) in race.out.items() if name not in names]
     reports: dict[str, dict[str, Any]] = {}
     if report:
-        reports[chosen.name] = _report(race, posterior, report)
+        reports[chosen.name] = scoring.report(posterior, report)
         if plain is not None and chosen != plain and chosen.name != PLAIN:
             other = calibrated_by(race.trials.posterior(plain), race.results[plain])
-            reports[PLAIN] = _report(race, other, report)
+            reports[PLAIN] = scoring.report(other, report)
     rows = [_with_report(row, reports) for row in rows]
+    if last != chosen:
+        rows = [_lengthened(race, row, last) if row.state == "chosen" else row for row in rows]
     rows.sort(key=lambda row: (_ORDER.index(row.state), row.nll is None, row.nll))
     losses = {job.key: losses_of(entry) for job, entry in alive.items()}
     fitted = cross_fitted(losses, race.rule, race.trials.seed)
@@ -50,8 +53,9 @@ def evidence_of(race: Race, chosen: Job, posterior: Posterior, report: Pairs, *,
         chosen=chosen.name,
         rows=tuple(rows),
         train_rows=race.trials.data_size,
-        selection_rows=count_rows(race.trials.selection),
+        selection_rows=count_rows(scoring.selection),
         report_rows=count_rows(report),
+        given_back_rows=count_rows(scoring.selection) if last != chosen else 0,
         cross_fitted_nll=(ends.value, ends.low, ends.high),
         passes=race.trials.budget.spent,
         seconds=seconds,
@@ -82,15 +86,18 @@ def _row(race: Race, job: Job, entry: Entry, plain: Job | None, chosen: Job) -> 
         difference=None if against is None else (against.value, against.low, against.high),
         scores=entry.scores,
         train_passes=each * (job.members * entry.epochs if job.candidate.trains else 1),
-        prediction_passes=job.candidate.networks(trials.outputs, trials.draws, job.members),
+        prediction_passes=job.candidate.networks(trials.outputs, trials.scoring.draws, job.members),
         bytes=entry.bytes,
     )
 
 
-def _report(race: Race, posterior: Posterior, report: Pairs) -> dict[str, Any]:
-    prediction = predict(posterior, report, draws=race.trials.draws, seed=race.trials.seed)
-    ends = bootstrap(losses_of_prediction(prediction), level=DROP_LEVEL)
-    return {"nll": ends.value, "interval": (ends.low, ends.high), **scores_of(prediction)}
+def _lengthened(race: Race, row: Tried, last: Job) -> Tried:
+    """The row of a choice that was measured before its held-out rows were given back."""
+    entry = race.trials.done(last)
+    epochs = last.epochs if entry is None else entry.epochs
+    when = f"after {row.epochs} of {epochs} epochs, before" if row.epochs < epochs else "before"
+    reason = f"measured {when} it was trained on all rows"
+    return replace(row, epochs=epochs, train_passes=row.train_passes * epochs / row.epochs, reason=reason)
 
 
 def _with_report(row: Tried, reports: dict[str, dict[str, Any]]) -> Tried:
@@ -103,6 +110,12 @@ def _statement(race: Race, chosen: Job, plain: Job | None) -> str:
     if chosen == plain or chosen.name == PLAIN:
         return "Nothing beat your plain network with temperature scaling: that is what is returned."
     found = difference(losses_of(race.results[chosen]), losses_of(race.results[plain]))
+    if chosen.stage == HALF and found.value > -LEAST_GAIN:
+        return (
+            f"{chosen.name} was chosen: halfway through its training it was not worse beyond chance than your plain "
+            f"network with calibration (its NLL minus that of the network: {found.value:+.4f} nats, 90 % interval "
+            f"{found.low:+.4f} to {found.high:+.4f})."
+        )
     return (
         f"{chosen.name} was chosen: its NLL is lower than that of your plain network with calibration by "
         f"{-found.value:.4f} nats (90 % interval {-found.high:.4f} to {-found.low:.4f})."

@@ -13,32 +13,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch import distributed as dist
 
-from credo.calibration import calibrated_losses
 from credo.core.distributed.setup import distribute
 from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import CredoError, CredoWarning, NonFiniteError
-from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, GaussianNoise, Likelihood
+from credo.core.likelihood import Likelihood
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.saved.posterior_tensors import tensors_of
-from credo.core.support.files import finite, write_json
+from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
-from credo.evaluate.calibration import ece
-from credo.evaluate.predictive import coverage_of
-from credo.evaluate.suite import quick_metrics
 from credo.methods import Ensemble
-from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.loop import train
+from credo.training.rows.given_back import has_distribution_early
+from credo.training.rows.held_out import Divided
 from credo.tuning.budget import Budget
-from credo.tuning.jobs import Entry, Job
+from credo.tuning.jobs import HALF, Entry, Job
 from credo.tuning.pace import epoch_seconds, scoring_seconds
 from credo.tuning.portfolio import PLAIN, Candidate
-from credo.tuning.rows import Pairs
+from credo.tuning.rows import count_rows
+from credo.tuning.scoring import Scoring
 from credo.tuning.starts import Starts
 
 # What a method says of a network or task that it cannot take.
@@ -56,11 +51,11 @@ class Trials:
     Attributes:
         starts: Networks to start from.
         loader: Training batches.
-        data_size: Number of their rows.
+        whole: Batches of these rows and of the held-out ones that are given back; None: none are.
+        data_size: Number of rows of `loader`.
         outputs: Number of outputs of the network.
         likelihood: Makes a likelihood for each candidate.
-        selection: The rows that choose.
-        draws: Networks to average over.
+        scoring: The rows that choose, and how they are predicted.
         seed: Seed of trainings.
         folder: For checkpoints and results; what is there is not computed again.
         budget: What may be spent.
@@ -70,11 +65,11 @@ class Trials:
 
     starts: Starts
     loader: Any
+    whole: Divided | None
     data_size: int
     outputs: int
     likelihood: Callable[[], Likelihood]
-    selection: Pairs
-    draws: int
+    scoring: Scoring
     seed: int
     folder: Path
     budget: Budget
@@ -120,7 +115,7 @@ class Trials:
         if job.members > 1:
             return Ensemble([self._member(job, number) for number in range(job.members)]).eval()
         entry = self.done(job)
-        return self._trained(job, job.epochs if entry is None else entry.epochs)[0].eval()
+        return self._trained(job, job.last_epoch if entry is None else entry.epochs)[0].eval()
 
     def build(self, job: Job) -> Posterior:
         """The untrained posterior of a job; raises what its constructor raises.
@@ -129,11 +124,24 @@ class Trials:
             job: The job.
         """
         seed = self.seed + 1000 * job.first
-        network, common = self.starts.network(job.first), {"data_size": self.data_size, "seed": seed}
-        posterior = job.candidate.build(network, likelihood=self.likelihood(), **common)
+        size = self.data_size + (count_rows(self.scoring.selection) if job.stage else 0)
+        network, likelihood = self.starts.network(job.first), self.likelihood()
+        posterior = job.candidate.build(network, likelihood=likelihood, data_size=size, seed=seed)
         if process_count() > 1:  # every process trains candidates of its own
             distribute(posterior, independent=True)
         return posterior
+
+    def gives_back(self, candidate: Candidate, epochs: int) -> bool:
+        """Whether a training can get the held-out rows for its last epochs.
+
+        Args:
+            candidate: One that can be made.
+            epochs: Epochs of the training.
+        """
+        if self.whole is None or epochs < 2:
+            return False
+        posterior = self.build(Job(candidate))
+        return has_distribution_early(posterior) and self.scoring.calibrates(posterior)
 
     def _run(self, job: Job) -> Entry:
         start = time.monotonic()
@@ -143,12 +151,12 @@ class Trials:
                 posterior, epochs = (
                     (self.posterior(job), job.epochs)
                     if job.members > 1
-                    else self._trained(job, job.epochs, self._deadline(job))
+                    else self._trained(job, job.last_epoch, self._deadline(job))
                 )
-                scoring = time.monotonic()
-                found = self._score(posterior.eval()) if job.is_scored else {}
+                trained = time.monotonic()
+                found = self.scoring.score(posterior.eval(), returns=job.stage == HALF) if job.is_scored else {}
         except NonFiniteError as error:
-            entry = Entry(job.epochs, passes=self.cost(job), failed=f"diverged: {_first_sentence(error)}")
+            entry = Entry(job.last_epoch, passes=self.cost(job), failed=f"diverged: {_first_sentence(error)}")
         except NoTimeError:
             entry = Entry(0, failed="its first epoch did not fit into the time that was left")
         except REFUSALS as error:
@@ -158,7 +166,7 @@ class Trials:
                 raise
             entry = Entry(0, failed=f"not possible: {_first_sentence(error)}")
         else:
-            self.budget.scoring = max(self.budget.scoring, time.monotonic() - scoring)
+            self.budget.scoring = max(self.budget.scoring, time.monotonic() - trained)
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(posterior).values())
             common: dict[str, Any] = {
                 "passes": self.cost(job, epochs),
@@ -184,7 +192,7 @@ class Trials:
         Args:
             candidate: One that can be made.
         """
-        return scoring_seconds(self.build(Job(candidate)), self.selection, self.draws)
+        return scoring_seconds(self.build(Job(candidate)), self.scoring)
 
     def _deadline(self, job: Job) -> float:
         if self.budget.seconds is None or not job.candidate.trains:
@@ -210,7 +218,7 @@ class Trials:
             return posterior, 0
         path = self.folder / f"{job.key}.pt"
         if job.continues and not path.exists():
-            _copy(self.folder / f"{_before(job).key}.pt", path)
+            _copy(self.folder / f"{job.before.key}.pt", path)
         steps: list[int] = []  # since the last epoch: records of a checkpoint come without
         may_stop = job.candidate.name == PLAIN
 
@@ -219,23 +227,34 @@ class Trials:
             if not may_stop and time.monotonic() > deadline:
                 raise NoTimeError
 
-        options: dict[str, Any] = {"checkpoint": path, "keep": 1, "seed": self.seed + job.first, "on_step": on_step}
-        # Passes of short trainings would not be those of the budget.
-        options |= {"forward": self.forward, "target": self.target, "try_temperatures": False}
+        planned = job.epochs if job.stage else epochs
+        options = self._options(job, path)
         began = time.monotonic()
-        for record in train(posterior, self.loader, epochs=epochs, **options):
+        for record in train(posterior, self._batches(job), epochs=planned, on_step=on_step, **options):
             began, before = time.monotonic(), began
             may_stop = True
             if steps and record.epoch < epochs and 2 * began - before > deadline:
                 epochs = record.epoch
+            if record.epoch == epochs < planned:
                 break
             steps.clear()
         else:
             return posterior, epochs
+        if job.stage:  # not the end of the training, of which it has the rates
+            posterior.lr_scale = 1.0
+            return posterior, epochs
         posterior = self.build(job)  # the same from the checkpoint, with all that follows the last epoch
-        for _ in train(posterior, self.loader, epochs=epochs, **options):
+        for _ in train(posterior, self.loader, epochs=epochs, on_step=on_step, **options):
             pass
         return posterior, epochs
+
+    def _options(self, job: Job, path: Path) -> dict[str, Any]:
+        """Options of a training; plans are not tried, whose passes would not be those of the budget."""
+        reading = {"forward": self.forward, "target": self.target, "try_temperatures": False}
+        return {"checkpoint": path, "keep": 1, "seed": self.seed + job.first, "calibrate": bool(job.stage), **reading}
+
+    def _batches(self, job: Job) -> Any:
+        return self.whole if job.stage else self.loader
 
     def _member(self, job: Job, number: int) -> Posterior:
         member = Job(job.candidate, job.epochs, job.continues, first=number, is_scored=number == 0)
@@ -243,19 +262,6 @@ class Trials:
         if entry is None or entry.failed:
             raise NonFiniteError(f"member {number} failed: {'no result' if entry is None else entry.failed}")
         return self._trained(member, entry.epochs)[0]
-
-    def _score(self, posterior: Posterior) -> dict[str, Any]:
-        if isinstance(posterior.likelihood, ClassLikelihood | GaussianNoise):
-            losses = calibrated_losses(posterior, self.selection, draws=self.draws, seed=self.seed, progress=False)
-            prediction = predict(posterior, self.selection, draws=self.draws, seed=self.seed)
-        else:
-            prediction = predict(posterior, self.selection, draws=self.draws, seed=self.seed)
-            losses = losses_of(prediction)
-        if not bool(torch.isfinite(losses).all()):
-            raise NonFiniteError("the NLL of held-out rows is not finite.")
-        made = posterior.calibration
-        calibration = None if made is None else finite(made.to_dict())
-        return {"losses": losses.tolist(), "calibration": calibration, "scores": scores_of(prediction)}
 
 
 def agreed(value: float) -> float:
@@ -269,43 +275,6 @@ def agreed(value: float) -> float:
     shared = [value]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
-
-
-def losses_of(prediction: Any) -> Tensor:
-    """NLL of each row of a prediction with targets.
-
-    Args:
-        prediction: What `credo.predict` returned.
-    """
-    losses: Tensor = -prediction.log_likelihood.double().cpu().reshape(len(prediction), -1).sum(1)
-    return losses
-
-
-def scores_of(prediction: Any) -> dict[str, float]:
-    """Accuracy and ECE, or RMSE and the coverage of 90 % intervals.
-
-    Args:
-        prediction: What `credo.predict` returned, with targets.
-    """
-    found = {name: value for name, value in quick_metrics(prediction).items() if name != "nll"}
-    if isinstance(prediction, ClassPrediction):
-        assert prediction.targets is not None
-        found["ece"] = ece(prediction.probs, prediction.targets)
-    elif isinstance(prediction, RegressionPrediction) and "rmse" in found:
-        found["coverage"] = coverage_of(prediction, (0.9,))[0.9]
-    return found
-
-
-def calibrated_by(posterior: Posterior, entry: Entry) -> Posterior:
-    """The same posterior, with the calibration of its result.
-
-    Args:
-        posterior: A posterior.
-        entry: The result of its job.
-    """
-    known = entry.calibration
-    posterior.calibration = None if known is None else Calibration.from_dict(known)
-    return posterior
 
 
 def search_file(folder: Path, search: dict[str, Any]) -> None:
@@ -324,10 +293,6 @@ def search_file(folder: Path, search: dict[str, Any]) -> None:
             raise ValueError(f"{folder} holds another search, which differs in {', '.join(other)}: give another run=.")
         return
     write_json(path, search)
-
-
-def _before(job: Job) -> Job:
-    return Job(job.candidate, job.continues, first=job.first, is_scored=job.is_scored)
 
 
 def _copy(source: Path, path: Path) -> None:

@@ -31,6 +31,7 @@ def _command(
     trained: Annotated[bool, typer.Option("--trained", help="model.weights are trained weights.")] = False,
     latency: Annotated[int | None, typer.Option(help="Most networks that may run for one input.")] = None,
     memory: Annotated[int | None, typer.Option(help="Most bytes of the weights.")] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="Out-of-distribution data set; can be repeated.")] = None,
     device: TrainingDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
@@ -58,6 +59,7 @@ def _command(
             trained=trained,
             latency=latency,
             memory=memory,
+            ood=ood or (),
         )
         found = posterior.evidence
         if found is None:

@@ -49,13 +49,14 @@ class AutoEvidence:
         statement: The result in a sentence.
         chosen: Name of what is returned.
         rows: The candidates, the chosen one first.
-        train_rows: Number of rows that were trained on.
+        train_rows: Number of rows that were trained on, without those that were given back.
         selection_rows: Number of held-out rows that chose and calibrated.
         report_rows: Number of held-out rows that decided nothing; 0: too few rows for that.
         cross_fitted_nll: NLL of the choice itself on the selection rows, each row under the candidate that the other
             rows choose: what to expect of new rows, where there are no rows for a report. With its 90 % interval.
         passes: Passes over the training rows of all trainings together, as epochs of a plain one.
         seconds: Wall time.
+        given_back_rows: Number of the rows that chose and were then trained on, too.
     """
 
     statement: str
@@ -67,6 +68,7 @@ class AutoEvidence:
     cross_fitted_nll: tuple[float, float, float]
     passes: float
     seconds: float = 0.0
+    given_back_rows: int = 0
 
     def __str__(self) -> str:
         """The table as text."""
@@ -85,8 +87,9 @@ class AutoEvidence:
             else f"too few rows for a report of their own: NLL of the choice, cross-fitted, "
             f"{self.cross_fitted_nll[0]:.4f} [{low:.4f}, {high:.4f}]"
         )
+        back = ", and were then trained on" if self.given_back_rows else ""
         return (
-            f"{self.train_rows} rows trained on, {self.selection_rows} chose and calibrated; {report}. "
+            f"{self.train_rows} rows trained on, {self.selection_rows} chose and calibrated{back}; {report}. "
             f"{self.passes:.4g} passes over the training rows. Intervals: 90 %, over rows."
         )
 

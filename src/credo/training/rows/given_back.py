@@ -13,7 +13,7 @@ from credo.core.held_out.calibration import Calibration
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.training.epoch_batches import Loader, seeded_epoch
-from credo.training.rows.held_out import hold_out
+from credo.training.rows.held_out import Divided, hold_out
 from credo.training.state import Progress
 
 # The part of the epochs that is trained on all rows.
@@ -27,7 +27,7 @@ class GivenBack:
 
     Args:
         posterior: The posterior that is trained; raises TypeError if it has nothing to choose.
-        loader: Batches of all rows.
+        loader: Batches of all rows; `Divided` ones say which of them are held out.
         epochs: Epochs of the training, at least two.
         seed: Seed of the training, by which the rows are held out.
         forward: As in `train`.
@@ -46,10 +46,11 @@ class GivenBack:
     ) -> None:
         check_calibratable(posterior)
         _check(posterior, epochs)
-        self.posterior, self.loader, self.seed, self.forward, self.target = posterior, loader, seed, forward, target
+        self.posterior, self.seed, self.forward, self.target = posterior, seed, forward, target
+        self.loader = loader.whole if isinstance(loader, Divided) else loader
         self.rest, self.rows = hold_out(loader, seed, wanted=0)
-        self.last = max(1, round(LAST_PART * epochs))
-        self.first = epochs - self.last
+        self.first = epochs_before(epochs)
+        self.last = epochs - self.first
 
     @property
     def steps(self) -> int:
@@ -86,13 +87,31 @@ class GivenBack:
         return found
 
 
+def epochs_before(epochs: int) -> int:
+    """Epochs before the rows return.
+
+    Args:
+        epochs: Epochs of the training.
+    """
+    return epochs - max(1, round(LAST_PART * epochs))
+
+
+def has_distribution_early(posterior: Posterior) -> bool:
+    """Whether there is something to choose for before the end of a training.
+
+    Args:
+        posterior: The posterior.
+    """
+    return all(type(part).end_training_ is Posterior.end_training_ for part in posterior.all_posteriors())
+
+
 def _check(posterior: Posterior, epochs: int) -> None:
     """Raise ValueError if nothing can be chosen before training is over."""
     what = "calibrate=True without validation= holds rows out in the first half of the epochs"
     advice = "Give validation=, batches of rows that are not trained on."
     if epochs < 2:
         raise ValueError(f"{what}, and epochs={epochs} has no two halves. {advice}")
-    if posterior.process_group is not None:
+    if posterior.process_group is not None and posterior.process_group.world > 1:
         raise ValueError(f"{what}, which it does in one process only. {advice}")
     for part in posterior.all_posteriors():
         if type(part).end_training_ is not Posterior.end_training_:
