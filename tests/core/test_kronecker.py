@@ -13,13 +13,14 @@ from credo.core.kronecker.factors import (
     factored_dampings,
     from_matrix,
     input_moments,
-    inverse_diagonal,
     inverse_root,
     inverse_roots,
+    own_product,
     matrix_shape,
     output_moments,
     patches,
     product,
+    root_product,
     row_count,
     to_matrix,
 )
@@ -66,7 +67,9 @@ def with_one(row: Tensor, bias: bool) -> Tensor:
 def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as they are made of small and of large layers."""
     if request.param == "large":
-        monkeypatch.setattr("credo.core.kronecker.factors.LARGE_WORK", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LARGE_GRAM", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LARGE", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LEAST", 2)
         monkeypatch.setattr("credo.core.kronecker.shared_rows.LARGE_WORK", 0)
 
 
@@ -193,13 +196,18 @@ def test_matrices_of_zeros_share_the_damping_equally(a: float, g: float) -> None
     assert [float(share) for share in found] == pytest.approx([0.2, 0.2])
 
 
+@pytest.mark.usefixtures("work")
 def test_roots_are_those_of_the_damped_inverse() -> None:
     matrix, damping = positive(3, 5, 2), torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64)
     root = inverse_root(matrix, damping)
     dense = torch.linalg.inv(matrix + damping.view(-1, 1, 1) * torch.eye(5, dtype=torch.float64))
     torch.testing.assert_close(root @ root.mT, dense)
-    torch.testing.assert_close(inverse_diagonal(root), dense.diagonal(dim1=-2, dim2=-1))
     assert torch.equal(root, root.triu())
+    torch.testing.assert_close(own_product(root), dense)
+    assert torch.equal(own_product(root), own_product(root).mT)
+    given = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    left = root[:, :2, :2].triu()
+    torch.testing.assert_close(root_product(left, given, root), left @ given @ root.mT)
 
 
 def test_a_matrix_that_is_not_positive_definite_gets_more_damping_and_the_others_do_not() -> None:
