@@ -26,7 +26,7 @@ from credo.core.kronecker.shared_rows import rows_are_shared, shared_row_moments
 _CHUNK = 1 << 22
 # Tenfold damping each time: by then it outweighs any matrix of finite second moments.
 _TRIES = 12
-# From this many rows on, triangles and symmetric matrices are made in blocks: at most so many, of at least so many rows.
+# From this many rows on, triangles and symmetric matrices are made in blocks: at most so many, and not of fewer rows.
 _LARGE, _BLOCKS, _LEAST = 256, 8, 128
 # Products from which on a matrix of second moments is made so.
 _LARGE_GRAM = 1 << 26
@@ -290,7 +290,8 @@ def _inverse_of(lower: Tensor, eye: Tensor) -> Tensor:
     size = lower.shape[-1]
     eye = eye[:size, :size].to(lower.dtype)
     if size < _LARGE:
-        return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False).mT.contiguous()
+        inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+        return inverse.mT.contiguous()
     result = torch.zeros_like(lower)
     for own, on in _blocks(size):
         columns = eye[on, own].expand(len(lower), -1, -1)
