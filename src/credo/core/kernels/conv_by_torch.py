@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Entries of all temporaries of one chunk of examples.
-_CHUNK = 1 << 21
+_CHUNK = 1 << 20
 # From this many weights on, process blocks of them that fit in a core's L2 cache.
 _MANY, _BLOCK = 1 << 17, 1 << 16
 # Entries of input patches held at once.

@@ -122,7 +122,8 @@ class KroneckerStepper(NaturalStepper, ABC):
         if not self.is_noisy:
             return {}
         random = [block for block in self.blocks if block.is_random]
-        noise = [block.noise(self.generator) for block in random]
+        generator = self.generator
+        noise = [block.noise(generator) for block in random]
         torch._foreach_mul_(noise, math.sqrt(self.variance_scale))
         return self._by_name(dict(zip(random, noise, strict=True)))
 
