@@ -332,3 +332,19 @@ def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
 def diagonal(matrix: Tensor) -> Tensor:
     """The diagonal of each matrix."""
     return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor], *, is_checked: bool) -> Tensor:
+    """Σ of all entries' products, in double precision.
+
+    Args:
+        left: Tensors.
+        right: Tensors of the same shapes.
+        is_checked: Whether the result may be read, to try single precision first, which seldom overflows.
+    """
+    flat = [[tensor.reshape(-1) for tensor in tensors] for tensors in (left, right)]
+    if is_checked:
+        total = torch.stack([torch.dot(*pair).double() for pair in zip(*flat, strict=True)]).sum()
+        if bool(total.isfinite()):
+            return total
+    return torch.dot(*(torch.cat(tensors).double() for tensors in flat))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credo.core.deferred import Number
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
+from credo.core.kronecker.factors import inner_product
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
@@ -333,9 +334,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         rates = self._by_block(self.rates)
         moves = torch._foreach_mul(steps, rates)
-        given = moves, torch._foreach_mul(momenta, rates)
-        # Of large steps only a double holds the square.
-        form = torch.dot(*(torch.cat([each.reshape(-1) for each in one]).double() for one in given))
+        form = inner_product(moves, torch._foreach_mul(momenta, rates), is_checked=not self._checks.is_open)
         if not self._checks.is_open and not math.isfinite(float(form)):
             check_steps(self.blocks, steps, self.steps)
         factor: float | Tensor = self.lr_scale
