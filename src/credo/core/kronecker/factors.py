@@ -28,6 +28,8 @@ _CHUNK = 1 << 22
 _TRIES = 12
 # From this many rows on, triangles and symmetric matrices are made in blocks: at most so many, and not of fewer rows.
 _LARGE, _BLOCKS, _LEAST = 256, 8, 128
+# The same for inverses: of smaller ones, fewer operators are worth more.
+LARGE_INVERSE = 512
 # Products from which on a matrix of second moments is made so.
 _LARGE_GRAM = 1 << 26
 
@@ -174,7 +176,7 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
 def _gram(rows: Tensor) -> Tensor:
     """RᵀR of each matrix R; of large ones only the blocks on and below the diagonal are multiplied out."""
     count, size = rows.shape[-2:]
-    if count * size**2 < _LARGE_GRAM:
+    if size < _LARGE or count * size**2 < _LARGE_GRAM:
         return rows.mT @ rows
     result = rows.new_empty(len(rows), size, size)
     for own, on in _blocks(size):
@@ -240,11 +242,11 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
     Where rounding has left no positive definite matrix, that matrix gets more damping, tenfold until there is one.
     """
-    least = torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
+    eye, least = _eye(matrix), torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
     for _ in range(_TRIES):
-        lower, failed = _damped_cholesky(matrix, damping)
+        lower, failed = _damped_cholesky(matrix, damping, eye)
         if not bool(failed.any()):
-            return _inverse_of(lower, _eye(matrix))
+            return _inverse_of(lower, eye)
         damping = torch.where(failed > 0, 10 * torch.maximum(damping, least), damping)
     raise NonFiniteError(f"No Cholesky factor of a {list(matrix.shape)} curvature exists, whatever its damping.")
 
@@ -258,9 +260,10 @@ def inverse_roots(matrices: Sequence[Tensor], dampings: Sequence[Tensor]) -> lis
         matrices: The matrices.
         dampings: Their dampings.
     """
-    eye = _eye(max(matrices, key=lambda matrix: matrix.shape[-1]))
-    tried = [_damped_cholesky(*given) for given in zip(matrices, dampings, strict=True)]
-    roots = [_inverse_of(lower, eye) for lower, _ in tried]
+    largest = _eye(max(matrices, key=lambda matrix: matrix.shape[-1]))
+    eyes = [largest[: matrix.shape[-1], : matrix.shape[-1]].to(matrix.dtype) for matrix in matrices]
+    tried = [_damped_cholesky(*given) for given in zip(matrices, dampings, eyes, strict=True)]
+    roots = [_inverse_of(lower, eye) for (lower, _), eye in zip(tried, eyes, strict=True)]
     if bool(torch.cat([failed for _, failed in tried]).any()):
         for index, (matrix, damping) in enumerate(zip(matrices, dampings, strict=True)):
             is_finite = bool(matrix.isfinite().all() & damping.isfinite().all())
@@ -272,28 +275,24 @@ def _eye(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
-def _damped_cholesky(matrix: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
+def _damped_cholesky(matrix: Tensor, damping: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
     """The lower triangles of matrix + damping·I, and for each a number that is not 0 where there is none."""
-    damped = matrix.clone()
-    diagonal(damped).add_(damping.unsqueeze(-1))
+    if matrix.shape[-1] < LARGE_INVERSE:
+        damped = torch.addcmul(matrix, damping[..., None, None], eye)
+    else:
+        damped = matrix.clone()
+        diagonal(damped).add_(damping.unsqueeze(-1))
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed
 
 
 def _inverse_of(lower: Tensor, eye: Tensor) -> Tensor:
-    """The inverse of lower triangles, transposed; of large ones, only the columns' parts below the diagonal's block.
-
-    Args:
-        lower: The triangles.
-        eye: An identity matrix that is as large, or larger.
-    """
-    size = lower.shape[-1]
-    eye = eye[:size, :size].to(lower.dtype)
-    if size < _LARGE:
+    """The inverse of lower triangles, transposed; of large ones, only the columns' parts below the diagonal's block."""
+    if lower.shape[-1] < LARGE_INVERSE:
         inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
         return inverse.mT.contiguous()
     result = torch.zeros_like(lower)
-    for own, on in _blocks(size):
+    for own, on in _blocks(lower.shape[-1]):
         columns = eye[on, own].expand(len(lower), -1, -1)
         result[:, own, on] = torch.linalg.solve_triangular(lower[:, on, on], columns, upper=False).mT
     return result
@@ -312,8 +311,8 @@ def root_product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
 def own_product(root: Tensor) -> Tensor:
     """L Lᵀ of upper triangles; of large ones, half of the blocks and from each block's first column on."""
     size = root.shape[-1]
-    if size < _LARGE:
-        return root @ root.mT
+    if size < LARGE_INVERSE:
+        return _times_upper(root, root)
     result = torch.empty_like(root)
     for own, on in _blocks(size):
         block = root[:, : own.stop, on] @ root[:, own, on].mT
@@ -338,13 +337,14 @@ def inner_product(left: Sequence[Tensor], right: Sequence[Tensor], *, is_checked
     """Σ of all entries' products, in double precision.
 
     Args:
-        left: Tensors.
+        left: Tensors, in lower precision perhaps, as products under autocast are.
         right: Tensors of the same shapes.
         is_checked: Whether the result may be read, to try single precision first, which seldom overflows.
     """
     flat = [[tensor.reshape(-1) for tensor in tensors] for tensors in (left, right)]
     if is_checked:
-        total = torch.stack([torch.dot(*pair).double() for pair in zip(*flat, strict=True)]).sum()
+        pairs = zip(*flat, strict=True)
+        total = torch.stack([torch.dot(a.to(b.dtype), b).double() for a, b in pairs]).sum()
         if bool(total.isfinite()):
             return total
     return torch.dot(*(torch.cat(tensors).double() for tensors in flat))

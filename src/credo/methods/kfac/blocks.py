@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from credo.core.kernels import flat
 from credo.core.kronecker.factors import (
+    LARGE_INVERSE,
     diagonal,
     factored_dampings,
     from_matrix,
@@ -234,12 +235,12 @@ class KroneckerBlock(LayerBlock):
         return diagonal(inverse[3]).unsqueeze(-1) * diagonal(inverse[2]).unsqueeze(-2)
 
     def parts(self, inverse: Tensors) -> Parts:
-        """Roots of both inverses' diagonals, or of several groups one number, and the diagonals of both roots."""
+        """Both roots (of large ones, the inverse's diagonal) or, of several groups, one number; and their diagonals."""
         logs = [diagonal(root).reshape(-1) for root in inverse[:2]]
-        by_input, by_output = (diagonal(whole) for whole in inverse[2:])
         if self.groups == 1:
-            return Parts([by_input.sqrt(), by_output.sqrt()], logs)
-        traces = [each.sum(-1, dtype=torch.float64) for each in (by_input, by_output)]
+            pairs = zip(inverse[:2], inverse[2:], strict=True)
+            return Parts([r if len(r[0]) < LARGE_INVERSE else diagonal(whole).sqrt() for r, whole in pairs], logs)
+        traces = [diagonal(whole).sum(-1, dtype=torch.float64) for whole in inverse[2:]]
         return Parts([traces[0].dot(traces[1]).sqrt()], logs)
 
     def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:

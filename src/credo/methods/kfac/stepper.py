@@ -263,7 +263,7 @@ class KroneckerStepper(NaturalStepper, ABC):
             return {}
         keep, new = min(1 - 1 / (self._renewed + 1), self.curvature_decay), found.curvatures
         found_here = [(getattr(b, n), k) for b in blocks for n, k in zip(b.averages, b.keys, strict=True) if k in new]
-        given = [new[key] for _, key in found_here]
+        given = [new[key].to(old.dtype) for old, key in found_here]  # of variances, autocast lowers it
         means = torch._foreach_div(given, found.size) if found.size != 1 else given
         averages = torch._foreach_lerp([old for old, _ in found_here], means, 1 - keep)
         by_key = dict(zip((key for _, key in found_here), averages, strict=True))
