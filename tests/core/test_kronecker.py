@@ -12,14 +12,16 @@ from credo.core.errors import NonFiniteError
 from credo.core.kronecker.factors import (
     factored_dampings,
     from_matrix,
+    inner_product,
     input_moments,
-    inverse_diagonal,
     inverse_root,
     inverse_roots,
     matrix_shape,
     output_moments,
+    own_product,
     patches,
     product,
+    root_product,
     row_count,
     to_matrix,
 )
@@ -66,7 +68,10 @@ def with_one(row: Tensor, bias: bool) -> Tensor:
 def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as they are made of small and of large layers."""
     if request.param == "large":
-        monkeypatch.setattr("credo.core.kronecker.factors.LARGE_WORK", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LARGE_GRAM", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LARGE", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors.LARGE_INVERSE", 0)
+        monkeypatch.setattr("credo.core.kronecker.factors._LEAST", 2)
         monkeypatch.setattr("credo.core.kronecker.shared_rows.LARGE_WORK", 0)
 
 
@@ -193,13 +198,17 @@ def test_matrices_of_zeros_share_the_damping_equally(a: float, g: float) -> None
     assert [float(share) for share in found] == pytest.approx([0.2, 0.2])
 
 
+@pytest.mark.usefixtures("work")
 def test_roots_are_those_of_the_damped_inverse() -> None:
     matrix, damping = positive(3, 5, 2), torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64)
     root = inverse_root(matrix, damping)
     dense = torch.linalg.inv(matrix + damping.view(-1, 1, 1) * torch.eye(5, dtype=torch.float64))
     torch.testing.assert_close(root @ root.mT, dense)
-    torch.testing.assert_close(inverse_diagonal(root), dense.diagonal(dim1=-2, dim2=-1))
     assert torch.equal(root, root.triu())
+    torch.testing.assert_close(own_product(root), dense)
+    given = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    left = root[:, :2, :2].triu()
+    torch.testing.assert_close(root_product(left, given, root), left @ given @ root.mT)
 
 
 def test_a_matrix_that_is_not_positive_definite_gets_more_damping_and_the_others_do_not() -> None:
@@ -251,3 +260,15 @@ def test_a_matrix_that_is_not_finite_has_no_finite_root_and_the_others_have_thei
     roots = inverse_roots([bad, good], [one, one])
     assert roots[0].isnan().any()
     assert torch.equal(roots[1], inverse_root(good, one))
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_an_inner_product_is_that_of_doubles_also_where_single_precision_overflows(is_checked: bool) -> None:
+    generator = torch.Generator().manual_seed(6)
+    left, right = ([torch.randn(*shape, generator=generator) for shape in ((2, 3), (4,))] for _ in range(2))
+    for scale in (1.0, 1e25):
+        scaled = [scale * tensor for tensor in left], [scale * tensor for tensor in right]
+        expected = sum((a.double() * b.double()).sum() for a, b in zip(*scaled, strict=True))
+        found = inner_product(*scaled, is_checked=is_checked)
+        assert found.dtype is torch.float64
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

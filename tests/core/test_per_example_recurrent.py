@@ -22,6 +22,7 @@ KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": nn.LSTM,
     "gru": nn.GRU,
 }
+SIZES = [(5, 6, 4, 3), (19, 2, 1, 33), (8, 3, 5, 64), (1, 1, 1, 1)]
 SHAPES = list(product(KINDS, [1, 2], [False, True], [False, True]))
 
 
@@ -228,3 +229,35 @@ def test_a_posterior_over_a_recurrent_network_learns() -> None:
         posterior.step(lambda net: nn.functional.cross_entropy(net(x), labels))
     accuracy = (credo.predict(posterior, x, draws=16).probs.argmax(-1) == labels).double().mean()
     assert accuracy > 0.95
+
+
+@pytest.mark.parametrize(("batch", "times", "inputs", "size"), SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled_cells_are_those_of_torch(
+    batch: int, times: int, inputs: int, size: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(inputs, size, num_layers=2, bidirectional=True, bias=bias, batch_first=True)
+    x, start = 3 * torch.randn(batch, times, inputs), tuple(torch.randn(4, batch, size) for _ in range(2))
+    found = {}
+    for switch in ("1", "0"):
+        monkeypatch.setenv("CREDO_KERNELS", switch)
+        found[switch] = per_example_squares(layer, lambda net: score(net(x, start)).mean())
+    for compiled, plain in ((found["1"].gradients, found["0"].gradients), (found["1"].squares, found["0"].squares)):
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+    assert found["1"].loss == pytest.approx(found["0"].loss, rel=1e-5)
+
+
+def test_compiled_cells_pass_on_what_is_not_finite_and_saturate() -> None:
+    layer = nn.LSTM(2, 40, batch_first=True)
+    plan = PerExamplePlan(layer, dict(layer.named_parameters()))
+    x = torch.zeros(12, 3, 2)
+    x[4, 1, 0] = torch.nan
+    x[5] = 1e30
+    with squared_gradients(plan):
+        states, (_, memory) = layer(x)
+    expected, (_, last) = layer(x)
+    torch.testing.assert_close(states, expected, equal_nan=True)
+    torch.testing.assert_close(memory, last, equal_nan=True)
+    assert states[4, 1:].isnan().all()
+    assert states[4, 0].isfinite().all()

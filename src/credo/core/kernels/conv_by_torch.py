@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Entries of all temporaries of one chunk of examples.
-_CHUNK = 1 << 21
+_CHUNK = 1 << 20
 # From this many weights on, process blocks of them that fit in a core's L2 cache.
 _MANY, _BLOCK = 1 << 17, 1 << 16
 # Entries of input patches held at once.
@@ -199,5 +199,7 @@ def _add_pair_squares(squares: Tensor, rows: Tensor, patches: Tensor) -> None:
 def _chunks(count: int, entries: int, most: int | None = None) -> Iterator[slice]:
     """Slices over `count` examples of `entries` entries each, with about `most` (`_CHUNK`) entries per slice."""
     step = max(1, (most or _CHUNK) // max(1, entries))
+    if most is None and step < count <= 2 * step:  # small anyhow: two halves would be twice as many operators
+        step = count
     for start in range(0, count, step):
         yield slice(start, min(count, start + step))

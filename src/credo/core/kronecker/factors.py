@@ -9,7 +9,7 @@ A ⊗ G, A the second moments of the inputs (a 1 appended for the bias), G those
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -20,14 +20,18 @@ from torch.nn import functional as F
 
 from credo.core.errors import NonFiniteError
 from credo.core.kernels import flat
-from credo.core.kronecker.shared_rows import LARGE_WORK, rows_are_shared, shared_row_moments
+from credo.core.kronecker.shared_rows import rows_are_shared, shared_row_moments
 
 # Entries of a convolution's patches that exist at once.
 _CHUNK = 1 << 22
 # Tenfold damping each time: by then it outweighs any matrix of finite second moments.
 _TRIES = 12
-# From this many rows on, triangles are multiplied in so many blocks.
-_LARGE, _BLOCKS = 256, 4
+# From this many rows on, triangles and symmetric matrices are made in blocks: at most so many, and not of fewer rows.
+_LARGE, _BLOCKS, _LEAST = 256, 8, 128
+# The same for inverses: of smaller ones, fewer operators are worth more.
+LARGE_INVERSE = 512
+# Products from which on a matrix of second moments is made so.
+_LARGE_GRAM = 1 << 26
 
 
 def matrix_shape(layer: nn.Module, *, bias: bool) -> tuple[int, int, int]:
@@ -172,13 +176,19 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
 def _gram(rows: Tensor) -> Tensor:
     """RᵀR of each matrix R; of large ones only the blocks on and below the diagonal are multiplied out."""
     count, size = rows.shape[-2:]
-    if count * size**2 < LARGE_WORK:
+    if size < _LARGE or count * size**2 < _LARGE_GRAM:
         return rows.mT @ rows
-    result, step = rows.new_empty(len(rows), size, size), -(-size // _BLOCKS)
-    for i in range(0, size, step):
-        block = rows[..., i:].mT @ rows[..., i : i + step]
-        result[:, i:, i : i + step], result[:, i : i + step, i:] = block, block.mT
+    result = rows.new_empty(len(rows), size, size)
+    for own, on in _blocks(size):
+        block = rows[..., on].mT @ rows[..., own]
+        result[:, on, own], result[:, own, on] = block, block.mT
     return result
+
+
+def _blocks(size: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of so many rows: each block, and all from it on."""
+    step = max(_LEAST, -(-size // _BLOCKS))
+    return ((slice(i, min(i + step, size)), slice(i, size)) for i in range(0, size, step))
 
 
 # -- damping and inverses ----------------------------------------------------------------------------------------------
@@ -224,7 +234,7 @@ def _mean_eigenvalues(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def _mean_eigenvalue(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return diagonal(matrix).mean(-1)
 
 
 def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
@@ -232,8 +242,7 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
     Where rounding has left no positive definite matrix, that matrix gets more damping, tenfold until there is one.
     """
-    eye = _eye(matrix)
-    least = torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
+    eye, least = _eye(matrix), torch.finfo(matrix.dtype).eps * _mean_eigenvalue(matrix).clamp_min(1e-6)
     for _ in range(_TRIES):
         lower, failed = _damped_cholesky(matrix, damping, eye)
         if not bool(failed.any()):
@@ -268,14 +277,25 @@ def _eye(matrix: Tensor) -> Tensor:
 
 def _damped_cholesky(matrix: Tensor, damping: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
     """The lower triangles of matrix + damping·I, and for each a number that is not 0 where there is none."""
-    lower, failed = torch.linalg.cholesky_ex(torch.addcmul(matrix, damping[..., None, None], eye))
+    if matrix.shape[-1] < LARGE_INVERSE:
+        damped = torch.addcmul(matrix, damping[..., None, None], eye)
+    else:
+        damped = matrix.clone()
+        diagonal(damped).add_(damping.unsqueeze(-1))
+    lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed
 
 
 def _inverse_of(lower: Tensor, eye: Tensor) -> Tensor:
-    """The inverse of lower triangles, transposed."""
-    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return inverse.mT.contiguous()
+    """The inverse of lower triangles, transposed; of large ones, only the columns' parts below the diagonal's block."""
+    if lower.shape[-1] < LARGE_INVERSE:
+        inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+        return inverse.mT.contiguous()
+    result = torch.zeros_like(lower)
+    for own, on in _blocks(lower.shape[-1]):
+        columns = eye[on, own].expand(len(lower), -1, -1)
+        result[:, own, on] = torch.linalg.solve_triangular(lower[:, on, on], columns, upper=False).mT
+    return result
 
 
 def product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
@@ -289,8 +309,15 @@ def root_product(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
 
 
 def own_product(root: Tensor) -> Tensor:
-    """L Lᵀ of upper triangles."""
-    return _times_upper(root, root)
+    """L Lᵀ of upper triangles; of large ones, half of the blocks and from each block's first column on."""
+    size = root.shape[-1]
+    if size < LARGE_INVERSE:
+        return _times_upper(root, root)
+    result = torch.empty_like(root)
+    for own, on in _blocks(size):
+        block = root[:, : own.stop, on] @ root[:, own, on].mT
+        result[:, : own.stop, own], result[:, own, : own.start] = block, block[:, : own.start].mT
+    return result
 
 
 def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
@@ -298,11 +325,26 @@ def _times_upper(x: Tensor, upper: Tensor) -> Tensor:
     size = upper.shape[-1]
     if size < _LARGE:
         return x @ upper.mT
-    step = -(-size // _BLOCKS)
-    parts = [x[..., i:] @ upper[..., i : i + step, i:].mT for i in range(0, size, step)]
-    return torch.cat(parts, -1)
+    return torch.cat([x[..., on] @ upper[..., own, on].mT for own, on in _blocks(size)], -1)
 
 
-def inverse_diagonal(root: Tensor) -> Tensor:
-    """The diagonal of L Lᵀ."""
-    return root.square().sum(-1)
+def diagonal(matrix: Tensor) -> Tensor:
+    """The diagonal of each matrix."""
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor], *, is_checked: bool) -> Tensor:
+    """Σ of all entries' products, in double precision.
+
+    Args:
+        left: Tensors, in lower precision perhaps, as products under autocast are.
+        right: Tensors of the same shapes.
+        is_checked: Whether the result may be read, to try single precision first, which seldom overflows.
+    """
+    flat = [[tensor.reshape(-1) for tensor in tensors] for tensors in (left, right)]
+    if is_checked:
+        pairs = zip(*flat, strict=True)
+        total = torch.stack([torch.dot(a.to(b.dtype), b).double() for a, b in pairs]).sum()
+        if bool(total.isfinite()):
+            return total
+    return torch.dot(*(torch.cat(tensors).double() for tensors in flat))

@@ -190,10 +190,14 @@ class CurvaturePass:
             )
         while self._waiting:
             self._waiting.pop()()
+        found = self._mean_squares()
         keys = [key for layer in self.layers for key in layer.keys]
         sums = [each for layer in self.layers for each in self._sums(layer)]
-        factors = torch._foreach_div([total for total, _ in sums], [count for _, count in sums]) if sums else ()
-        return {**dict(zip(keys, factors, strict=True)), **self._variances(), **self._mean_squares()}
+        factors = [total for total, _ in sums]
+        self._moments.clear()
+        if factors:
+            torch._foreach_div_(factors, [count for _, count in sums])
+        return {**dict(zip(keys, factors, strict=True)), **self._variances(), **found}
 
     def _sums(self, layer: KroneckerLayer) -> list[tuple[Tensor, float]]:
         """Sums for A and G, and what they are to be divided by."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from credo.core.kernels import flat
 from credo.core.kronecker.factors import (
+    LARGE_INVERSE,
+    diagonal,
     factored_dampings,
     from_matrix,
-    inverse_diagonal,
     inverse_roots,
     matrix_shape,
     own_product,
@@ -231,16 +232,16 @@ class KroneckerBlock(LayerBlock):
 
     def variance(self, inverse: Tensors) -> Tensor:
         """diag(G⁻¹) ⊗ diag(A⁻¹)."""
-        return inverse_diagonal(inverse[1]).unsqueeze(-1) * inverse_diagonal(inverse[0]).unsqueeze(-2)
+        return diagonal(inverse[3]).unsqueeze(-1) * diagonal(inverse[2]).unsqueeze(-2)
 
     def parts(self, inverse: Tensors) -> Parts:
-        """Both roots, or of several groups one number, and the roots' diagonals."""
-        roots = inverse[:2]
-        diagonals = [root.diagonal(dim1=-2, dim2=-1).reshape(-1) for root in roots]
+        """Both roots (of large ones, the inverse's diagonal) or, of several groups, one number; and their diagonals."""
+        logs = [diagonal(root).reshape(-1) for root in inverse[:2]]
         if self.groups == 1:
-            return Parts(roots, diagonals)
-        by_input, by_output = (root.square().sum((-2, -1), dtype=torch.float64) for root in roots)
-        return Parts([by_input.dot(by_output).sqrt()], diagonals)
+            pairs = zip(inverse[:2], inverse[2:], strict=True)
+            return Parts([r if len(r[0]) < LARGE_INVERSE else diagonal(whole).sqrt() for r, whole in pairs], logs)
+        traces = [diagonal(whole).sum(-1, dtype=torch.float64) for whole in inverse[2:]]
+        return Parts([traces[0].dot(traces[1]).sqrt()], logs)
 
     def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
         """tr G⁻¹ · tr A⁻¹ and inputs · log det G⁻¹ + outputs · log det A⁻¹, summed over groups."""

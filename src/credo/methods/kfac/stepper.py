@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credo.core.deferred import Number
 from credo.core.distributed.batch_shard import WHOLE
 from credo.core.kernels import flat
+from credo.core.kronecker.factors import inner_product
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.network.flat_layout import Layout
 from credo.core.network.selection import Random
@@ -29,11 +30,11 @@ from credo.methods.kfac.eigen_block import EigenBlock
 from credo.methods.kfac.groups import DENSE_STEPS, RARE, KroneckerCurvature
 from credo.methods.kfac.measured import Measured, kl_to_prior
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
-from credo.methods.kfac.validate import check_steps
+from credo.methods.kfac.validate import check_gathered, check_steps
 from credo.methods.natural.groups import Momentum, Warmup
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator, NaturalStepper
-from credo.methods.natural.validate import check_clip, check_damping, check_finite
+from credo.methods.natural.validate import check_clip, check_damping
 
 
 @dataclass
@@ -122,7 +123,8 @@ class KroneckerStepper(NaturalStepper, ABC):
         if not self.is_noisy:
             return {}
         random = [block for block in self.blocks if block.is_random]
-        noise = [block.noise(self.generator) for block in random]
+        generator = self.generator
+        noise = [block.noise(generator) for block in random]
         torch._foreach_mul_(noise, math.sqrt(self.variance_scale))
         return self._by_name(dict(zip(random, noise, strict=True)))
 
@@ -187,11 +189,9 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     def _prepare(self, found: GradientAccumulator, means: Mapping[str, nn.Parameter]) -> Callable[[], Number]:
         """m ← β₁m + ∇ + δ̃(M − M₀), M ← M − lr·G'⁻¹ m A'⁻¹; shorter where `clip` wants it."""
-        if not self._checks.is_open:
-            gathered = (found.gradients, found.curvatures)
-            sums = [t.sum(dtype=torch.float64) for one in gathered for t in one.values()]
-            check_finite(float(torch.stack(sums).sum()), gathered, self.steps)
         blocks = self.blocks
+        if not self._checks.is_open:
+            check_gathered(blocks, found.gradients, found.curvatures, self.steps)
         prior_mean, precision = self._prior_numbers or self._read_prior()
         shift = self.variance_scale * precision
         offsets = self._offsets(means, prior_mean)
@@ -263,8 +263,9 @@ class KroneckerStepper(NaturalStepper, ABC):
             return {}
         keep, new = min(1 - 1 / (self._renewed + 1), self.curvature_decay), found.curvatures
         found_here = [(getattr(b, n), k) for b in blocks for n, k in zip(b.averages, b.keys, strict=True) if k in new]
-        averages = torch._foreach_mul([old for old, _ in found_here], keep)
-        torch._foreach_add_(averages, [new[key] for _, key in found_here], alpha=(1 - keep) / found.size)
+        given = [new[key].to(old.dtype) for old, key in found_here]  # of variances, autocast lowers it
+        means = torch._foreach_div(given, found.size) if found.size != 1 else given
+        averages = torch._foreach_lerp([old for old, _ in found_here], means, 1 - keep)
         by_key = dict(zip((key for _, key in found_here), averages, strict=True))
         return {b: tuple(by_key.get(k, getattr(b, n)) for n, k in zip(b.averages, b.keys, strict=True)) for b in blocks}
 
@@ -333,9 +334,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         rates = self._by_block(self.rates)
         moves = torch._foreach_mul(steps, rates)
-        given = moves, torch._foreach_mul(momenta, rates)
-        # Of large steps only a double holds the square.
-        form = torch.dot(*(torch.cat([each.reshape(-1) for each in one]).double() for one in given))
+        form = inner_product(moves, torch._foreach_mul(momenta, rates), is_checked=not self._checks.is_open)
         if not self._checks.is_open and not math.isfinite(float(form)):
             check_steps(self.blocks, steps, self.steps)
         factor: float | Tensor = self.lr_scale

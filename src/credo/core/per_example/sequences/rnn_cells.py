@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.kernels import lstm
+
 Saved = tuple[Tensor, ...]
 
 
@@ -53,15 +55,19 @@ class RecurrentCell:
             c0: The first memory; None: the cell has none.
             weights: W_ih, W_hh, b_ih, b_hh.
         """
+        w_ih, w_hh, b_ih, b_hh = weights
+        assert w_ih is not None
+        assert w_hh is not None
+        if c0 is not None and lstm.usable(x, h0, c0, *weights):
+            gates = F.linear(x.transpose(0, 1), w_ih, None if b_ih is None or b_hh is None else b_ih + b_hh)
+            states, memories = lstm.forward(gates, h0, c0, w_hh)
+            return states.transpose(0, 1), memories[:, -1], (gates.transpose(0, 1), memories.transpose(0, 1))
         given = [weight for weight in weights if weight is not None]
         first = h0.unsqueeze(0) if c0 is None else (h0.unsqueeze(0), c0.unsqueeze(0))
         states, *last = self.forward(x, first, given, len(given) > 2, 1, 0.0, False, False, False)
         memory = None if c0 is None else last[1].squeeze(0)
         if self.replay is None:
             return states, memory, ()
-        w_ih, w_hh, b_ih, b_hh = weights
-        assert w_ih is not None
-        assert w_hh is not None
         inputs, inner = F.linear(x, w_ih, b_ih), F.linear(before(states, h0), w_hh, b_hh)
         return states, memory, self.replay(inputs, inner, c0)
 
@@ -104,6 +110,11 @@ def _lstm_back(
     saved: Saved, states: Tensor, h0: Tensor, c0: Tensor, w: Tensor, dh: Tensor, dc: Tensor | None
 ) -> Gradients:
     gates, memories = saved
+    if lstm.usable(gates, dh):
+        gates, memories, dh = (part.transpose(0, 1) for part in (gates, memories, dh))
+        compiled, state, memory = lstm.back(gates, memories, c0, w, dh, dc)
+        gradients = compiled.transpose(0, 1)
+        return Gradients(gradients, gradients, state, memory)
     times, batch, size = states.shape
     i, f, g, o = gates.split(size, 2)
     tanh = memories.tanh()
