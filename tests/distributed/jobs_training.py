@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from credo.core.distributed.setup import distribute
 from credo.core.errors import LostProcessError, NonFiniteError
+from credo.likelihoods import GaussianNoise
 from credo.methods import MAP, SGHMC, SWAG, Ensemble, Laplace, LastLayer
 from credo.optim import PosteriorOptimizer
 
@@ -67,6 +68,23 @@ def laplace_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
             "totals": posterior.totals,
             **posterior.std(),
         }
+        group.close()
+    return found
+
+
+def laplace_noise(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A pass that finds the noise of each output; where there are two processes, the last one has no rows."""
+    torch.manual_seed(0)
+    x, network = torch.randn(60, 3), torch.nn.Linear(3, 2)
+    y = network(x).detach() + torch.tensor([0.3, 2.0]) * torch.randn(60, 2)
+    found = {}
+    for case, sizes in {"all": (60,), "unequal": (20, 40), "none": (60, 0)}.items():
+        posterior = Laplace(network, data_size=60, likelihood=GaussianNoise(outputs=2))
+        group = distribute(posterior)
+        parts = list(zip(x.split(sizes), y.split(sizes), strict=True)) if world > 1 and len(sizes) > 1 else [(x, y)]
+        own = parts[rank] if len(parts) > 1 else ((x, y) if world == 1 else (x[rank::world], y[rank::world]))
+        posterior.fit([own] if len(own[0]) else [], progress=False)
+        found[case] = {"noise": posterior.likelihood.noise_rho.detach().clone(), **posterior.std()}
         group.close()
     return found
 

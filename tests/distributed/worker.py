@@ -14,6 +14,7 @@ from jobs_training import (
     evaluated_apart,
     gathered,
     gone_on,
+    laplace_noise,
     laplace_pass,
     last_layer_pass,
     optimizer_fails,
@@ -27,6 +28,7 @@ from jobs_training import (
 
 JOBS: list[tuple[Job, tuple[int, ...]]] = [
     (same_as_one, (1, 2, 4)),
+    (laplace_noise, (1, 2)),
     (laplace_pass, (1, 2)),
     (last_layer_pass, (1, 2)),
     (swag_statistics, (1, 2)),

@@ -65,6 +65,40 @@ def test_targets_that_are_nan_are_named_and_change_nothing() -> None:
     assert torch.equal(posterior.likelihood.noise_rho, before)
 
 
+def test_rows_in_order_of_their_noise_are_named() -> None:
+    network = trained()[0]
+    rows = torch.randn(3000, 3)
+    quiet = network(rows).detach() + 0.1 * torch.randn(3000, 2)
+    given = [(rows[:1000], quiet[:1000]), (rows[1000:], 20 * quiet[1000:])]
+    with pytest.warns(PredictiveWarning, match="not like the others"):
+        credo.Laplace(network, data_size=3000, likelihood=credo.GaussianNoise(outputs=2)).fit(given, progress=False)
+
+
+def test_a_network_that_fits_its_rows_exactly_keeps_the_noise_and_warns() -> None:
+    network, x, _ = trained()
+    posterior = credo.Laplace(network, data_size=400, likelihood=credo.GaussianNoise(outputs=2))
+    before = std_of(posterior)
+    with pytest.warns(PredictiveWarning, match="noise_rho of GaussianNoise was not found"):
+        posterior.fit(batches(x, network(x).detach()), progress=False)
+    assert torch.equal(std_of(posterior), before)
+
+
+def test_a_pass_that_fails_later_changes_no_noise() -> None:
+    network, x, y = trained()
+    posterior = credo.Laplace(network, data_size=2000, likelihood=credo.GaussianNoise(outputs=2))
+    before = std_of(posterior)
+    with pytest.raises(NonFiniteError, match="batch 5"):
+        posterior.fit([(x, y)] * 5 + [(x, y * math.nan)], progress=False)
+    assert torch.equal(std_of(posterior), before)
+    assert posterior.likelihood.unlearned == ["noise_rho"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_dtype_is_no_training(dtype: torch.dtype) -> None:
+    assert credo.GaussianNoise().to(dtype).unlearned == ["noise_rho"]
+    assert credo.likelihoods.StudentT().to(dtype).unlearned == ["log_scale"]
+
+
 def test_predictions_by_a_scale_that_nothing_learned_warn_once_there_is_a_remedy() -> None:
     network, x, y = trained(1)
     with pytest.warns(PredictiveWarning, match="Nothing has learned noise_rho of GaussianNoise"):
@@ -91,3 +125,13 @@ def test_a_saved_file_remembers_that_it_was_learned(tmp_path: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         credo.predict(loaded, x)
+
+
+def test_a_noise_far_above_the_residuals_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x, y = trained(1)
+    fit = credo.Laplace(network, data_size=400, likelihood="gaussian").fit
+    monkeypatch.setattr("credo.methods.laplace.prior_choice._NOISE_FACTOR", 0.5)
+    with pytest.warns(
+        PredictiveWarning, match=r"noise of standard deviation 0\.3.*residuals on the training rows have 0\.3"
+    ):
+        fit(batches(x, y), progress=False)

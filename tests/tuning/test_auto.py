@@ -362,3 +362,14 @@ def test_a_data_set_of_held_out_rows_is_divided_alike_each_time() -> None:
     assert one is not None
     assert other is not None
     assert one.rows == other.rows
+
+
+def test_a_choice_that_is_no_better_than_a_constant_says_so() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    rows = Split(x, 1000 + 50 * x[:, :1] + torch.randn(120, 1))
+    found = credo.auto(nn.Linear(2, 1), Batches(rows, batch_size=40), passes=2, progress=False)
+    assert "no better than a constant prediction" in found.evidence.statement
+    scaled = Split(x, (rows.y - rows.y.mean()) / rows.y.std())
+    found = credo.auto(nn.Linear(2, 1), Batches(scaled, batch_size=40), passes=60, progress=False)
+    assert "constant" not in found.evidence.statement

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from credo.core.errors import CalibrationWarning, PredictiveWarning
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
-from credo.core.likelihood import Quantiles
 from credo.core.network.batchnorm import modes_restored
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import NOTHING, Draw, substituted
@@ -319,7 +318,7 @@ def warn_if_unfitted(posterior: Posterior, *, calibrates: bool = False) -> None:
                 PredictiveWarning,
             )
             return
-        settled = part.steps or calibrates or posterior.calibration or isinstance(part.likelihood, Quantiles)
+        settled = part.steps or calibrates or posterior.calibration
         unlearned = [] if settled else part.likelihood.unlearned
         if unlearned:
             name = type(part.likelihood).__name__

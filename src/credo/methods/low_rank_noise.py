@@ -34,8 +34,9 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, make_prior, one_prior
 from credo.core.support.validate import checked_count, is_number
 from credo.core.thread_safety import changes_weights, checked_once
+from credo.methods.likelihood_fit import fit_likelihood_, restored_on_error
 from credo.methods.noise_directions import adapter_factors, basis_of, largest_width
-from credo.methods.training_pass import Example, first_rows, learn_scale_, training_pass
+from credo.methods.training_pass import Example, first_rows, training_pass
 
 # Draws for each width that is tried.
 _DRAWS = 4
@@ -224,11 +225,14 @@ class LowRankNoise(GradientPosterior):
     @torch.no_grad()
     def _find(self, batches: Iterable[Any]) -> None:
         rows, steps = first_rows(self, batches, self.search_examples), self.steps
-        learn_scale_(self, rows)
-        try:
-            found = self._searched(rows)
-        except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
-            found = self._searched(rows)
+        if not rows:
+            raise CredoError("The loader gave no batch.")
+        with restored_on_error(self.likelihood):
+            fit_likelihood_(self, rows)
+            try:
+                found = self._searched(rows)
+            except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
+                found = self._searched(rows)
         with self.guard.exclusive(self):
             if self.steps != steps:
                 raise CredoError("A training step was made during the search: its width is that of other weights.")

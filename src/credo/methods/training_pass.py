@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -11,9 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from credo.core.errors import CredoError, DataSizeWarning, NonFiniteError
-from credo.core.likelihood import Likelihood
-from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, run_network, split_batch
+from credo.core.errors import CredoError, DataSizeWarning
+from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches, split_batch
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import batch_count, check_batches, read_quietly
@@ -22,8 +20,6 @@ from credo.core.support.user_warnings import warn
 
 T = TypeVar("T")
 Example = tuple[AnyInputs, Tensor]
-# Enough for the few numbers of a likelihood.
-_SCALE_EXAMPLES = 1000
 # As `credo.fit` warns about other methods.
 _SIZE_FACTOR = 2
 
@@ -112,7 +108,7 @@ def checked_pair(batch: Any, device: torch.device) -> tuple[AnyInputs, Tensor]:
 
 
 def first_rows(posterior: Posterior, batches: Iterable[Any], count: int) -> list[Example]:
-    """The first batches, of at least `count` examples if there are as many; raises CredoError if there is none.
+    """The first batches, of at least `count` examples if there are as many.
 
     Args:
         posterior: They go to its device.
@@ -126,90 +122,7 @@ def first_rows(posterior: Posterior, batches: Iterable[Any], count: int) -> list
         seen += len(rows[-1][1])
         if seen >= count:
             break
-    if not rows:
-        raise CredoError("The loader gave no batch.")
     return rows
-
-
-def after_learning_scale(posterior: Posterior, batches: Iterable[Any]) -> Iterable[Any]:
-    """The same batches, once `learn_scale_` has seen the first of them.
-
-    Args:
-        posterior: Its likelihood may be changed.
-        batches: Of training rows, with targets.
-    """
-    if posterior.steps or not posterior.likelihood.unlearned:
-        return batches
-    source = iter(batches)
-    rows = first_rows(posterior, source, _SCALE_EXAMPLES)
-    learn_scale_(posterior, rows)
-    return chain(rows, source)
-
-
-def learn_scale_(posterior: Posterior, rows: Sequence[Example]) -> None:
-    """Fit the likelihood's own parameters, such as a noise, to a network that was trained without them.
-
-    They maximise the likelihood of some training rows, given the network's outputs. Does nothing after a training with
-    this posterior, or where they have been learned already.
-
-    Args:
-        posterior: Its likelihood is changed.
-        rows: (inputs, targets), on the posterior's device; those of this process if there are several.
-    """
-    likelihood, group = posterior.likelihood, posterior.process_group
-    own = [dict(likelihood.named_parameters())[name] for name in likelihood.unlearned]
-    if posterior.steps or not own:
-        return
-
-    def outputs_of_mean() -> Tensor:
-        with torch.no_grad(), posterior.snapshot(training=False) as frozen:
-            return torch.cat([run_network(frozen.model, x.clone()) for x, _ in rows])
-
-    try:
-        outputs = outputs_of_mean()
-    except NotIsolatedError:  # in the very first pass; now the network itself runs, under the lock
-        outputs = outputs_of_mean()
-    y = torch.cat([targets for _, targets in rows])
-    average = None if group is None else lambda tensors: group.average_(tensors, [])
-    with posterior.guard.exclusive(posterior):
-        _maximise_(likelihood, own, outputs, y, average)
-
-
-def _maximise_(
-    likelihood: Likelihood,
-    own: Sequence[Tensor],
-    outputs: Tensor,
-    y: Tensor,
-    average: Callable[[Sequence[Tensor]], object] | None,
-) -> None:
-    """Set the likelihood's `own` parameters to those that make the targets most likely, or raise and keep them."""
-    before = [parameter.detach().clone() for parameter in own]
-
-    def loss() -> float:
-        with torch.enable_grad():
-            nll = likelihood.nll(outputs, y)
-        values = [*torch.autograd.grad(nll, own), nll.detach()]
-        if average is not None:
-            average(values)
-        for parameter, gradient in zip(own, values, strict=False):
-            parameter.grad = gradient
-        return float(values[-1])
-
-    likelihood.start_(y, average)
-    is_finite = math.isfinite(loss())
-    if is_finite:
-        torch.optim.LBFGS(own, max_iter=100, line_search_fn="strong_wolfe").step(loss)
-        is_finite = all(bool(torch.isfinite(parameter).all()) for parameter in own)
-    with torch.no_grad():
-        for parameter, value in zip(own, before, strict=True):
-            parameter.grad = None
-            if not is_finite:
-                parameter.copy_(value)
-    if not is_finite:
-        raise NonFiniteError(
-            f"No finite noise of {type(likelihood).__name__} fits the network's outputs to the targets of the first "
-            "training rows: check both for NaN and infinite values."
-        )
 
 
 def warn_of_data_size(posterior: Posterior, seen: float, found: str, advice: str) -> None:

@@ -12,7 +12,7 @@ from credo.calibration import calibrated_losses
 from credo.calibration.choose import PRIOR
 from credo.core.errors import NonFiniteError
 from credo.core.held_out.calibration import Calibration
-from credo.core.likelihood import ClassLikelihood, GaussianNoise
+from credo.core.likelihood import Categorical, ClassLikelihood, GaussianNoise
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite
@@ -22,6 +22,7 @@ from credo.evaluate.intervals import bootstrap
 from credo.evaluate.predictive import coverage_of
 from credo.evaluate.suite import quick_metrics
 from credo.predict import ClassPrediction, RegressionPrediction, predict
+from credo.training.plan import constant_loss
 from credo.training.rows.given_back import PRIOR as RETURNED
 from credo.tuning.jobs import Entry
 from credo.tuning.rows import Pairs
@@ -53,6 +54,16 @@ class Scoring:
             posterior: The posterior.
         """
         return isinstance(posterior.likelihood, ClassLikelihood | GaussianNoise)
+
+    def constant(self, posterior: Posterior) -> float | None:
+        """Mean NLL of the best constant prediction of the rows that choose; None where there is no simple one.
+
+        Args:
+            posterior: Whose likelihood says what targets are.
+        """
+        likelihood, y = posterior.likelihood, torch.cat([targets for _, targets in self.selection])
+        plain = type(likelihood) is Categorical and y.dim() == 1 and bool((y >= 0).all())
+        return constant_loss(y) if plain or isinstance(likelihood, GaussianNoise) else None
 
     def score(self, posterior: Posterior, *, returns: bool = False) -> dict[str, Any]:
         """Calibrate, and measure: losses, calibration and scores of an `Entry`.

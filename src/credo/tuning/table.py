@@ -49,7 +49,7 @@ def evidence_of(
     fitted = cross_fitted(losses, race.rule, race.trials.seed)
     ends = bootstrap(fitted, level=DROP_LEVEL)
     return AutoEvidence(
-        statement=_statement(race, chosen, plain),
+        statement=_statement(race, chosen, plain) + _below_constant(race, chosen, posterior),
         chosen=chosen.name,
         rows=tuple(rows),
         train_rows=race.trials.data_size,
@@ -110,13 +110,30 @@ def _statement(race: Race, chosen: Job, plain: Job | None) -> str:
     if chosen == plain or chosen.name == PLAIN:
         return "Nothing beat your plain network with temperature scaling: that is what is returned."
     found = difference(losses_of(race.results[chosen]), losses_of(race.results[plain]))
+    network = "your plain network with calibration" + _trained_for(plain)
     if chosen.stage == HALF and found.value > -LEAST_GAIN:
         return (
-            f"{chosen.name} was chosen: halfway through its training it was not worse beyond chance than your plain "
-            f"network with calibration (its NLL minus that of the network: {found.value:+.4f} nats, 90 % interval "
-            f"{found.low:+.4f} to {found.high:+.4f})."
+            f"{chosen.name} was chosen: halfway through its training it was not worse beyond chance than {network} "
+            f"(its NLL minus that of the network: {found.value:+.4f} nats, 90 % interval {found.low:+.4f} to "
+            f"{found.high:+.4f})."
         )
     return (
-        f"{chosen.name} was chosen: its NLL is lower than that of your plain network with calibration by "
-        f"{-found.value:.4f} nats (90 % interval {-found.high:.4f} to {-found.low:.4f})."
+        f"{chosen.name} was chosen: its NLL is lower than that of {network} by {-found.value:.4f} nats (90 % interval "
+        f"{-found.high:.4f} to {-found.low:.4f})."
+    )
+
+
+def _trained_for(plain: Job) -> str:
+    """How long the plain network was trained: the others may have had more of the budget."""
+    return f", trained for {plain.epochs} epoch{'s' if plain.epochs != 1 else ''}," if plain.epochs else ""
+
+
+def _below_constant(race: Race, chosen: Job, posterior: Posterior) -> str:
+    """A sentence if the choice predicts no better than a constant; else nothing."""
+    constant, losses = race.trials.scoring.constant(posterior), losses_of(race.results[chosen])
+    if constant is None or float(losses.mean()) < constant:
+        return ""
+    return (
+        f" But it is no better than a constant prediction (NLL {float(losses.mean()):.4f}, a constant {constant:.4f}): "
+        "scale inputs and targets to mean 0 and standard deviation 1, or give a larger budget."
     )

@@ -43,7 +43,9 @@ class Likelihood(nn.Module, ABC):
         return [
             name
             for name, parameter in self.named_parameters(recurse=False)
-            if parameter.requires_grad and torch.equal(parameter.detach().to(made_with[name]), made_with[name])
+            if parameter.requires_grad
+            and name in made_with
+            and torch.equal(parameter.detach(), made_with[name].to(parameter))  # its dtype rounds both
         ]
 
     def nll_each(self, outputs: Tensor, y: Tensor) -> Tensor:

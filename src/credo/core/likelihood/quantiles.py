@@ -40,6 +40,11 @@ class Quantiles(Likelihood):
         self.log_scale = nn.Parameter(torch.zeros(()))
         self._entries = 0  # of one example's target, as last seen
 
+    @property
+    def unlearned(self) -> list[str]:
+        """None: the scale weighs the loss, and no prediction depends on it."""
+        return []
+
     def quantiles(self, outputs: Tensor) -> Tensor:
         """Quantiles [..., targets, levels], increasing along the last dimension."""
         count = len(self.levels)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -39,7 +40,8 @@ from credo.methods.laplace.make import check_choices, make_structure
 from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal, Structure
-from credo.methods.training_pass import after_learning_scale, found_in_pass, training_pass, warn_of_data_size
+from credo.methods.likelihood_fit import FIT_EXAMPLES, fit_likelihood_, restored_on_error, warn_if_unlike
+from credo.methods.training_pass import first_rows, found_in_pass, training_pass, warn_of_data_size
 
 
 class Laplace(PriorChoice):
@@ -232,8 +234,15 @@ class Laplace(PriorChoice):
             target: `target(batch)` returns the targets; None: by the form of the batch.
         """
         with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
-            # A noise that is one for all outputs is found by the evidence, with the prior.
-            self._find(batches if has_one_noise(self.likelihood) else after_learning_scale(self, batches))
+            fitted = None
+            with restored_on_error(self.likelihood):
+                if self.likelihood.unlearned and not has_one_noise(self.likelihood):  # that, the evidence finds
+                    source = iter(batches)
+                    rows = first_rows(self, source, FIT_EXAMPLES)
+                    fitted = fit_likelihood_(self, rows)
+                    batches = chain(rows, source)
+                self._find(batches)
+        warn_if_unlike(fitted, -float(self.totals[1]) / self.data_size)
         seen = float(self.totals[0])
         advice = (
             f"the curvature is scaled to that of {self.data_size:,}. Give data_size={seen:.0f}, the number of examples "

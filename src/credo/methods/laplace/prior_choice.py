@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.core.errors import CredoError, CredoWarning, unknown
+from credo.core.errors import CredoError, CredoWarning, PredictiveWarning, unknown
 from credo.core.network.flat_layout import Layout
 from credo.core.network.substitute import parameters_at
 from credo.core.optimizer_step import GradientPosterior
@@ -22,6 +22,9 @@ from credo.core.thread_safety import changes_weights
 from credo.methods.laplace.data_pass import has_one_noise
 from credo.methods.laplace.evidence import HIGHEST, LOWEST, Evidence, Residuals, Search, best_scale, grouped
 from credo.methods.laplace.structures import Diagonal, Structure
+
+# Times the residuals' standard deviation from which on a noise is not believed.
+_NOISE_FACTOR = 3.0
 
 
 class PriorChoice(GradientPosterior, ABC):
@@ -115,6 +118,17 @@ class PriorChoice(GradientPosterior, ABC):
             self.likelihood.set_variance_(torch.tensor(found.variance))
             self.structure.scale_(residuals.variance / found.variance)  # which is proportional to 1/σ²
             self.totals[1] = residuals.log_likelihood(found.variance)
+            self._warn_of_noise(found.variance**0.5, float(self.totals[2] / self.totals[3]) ** 0.5)
+
+    def _warn_of_noise(self, noise: float, residual: float) -> None:
+        """Warn if the evidence explains by noise what is no noise: its curvature is too rough for these weights."""
+        if noise > _NOISE_FACTOR * residual:
+            warn(
+                f"The evidence chose noise of standard deviation {noise:.3g}, but the residuals on the training "
+                f"rows have {residual:.3g}: intervals will be too wide. Call credo.calibrate(posterior, held_out), give "
+                "the noise, credo.GaussianNoise(std), or take another structure= or random='last'.",
+                PredictiveWarning,
+            )
 
     def _residuals(self) -> Residuals | None:
         if not (has_one_noise(self.likelihood) and self.likelihood.learn):
