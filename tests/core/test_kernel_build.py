@@ -154,7 +154,7 @@ def test_no_code_is_loaded_from_a_folder_that_others_can_write_to(
 ) -> None:
     fresh.mkdir(parents=True)
     fresh.chmod(mode)
-    compiler, source = build._compiler(), Path(build.__file__).with_name("flat.cpp")
+    compiler, source = build._compiler(), build._SOURCES / "flat.cpp"
     assert compiler is not None
     planted = fresh / f"flat-{build._fingerprint(source, compiler)}.so"
     planted.write_bytes(b"somebody else's")
@@ -170,7 +170,7 @@ def test_no_code_is_loaded_from_a_folder_that_others_can_write_to(
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
 @needs_compiler
 def test_a_library_that_others_can_write_to_is_built_anew(fresh: Path) -> None:
-    compiler, source = build._compiler(), Path(build.__file__).with_name("flat.cpp")
+    compiler, source = build._compiler(), build._SOURCES / "flat.cpp"
     assert compiler is not None
     planted = build._folder() / f"flat-{build._fingerprint(source, compiler)}.so"
     planted.write_bytes(b"somebody else's")

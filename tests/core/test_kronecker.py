@@ -262,13 +262,13 @@ def test_a_matrix_that_is_not_finite_has_no_finite_root_and_the_others_have_thei
     assert torch.equal(roots[1], inverse_root(good, one))
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-def test_an_inner_product_is_that_of_doubles_also_where_single_precision_overflows(is_checked: bool) -> None:
+@pytest.mark.parametrize("may_read", [True, False])
+def test_an_inner_product_is_that_of_doubles_also_where_single_precision_overflows(may_read: bool) -> None:
     generator = torch.Generator().manual_seed(6)
     left, right = ([torch.randn(*shape, generator=generator) for shape in ((2, 3), (4,))] for _ in range(2))
     for scale in (1.0, 1e25):
         scaled = [scale * tensor for tensor in left], [scale * tensor for tensor in right]
         expected = sum((a.double() * b.double()).sum() for a, b in zip(*scaled, strict=True))
-        found = inner_product(*scaled, is_checked=is_checked)
+        found = inner_product(*scaled, may_read=may_read)
         assert found.dtype is torch.float64
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

@@ -11,6 +11,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import credo
+from credo.core.kernels import lstm
+from credo.core.kernels.build import library
 from credo.core.per_example.api import per_example_squares
 from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
@@ -246,6 +248,44 @@ def test_compiled_cells_are_those_of_torch(
     for compiled, plain in ((found["1"].gradients, found["0"].gradients), (found["1"].squares, found["0"].squares)):
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
     assert found["1"].loss == pytest.approx(found["0"].loss, rel=1e-5)
+
+
+@pytest.mark.skipif(library("lstm") is None, reason="no compiler")
+@pytest.mark.parametrize(("batch", "times", "inputs", "size"), SIZES)
+@pytest.mark.parametrize("by_memory", [True, False])
+def test_the_compiled_backward_pass_is_autograds(
+    batch: int, times: int, inputs: int, size: int, by_memory: bool
+) -> None:
+    h0, c0, dc = (numbers(batch, size, seed=seed) for seed in range(3))
+    w, entering = numbers(4 * size, size, seed=3) / size**0.5, numbers(batch, times, 4 * size, seed=4)
+    dh = numbers(batch, size, times, seed=5).transpose(1, 2)
+    leaves = [tensor.double().requires_grad_() for tensor in (entering, h0, c0)]
+    state, memory = leaves[1:]
+    states, memories = [], []
+    for each in leaves[0].unbind(1):
+        i, f, g, o = (each + state @ w.double().T).chunk(4, 1)
+        memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
+        state = o.sigmoid() * memory.tanh()
+        states.append(state)
+        memories.append(memory)
+    loss = (torch.stack(states, 1) * dh).sum() + ((memory * dc).sum() if by_memory else 0)
+    expected = torch.autograd.grad(loss, leaves)
+    gates = entering.float()
+    found = lstm.forward(gates, *(tensor.float() for tensor in (h0, c0, w)))
+    for one, other in zip(found, (states, memories), strict=True):
+        torch.testing.assert_close(one.double(), torch.stack(other, 1), rtol=1e-4, atol=1e-5)
+    given = [tensor.float() for tensor in (c0, w, dh, dc)]
+    gradients = lstm.back(gates, found[1], *given[:3], given[3] if by_memory else None)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(library("lstm") is None, reason="no compiler")
+@pytest.mark.parametrize("gates", [torch.zeros(2, 8, 3).mT, torch.zeros(2, 3, 8).double()])
+def test_gates_that_would_be_read_wrongly_are_refused(gates: Tensor) -> None:
+    first = torch.zeros(2, 2)
+    with pytest.raises(AssertionError):
+        lstm.forward(gates, first, first, torch.zeros(8, 2))
 
 
 def test_compiled_cells_pass_on_what_is_not_finite_and_saturate() -> None:

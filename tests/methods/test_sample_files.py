@@ -354,6 +354,26 @@ def replace(file: Path) -> None:
     save_file({"0.weight": torch.ones(8, 3)}, file)
 
 
+def test_an_equal_file_stays_as_it_is(tmp_path: Path) -> None:
+    def stats() -> dict[str, tuple[int, int]]:
+        return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in tmp_path.iterdir()}
+
+    trained(tmp_path)
+    before = stats()
+    trained(tmp_path)
+    assert stats() == before
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, replace])
+def test_a_damaged_file_is_replaced(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    file = trained(tmp_path).sample_files[2]
+    whole = file.read_bytes()
+    damage(file)
+    assert file.read_bytes() != whole
+    trained(tmp_path)
+    assert file.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
@@ -402,7 +422,7 @@ def test_a_sample_that_cannot_be_written_is_not_counted(tmp_path: Path, monkeypa
     def full(*args: Any, **options: Any) -> None:
         raise OSError("the disk is full")
 
-    tensors = dict(posterior.model.state_dict())
+    tensors = {name: tensor + 1 for name, tensor in posterior.model.state_dict().items()}  # in no file yet
     with monkeypatch.context() as patched:
         patched.setattr(sample_files, "write_atomically", full)
         posterior.sampled_weights.offer_(tensors)  # number 7 thins and is dropped: nothing is written

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import NonFiniteError
-from credo.core.network.batchnorm import modes_restored
+from credo.core.network.substitute import modes_restored
 from credo.core.posterior import Posterior
 
 # Returns [batch, classes], or [draws, batch, classes] for several networks: their losses are averaged, and the label is

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from credo.core.errors import CalibrationWarning, PredictiveWarning
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.conformal import Conformal
-from credo.core.network.batchnorm import modes_restored
 from credo.core.network.isolation import NotIsolatedError
-from credo.core.network.substitute import NOTHING, Draw, substituted
+from credo.core.network.substitute import NOTHING, Draw, modes_restored, substituted
 from credo.core.support.user_warnings import warn
 from credo.core.thread_safety import Guard, ThreadSafe
 

@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from credo.core.network.batchnorm import modes_restored
-from credo.core.network.substitute import substituted
+from credo.core.network.substitute import modes_restored, substituted
 from credo.core.posterior import Posterior
 
 

@@ -47,7 +47,9 @@ class SampleFiles(NotFollowed):
         return self.folder / f"{_hex(digest)}.safetensors"
 
     def write(self, vectors: Mapping[str, Tensor]) -> Tensor:
-        """Write a sample and return its digest; a file that is there already is replaced by an equal one.
+        """Write a sample and return its digest; a file of it that is there already stays, unless it is damaged.
+
+        Windows does not let a file be replaced that a prediction has open.
 
         Args:
             vectors: Its flat vectors.
@@ -55,7 +57,9 @@ class SampleFiles(NotFollowed):
         named = {name: t for key, vector in vectors.items() for name, t in self.layouts[key].split(vector).items()}
         own = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
         digest = torch.tensor(list(bytes.fromhex(digest_of(own))), dtype=torch.uint8)
-        write_atomically(self.path(digest), lambda temporary: write_safetensors(temporary, own, {"format": "pt"}))
+        path = self.path(digest)
+        if not _is_whole(path, _hex(digest)):
+            write_atomically(path, lambda temporary: write_safetensors(temporary, own, {"format": "pt"}))
         return digest
 
     def read(self, digest: Tensor) -> dict[str, Tensor]:
@@ -117,6 +121,14 @@ def checked_folder(given: Path | str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"samples_dir={str(given)!r} is a file: give the path of a folder, which may be a new one.")
     return folder
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    """Whether the file is there and holds what its digest says."""
+    try:
+        return path.exists() and digest_of(read_safetensors(path)[1]) == digest
+    except (OSError, FileFormatError):
+        return False
 
 
 def _hex(digest: Tensor) -> str:

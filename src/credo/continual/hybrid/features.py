@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.continual.tasks import Splits, Task
-from credo.core.network.batchnorm import modes_restored
+from credo.core.network.substitute import modes_restored
 from credo.core.posterior import Posterior
 from credo.data import Split
 from credo.data.batches import as_float

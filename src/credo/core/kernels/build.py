@@ -1,4 +1,4 @@
-"""Compile the C++ sources next to this file on first use; without a compiler, callers fall back to PyTorch.
+"""Compile the C++ sources in `cpp` on first use; without a compiler, callers fall back to PyTorch.
 
 `CREDO_KERNELS=0` disables compiled code. Libraries are cached in the user's cache directory under a hash of source,
 flags, compiler and processor, so machines that share a home directory each build their own. A SHA-256 file next to each
@@ -31,6 +31,7 @@ _OPTIONAL = (
     (),
 )
 _SECONDS = 120
+_SOURCES = Path(__file__).with_name("cpp")
 
 _lock = threading.Lock()
 _loaded: dict[str, ctypes.CDLL | None] = {}
@@ -42,7 +43,7 @@ def library(name: str) -> ctypes.CDLL | None:
     if enabled() and name not in _loaded:
         with _lock:
             if name not in _loaded:
-                _loaded[name] = _open(Path(__file__).with_name(f"{name}.cpp"))
+                _loaded[name] = _open(_SOURCES / f"{name}.cpp")
     found = _loaded[name] if enabled() else None
     _used[name] = found is not None
     return found

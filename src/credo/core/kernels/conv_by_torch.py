@@ -9,7 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-# Entries of all temporaries of one chunk of examples.
+# Entries of all temporaries of one chunk of examples: at most these (one example may have more), or twice as many where
+# that is all the examples (`_chunks`).
 _CHUNK = 1 << 20
 # From this many weights on, process blocks of them that fit in a core's L2 cache.
 _MANY, _BLOCK = 1 << 17, 1 << 16
@@ -197,7 +198,10 @@ def _add_pair_squares(squares: Tensor, rows: Tensor, patches: Tensor) -> None:
 
 
 def _chunks(count: int, entries: int, most: int | None = None) -> Iterator[slice]:
-    """Slices over `count` examples of `entries` entries each, with about `most` (`_CHUNK`) entries per slice."""
+    """Slices over `count` examples of `entries` entries each; a slice has one example or at most `most` entries.
+
+    Without `most`, at most `_CHUNK`, or a single slice of at most twice as many examples as fit into it.
+    """
     step = max(1, (most or _CHUNK) // max(1, entries))
     if most is None and step < count <= 2 * step:  # small anyhow: two halves would be twice as many operators
         step = count

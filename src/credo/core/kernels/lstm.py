@@ -24,7 +24,7 @@ def forward(gates: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor) -> tuple[Tensor
     """(all states, all memories); the input is replaced by the gates.
 
     Args:
-        gates: W_ih x and both biases, [batch, time, 4 · size].
+        gates: W_ih x and both biases, [batch, time, 4 · size], contiguous.
         h0: First state, [batch, size].
         c0: First memory.
         w_hh: The weight by the state.
@@ -58,6 +58,8 @@ def back(
 
 def _call(name: str, sizes: tuple[int, ...], *tensors: Tensor) -> None:
     batch, times, size = sizes
+    # Else the compiled code would read and write outside of them.
+    assert all(t.device.type == "cpu" and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
     _function(name)(batch, times, size, *map(address, tensors), threads_for(4 * batch * times * size * size))
 
 

@@ -333,16 +333,16 @@ def diagonal(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1)
 
 
-def inner_product(left: Sequence[Tensor], right: Sequence[Tensor], *, is_checked: bool) -> Tensor:
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor], *, may_read: bool) -> Tensor:
     """Σ of all entries' products, in double precision.
 
     Args:
         left: Tensors, in lower precision perhaps, as products under autocast are.
         right: Tensors of the same shapes.
-        is_checked: Whether the result may be read, to try single precision first, which seldom overflows.
+        may_read: Whether the result may be read now, to try single precision first, which seldom overflows.
     """
     flat = [[tensor.reshape(-1) for tensor in tensors] for tensors in (left, right)]
-    if is_checked:
+    if may_read:
         pairs = zip(*flat, strict=True)
         total = torch.stack([torch.dot(a.to(b.dtype), b).double() for a, b in pairs]).sum()
         if bool(total.isfinite()):

@@ -1,4 +1,4 @@
-"""What passes depend on or change besides weights: modes, and the running statistics of normalisation layers."""
+"""The running statistics of normalisation layers, which passes change besides what training changes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,6 @@ def tracking_layers(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
 
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-@contextmanager
-def modes_restored(model: nn.Module) -> Iterator[None]:
-    """On exit every module has the mode again that it had, also where they differed."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 @contextmanager

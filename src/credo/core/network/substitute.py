@@ -1,4 +1,4 @@
-"""Put other tensors in the place of a network's parameters and buffers."""
+"""Changes of a network that are undone on exit: other tensors as its parameters and buffers, and other modes."""
 
 from __future__ import annotations
 
@@ -89,6 +89,17 @@ def substituted(
         if now is not gradient or (now is not None and now._version != version):
             parameter.grad = gradient if now is not gradient else None
             raise NotIsolatedError
+
+
+@contextmanager
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """On exit every module has the mode again that it had, also where they differed."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 @lru_cache(maxsize=1 << 14)

@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from credo.core.errors import UnsupportedModelError
 from credo.core.kernels.attention import plain_attention
-from credo.core.network.batchnorm import modes_restored
 from credo.core.network.inplace_inputs import first_size
-from credo.core.network.substitute import substituted
+from credo.core.network.substitute import modes_restored, substituted
 from credo.core.per_example.example_sums import unexplained
 from credo.core.per_example.hook_plan import FallbackModule, Forward, all_ways
 from credo.core.per_example.hooks import PerExamplePass

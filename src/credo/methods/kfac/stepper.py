@@ -334,7 +334,7 @@ class KroneckerStepper(NaturalStepper, ABC):
         """
         rates = self._by_block(self.rates)
         moves = torch._foreach_mul(steps, rates)
-        form = inner_product(moves, torch._foreach_mul(momenta, rates), is_checked=not self._checks.is_open)
+        form = inner_product(moves, torch._foreach_mul(momenta, rates), may_read=not self._checks.is_open)
         if not self._checks.is_open and not math.isfinite(float(form)):
             check_steps(self.blocks, steps, self.steps)
         factor: float | Tensor = self.lr_scale

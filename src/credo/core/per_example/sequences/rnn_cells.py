@@ -59,7 +59,8 @@ class RecurrentCell:
         assert w_ih is not None
         assert w_hh is not None
         if c0 is not None and lstm.usable(x, h0, c0, *weights):
-            gates = F.linear(x.transpose(0, 1), w_ih, None if b_ih is None or b_hh is None else b_ih + b_hh)
+            bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+            gates = F.linear(x.transpose(0, 1), w_ih, bias).contiguous()
             states, memories = lstm.forward(gates, h0, c0, w_hh)
             return states.transpose(0, 1), memories[:, -1], (gates.transpose(0, 1), memories.transpose(0, 1))
         given = [weight for weight in weights if weight is not None]
