@@ -124,9 +124,9 @@ class PriorChoice(GradientPosterior, ABC):
         """Warn if the evidence explains by noise what is no noise: its curvature is too rough for these weights."""
         if noise > _NOISE_FACTOR * residual:
             warn(
-                f"The evidence chose noise of standard deviation {noise:.3g}, but the residuals on the training rows have "
-                f"{residual:.3g}: intervals will be too wide. Call credo.calibrate(posterior, held_out), give the noise, "
-                "credo.GaussianNoise(std), or take another structure= or random='last'.",
+                f"The evidence chose noise of standard deviation {noise:.3g}, but the residuals on the training rows "
+                f"have {residual:.3g}: intervals will be too wide. Call credo.calibrate(posterior, held_out), give the "
+                "noise, credo.GaussianNoise(std), or take another structure= or random='last'.",
                 PredictiveWarning,
             )
 
