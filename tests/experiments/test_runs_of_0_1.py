@@ -10,7 +10,7 @@ from credo.experiments.config import read_experiment
 from credo.experiments.runs import Run, evaluate_run
 from credo.methods import METHODS
 
-# Two epochs of `credo train data.name=digits model.hidden=[4] training.examples=200` with each method; of some the settings only.
+# Two epochs of 200 digits in a network with four hidden units, with each method; of some the settings only.
 FOLDERS = Path(__file__).parents[1] / "fixtures" / "runs_of_0_1"
 EXPECTED = json.loads((FOLDERS / "expected.json").read_text())  # what 0.1 got with a third epoch
 
