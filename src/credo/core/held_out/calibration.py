@@ -46,7 +46,7 @@ class Calibration:
             raise ValueError(f"noise_scale={self.noise_scale!r:.40} must be a number, 0 or more.")
 
     def __eq__(self, other: object) -> bool:
-        """Whether all numbers are equal; those that are not known (NaN) are, which a dataclass of Python 3.13 denies."""
+        """Whether all numbers are equal; those that are not known (NaN) are, unlike in dataclasses of Python 3.13."""
         if not isinstance(other, Calibration):
             return NotImplemented
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
