@@ -98,7 +98,7 @@ def room_page(title: str, module: str, names: list[str]) -> str:
 def copies() -> dict[Path, str]:
     """Return {file of the repository: its path in the site} for everything that pages may link to."""
     found = {path: path.name for path in (ROOT / "docs").glob("*.md")}
-    found[ROOT / "docs/contrast.css"] = "contrast.css"
+    found |= {ROOT / "docs" / name: name for name in ("contrast.css", "keyboard.js")}
     found |= {path: f"images/{path.name}" for path in (ROOT / "docs/images").iterdir() if path.is_file()}
     for path in (ROOT / "reproductions").glob("**/README.md"):
         found[path] = f"reproductions/{'index' if path.parent.name == 'reproductions' else path.parent.name}.md"

@@ -15,14 +15,18 @@ if (location.protocol === "file:") {
         inner.document.documentElement.append(script)
       })
     }
+    // As between page and worker: the other side gets a copy, and not before this one is done.
     tell(data) {
-      const event = new MessageEvent("message", { data })
-      this.dispatchEvent(event)
-      this.onmessage?.(event)
+      const event = new MessageEvent("message", { data: structuredClone(data) })
+      setTimeout(() => {
+        this.dispatchEvent(event)
+        this.onmessage?.(event)
+      })
     }
     postMessage(data) {
       const inner = this.frame.contentWindow
-      this.ready.then(() => inner.dispatchEvent(new inner.MessageEvent("message", { data })))
+      const event = new inner.MessageEvent("message", { data: structuredClone(data) })
+      this.ready.then(() => setTimeout(() => inner.dispatchEvent(event)))
     }
     terminate() {
       this.frame.remove()

@@ -278,3 +278,10 @@ def test_what_cannot_be_calibrated_is_said(network: Make, rows: Make) -> None:
     with pytest.raises(ValueError, match="folds=1"):
         credo.calibrate(posterior, rows(20), folds=1)
     assert posterior.calibration is None
+
+
+def test_calibrations_are_equal_if_their_numbers_are_known_or_not_alike() -> None:
+    one = Calibration(noise_scale=0.5, rows=3)
+    assert one == Calibration(noise_scale=0.5, rows=3, nll_before=float("nan"))
+    assert hash(one) == hash(Calibration(noise_scale=0.5, rows=3))
+    assert one not in (Calibration(noise_scale=0.5, rows=3, nll_before=1.0), Calibration(rows=3), None)

@@ -4,6 +4,8 @@ import ast
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -163,3 +165,43 @@ def test_what_pages_cite_is_among_the_references() -> None:
             if " et al." in rest and (name, rest[-4:]) not in known:
                 missing.add(f"{page.name}: {name}{rest}")
     assert sorted(missing) == []
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPENED = """<!DOCTYPE html><div class="md-header"><label for="__search"></label></div>
+<div class="md-typeset__scrollwrap" style="overflow: auto; width: 50px"><div style="width: 500px">wide</div></div>
+<div class="md-typeset__scrollwrap" style="overflow: auto; width: 50px"><div style="width: 5px"></div></div>
+<script src="offline_worker.js"></script><script src="keyboard.js"></script>
+<script>
+  const worker = new Worker("worker.js"), asked = { text: "laplace" };
+  worker.onmessage = event => document.body.dataset.found = `${asked.text} ${event.data.answer}`;
+  worker.postMessage(asked);
+</script>"""
+WORKER = (
+    'addEventListener("message", e => { e.data.text = ""; const m = { answer: "yes" }; postMessage(m); m.answer = "" })'
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_a_page_from_disk_searches_and_is_used_by_the_keyboard(tmp_path: Path) -> None:
+    for name in ("offline_worker.js", "keyboard.js"):
+        shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
+    (tmp_path / "page.html").write_text(OPENED, encoding="utf-8")
+    (tmp_path / "worker.js").write_text(WORKER, encoding="utf-8")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--virtual-time-budget=2000",
+    ]
+    command = [
+        f"{CHROMIUM}",
+        *flags,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        f"file://{tmp_path}/page.html",
+    ]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert 'data-found="laplace yes"' in page, "the page and its search share no object"
+    assert page.count('tabindex="0"') == 2, "the search of narrow screens, and the table that scrolls"

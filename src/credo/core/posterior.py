@@ -146,8 +146,12 @@ class Posterior(Prunable, Saved, TrainingHooks, RenamedMethods, ABC):
 
 
 def _is_recorded() -> bool:
-    is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
+    is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _is_exporting)  # torch 2.6 has none
     return bool(torch.jit.is_tracing()) or is_exporting()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def _is_exporting() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def _check_traceable(posterior: Posterior) -> None:

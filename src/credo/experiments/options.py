@@ -99,15 +99,28 @@ def current_table(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The [method] section with the names of this version, and a note about each old name in it."""
     if not _is_method(table):
         return dict(table), []
+    cls = METHODS[table["name"]]
     try:
-        current, found = current_arguments(METHODS[table["name"]], table)
+        current, found = current_arguments(cls, _in_values(table, getattr(cls, "_renamed_arguments", ())))
     except TypeError as error:
         raise ValueError(f"[method]: {error}") from error
     notes = [f"method.{one.old} is now method.{one.key}; the old name goes in {one.until}." for one in found]
-    if METHODS[table["name"]] is Ensemble and isinstance(table.get("of"), Mapping):
+    if cls is Ensemble and isinstance(table.get("of"), Mapping):
         of, more = current_table({"name": "map", **table["of"]})
         return {**current, "of": of}, notes + more
     return current, notes
+
+
+def _in_values(table: Mapping[str, Any], old: Collection[str]) -> dict[str, Any]:
+    """The [method] section as 0.1 meant it: its run folders hold every option, many of them as `"none"`.
+
+    No prior of a method with curvature was N(0, 1) there, and is chosen by `fit` now.
+    """
+    found = {key: None if key in old and value == NONE else value for key, value in table.items()}
+    priors = [found[key] for key in ("prior", "prior_precision", "weight_decay") if key in found]
+    if "curvature_decay" in found and priors and all(value in (None, NONE) for value in priors):
+        found["prior"] = 1.0
+    return found
 
 
 def with_batches(method: type[Posterior], options: Mapping[str, Any], batches: int) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from credo.predict.run import check_posterior
 from credo.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
+# More rows than a batch has: without a bound torch 2.6 finds no range that its own guards accept.
+MOST_ROWS = 2**31
 # Of the largest output; other runtimes sum in another order.
 TOLERANCE = 1e-5
 _DRAWS = 16
@@ -83,7 +85,7 @@ def export(
     keys, inputs = _named(example)
     _check_inputs(posterior.model, keys, inputs)
     draws, seed = None if draws is None else checked_count("draws", draws), checked_seed(seed)
-    rows = torch.export.Dim("batch", min=1)
+    rows = torch.export.Dim("batch", min=1, max=MOST_ROWS)
     dynamic = {"inputs": tuple({0: rows} for _ in inputs)}
     device = posterior.device
     moved = tuple(tensor.to(device) for tensor in inputs)

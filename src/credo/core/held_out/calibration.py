@@ -11,7 +11,7 @@ from credo.core.held_out.recalibration import Recalibration
 from credo.core.support.validate import is_count, is_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """What `credo.calibrate` chose, which predictions apply: draws μ + s·(w − μ), then log-probabilities / T.
 
@@ -44,6 +44,16 @@ class Calibration:
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be a positive number.")
         if not (_is_finite(self.noise_scale) and self.noise_scale >= 0):
             raise ValueError(f"noise_scale={self.noise_scale!r:.40} must be a number, 0 or more.")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all numbers are equal; those that are not known (NaN) are, unlike in dataclasses of Python 3.13."""
+        if not isinstance(other, Calibration):
+            return NotImplemented
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return all(mine == theirs or (mine != mine and theirs != theirs) for mine, theirs in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.noise_scale, self.temperature, self.std_factor, self.rows))
 
     @property
     def changes(self) -> bool:
