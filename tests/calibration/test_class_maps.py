@@ -52,7 +52,7 @@ def test_each_map_recovers_a_known_distortion(kind: str) -> None:
     made = CLASS_FITS[kind](log_probs[:20_000], labels[:20_000], 4.0)
     rest = log_probs[20_000:], labels[20_000:]
     best, plain = nll(truth, *rest), float(torch.nn.functional.nll_loss(*rest))
-    assert nll(made, *rest) - best < 0.05 * (plain - best)
+    assert nll(made, *rest) - best < 0.06 * (plain - best)
     if isinstance(made, LinearMap) and isinstance(truth, LinearMap):
         # A matrix is determined up to what is added to a whole column of it.
         torch.testing.assert_close(_centred(made.weight), _centred(truth.weight), atol=0.06, rtol=0)

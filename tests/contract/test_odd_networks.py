@@ -136,7 +136,9 @@ def test_two_steps_move_every_parameter_and_nothing_else_is_different(build, nam
     output = ordinary()
     for _ in range(2):
         posterior(x)
-    assert torch.equal(ordinary(), output)  # no draw is left behind, also in the weights a layer keeps a copy of
+    # No draw is left behind, also in the weights a layer keeps a copy of. Convolutions of torch 2.6 round differently
+    # from call to call.
+    torch.testing.assert_close(ordinary(), output, rtol=0, atol=1e-6)
 
 
 def test_a_recurrent_layer_reads_its_own_weights_again_after_a_pass(build_weights) -> None:

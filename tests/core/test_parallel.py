@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -75,7 +75,7 @@ def sharded(net: nn.Sequential, *, inside: bool = False) -> nn.Module:
 def with_dtensor(net: nn.Sequential) -> nn.Module:
     layer: Any = net[3]
     mesh = init_device_mesh("cpu", (2,))
-    layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Replicate()], src_data_rank=None))
+    layer.bias = nn.Parameter(DTensor.from_local(layer.bias.detach(), mesh, [Replicate()], run_check=False))
     return net
 
 

@@ -58,6 +58,10 @@ def stepped(network: nn.Module, rate: float | None, nll: Callable[[nn.Module], T
     return torch.cat([p.detach().reshape(-1) for p in network.parameters()])
 
 
+# Before 2.8 torch does not tell in which part of a network a checkpoint is: several calls are an error, see `silent`.
+TOLD = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch does not tell parts apart"
+)
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
@@ -77,6 +81,7 @@ def with_attack(net: nn.Module) -> Tensor:
     return net(X + 0.1 * slope.sign()).square().mean()
 
 
+@TOLD
 @pytest.mark.parametrize("rate", [None, 0.3])
 @pytest.mark.parametrize("nll", [once, several, with_attack])
 @pytest.mark.parametrize("twice", [False, True])
@@ -85,6 +90,7 @@ def test_steps_are_those_without_checkpoints(rate: float | None, nll: Callable, 
     torch.testing.assert_close(stepped(Net(lightly, twice), rate, nll), expected, rtol=1e-12, atol=1e-14)
 
 
+@TOLD
 @pytest.mark.parametrize("rate", [None, 0.3])
 def test_one_checkpoint_around_two_uses(rate: float | None) -> None:
     class Around(Net):
@@ -107,6 +113,7 @@ def test_pieces_of_a_sequence() -> None:
     torch.testing.assert_close(stepped(Pieces(lightly), None, once), expected, rtol=1e-12, atol=1e-14)
 
 
+@TOLD
 def test_two_backward_passes_through_one_graph() -> None:
     slopes = []
     for run in (plainly, lightly):
@@ -121,6 +128,7 @@ def test_two_backward_passes_through_one_graph() -> None:
 
 @pytest.mark.parametrize("rate", [None, 0.3])
 @pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch 2.6 where a backward pass raises
 def test_reentrant_and_nested_checkpoints_are_right_or_refused(
     rate: float | None, silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,8 +143,10 @@ def test_reentrant_and_nested_checkpoints_are_right_or_refused(
         torch.testing.assert_close(stepped(Net(run), rate, once), expected, rtol=1e-12, atol=1e-14)
         with pytest.raises(UnsupportedModelError, match=r"which of its 2 calls: use .*use_reentrant=False"):
             stepped(Net(run, twice=True), rate, once)
+        gc.collect()
 
 
+@TOLD
 def test_a_part_goes_with_its_graph() -> None:
     posterior = MCDropout(Net(lightly).double(), data_size=10)
     parts = []

@@ -269,6 +269,9 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.part(10)
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.filterwarnings(
+    "ignore:The epoch parameter in `scheduler.step"
+)  # SequentialLR of torch 2.6 gives it itself
 def test_torch_schedulers_change_the_rate(make: Any, schedule: str) -> None:
     """They are to the optimiser what `lr_scale` is to the posterior."""
     optimizer, posterior = make(), make.posterior()

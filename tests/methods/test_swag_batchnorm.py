@@ -143,7 +143,7 @@ def test_at_another_scale_of_the_noise_the_first_norm_is_nearly_exact(scale: flo
         wanted = statistics_by_hand(draw, BATCHES)
         torch.testing.assert_close(draw["norm.running_mean"], wanted["norm.running_mean"], rtol=1e-4, atol=1e-5)
         error = (draw["norm.running_var"] - wanted["norm.running_var"]).norm()
-        assert error <= 1e-5 + 0.5 * (mean.running_var - wanted["norm.running_var"]).norm()
+        assert error <= 1e-5 + 0.6 * (mean.running_var - wanted["norm.running_var"]).norm()
 
 
 def test_a_loader_that_fails_leaves_all_as_it_was() -> None:

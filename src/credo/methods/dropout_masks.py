@@ -70,8 +70,8 @@ class MaskSource:
         if self._calls[layer] > 1:
             raise UnsupportedModelError(
                 f"Dropout at a {type(layer).__name__} layer runs again inside an activation checkpoint, and torch does "
-                f"not tell which of its {self._calls[layer]} calls: use checkpoint(..., use_reentrant=False), none "
-                "inside another, or give each use a layer of its own."
+                f"not tell which of its {self._calls[layer]} calls: use checkpoint(..., use_reentrant=False) and torch "
+                "2.8 or newer, none inside another, or give each use a layer of its own."
             )
         return self._first.get(layer)
 

@@ -45,8 +45,9 @@ class Normalize(nn.Module):
             raise ValueError(f"scale must be positive and finite, got {scale}.")
         if centre.ndim and spread.ndim and len(centre) != len(spread):
             raise ValueError(f"{len(centre)} means but {len(spread)} stds; give as many of each, or one number.")
-        self.register_buffer("mean", centre.to(torch.get_default_device()))
-        self.register_buffer("std", (spread / scale).to(torch.get_default_device()))
+        device = torch.empty(0).device  # torch.get_default_device() of torch 2.6 fails once a default was undone
+        self.register_buffer("mean", centre.to(device))
+        self.register_buffer("std", (spread / scale).to(device))
 
     @classmethod
     def to_range(cls, low: float, high: float) -> Self:

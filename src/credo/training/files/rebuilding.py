@@ -199,7 +199,7 @@ class _AtMost(TorchFunctionMode):
 
 def _empty(sketch: nn.Module) -> nn.Module:
     """Return a network of the sketch's shapes, all zeros."""
-    network = sketch.to_empty(device=torch.get_default_device())
+    network = sketch.to_empty(device=torch.empty(0).device)
     for tensor in network.state_dict().values():
         tensor.zero_()
     return network
