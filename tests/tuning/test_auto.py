@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import credo
+from credo.core.errors import LikelihoodWarning
 from credo.data import Batches, Split
 from credo.evaluate import ood_detection
 from credo.tuning import race, scoring
@@ -373,3 +374,13 @@ def test_a_choice_that_is_no_better_than_a_constant_says_so() -> None:
     scaled = Split(x, (rows.y - rows.y.mean()) / rows.y.std())
     found = credo.auto(nn.Linear(2, 1), Batches(scaled, batch_size=40), passes=60, progress=False)
     assert "constant" not in found.evidence.statement
+
+
+def test_a_network_that_ends_in_a_softmax_is_named() -> None:
+    x = torch.randn(80, 2)
+    rows = Split(x, (x[:, 0] > 0).long())
+    network = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
+    with pytest.warns(LikelihoodWarning, match="ends in a? ?softmax"):
+        credo.auto(network, Batches(rows, batch_size=40), passes=1, progress=False)
+    with pytest.warns(LikelihoodWarning, match="softmax"):
+        credo.Laplace(network, data_size=80).fit([(rows.x, rows.y)], progress=False)

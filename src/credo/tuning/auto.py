@@ -15,6 +15,7 @@ from credo.core.distributed.wrapped_networks import process_count
 from credo.core.errors import unknown
 from credo.core.held_out.ledger import row_digests
 from credo.core.likelihood import Likelihood
+from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
@@ -108,7 +109,9 @@ def auto(
         loader, selection, report, outside = rows.loader, rows.selection, rows.report, read_inputs(ood, forward)
         data_size = _data_size(loader, forward, target)
         made = likelihood_of(likelihood, starts, _some_rows(loader, forward, target))
-    outputs = outputs_of(starts.network(), selection[:1])[0]
+    network = starts.network()
+    outputs = outputs_of(network, selection[:1])[0]
+    warn_of_last_function(made(), network, outputs)  # the trainings' own warnings are not shown
     constraints = Constraints(latency, _bytes(memory, starts))
     with _folder(run) as folder:
         trials = Trials(

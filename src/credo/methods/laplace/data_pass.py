@@ -12,6 +12,7 @@ import torch
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
+from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
 from credo.methods.training_pass import checked_pair
@@ -71,6 +72,8 @@ def pass_over(
             source = passes.source(*checked_pair(batch, device))
             structure.add_(sums, source)
             totals.add(passes.likelihood, source)
+            if index == 0:
+                warn_of_last_function(passes.likelihood, passes.net, source.outputs)
         if not math.isfinite(totals.log_likelihood):
             raise NonFiniteError(
                 f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "
