@@ -19,6 +19,7 @@ NAMES = (
     "results.md",
     "benchmarks.md",
     "which-method.md",
+    "defaults-measured.md",
     "calibration.md",
     "answers-you-can-rely-on.md",
     "trained-network.md",
@@ -30,6 +31,7 @@ NAMES = (
     "lora.md",
     "support.md",
     "auto.md",
+    "auto-measured.md",
 )
 # Records of steps from before records had tables.
 STEPS = ("step_cost.json", "step_cost_resnet18_all.json", "step_cost_without_kernels.json")

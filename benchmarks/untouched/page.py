@@ -1,4 +1,4 @@
-"""The benchmark's tables for docs/which-method.md: aims, wins and losses, differences of each task, coverage."""
+"""The benchmark's tables for docs/defaults-measured.md: aims, wins and losses, differences of each task, coverage."""
 
 from __future__ import annotations
 
